@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Dashboard, Visit, ui_of, visit
-from PIL import Image
 
 from offloop.bus import Event, Publisher
 from offloop.bus.types.commands import Command
@@ -91,7 +90,7 @@ def _sees_the_whole_run(there: Visit, *charts: str) -> None:
 def _choose(there: Visit, chart: str, item: str) -> None:
     """Chooses from the menu of a chart, by the keyboard."""
     there.page.get_by_role("button", name=f"Menu of {MetricNames([chart]).short(chart)}", exact=True).press("Enter")
-    there.page.get_by_role("listitem").filter(has_text=item).press("Enter")
+    there.page.locator(".chart-menu .q-item").filter(has_text=item).press("Enter")
     there.page.locator(".chart-menu").wait_for(state="detached")
 
 
@@ -143,13 +142,9 @@ def test_marks_stand_at_their_place_on_each_axis_say_what_happened_and_can_be_le
         assert not marks()
 
 
-def test_captions_have_the_newest_and_the_best_value_and_axes_have_units(served, browser):
+def test_axes_have_units(served, browser):
     with visit(browser, served.url, viewport=LARGE) as there:
         _sees_the_whole_run(there)
-        for text in (f"best 0.125 @ {BEST:,}", "best 0.75 @ 499", "min 7.0005 GiB @ 0"):
-            there.sees(text)
-        told = str(there.page.locator(f'[data-plot="{LOSS}"]').get_attribute("aria-label"))
-        assert f"best 0.125 at batch {BEST:,}" in told
         assert {"7.0 GiB", "7.5 GiB", "8.0 GiB"} <= set(there.drawn(MEMORY)["texts"][1])
         assert {"1,000", "2,000", "3,000"} <= set(there.drawn(RATE)["texts"][1])
         title = there.page.locator(f'[data-chart="{MEMORY}"] .title')
@@ -215,7 +210,6 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
         there.waits_for(lambda: there.box(LOSS)["width"] > 1.8 * width, "a wide chart")
         for chart in (NOISE, LOSS, ACCURACY):
             _choose(there, chart, "Pin to the top")
-        _choose(there, ACCURACY, "Move left")
         page.get_by_label("Find charts by name").fill("o")
 
         def are_set(there: Visit) -> None:
@@ -230,7 +224,7 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
             assert there.points(LOSS)[-1][0] == pytest.approx((BATCHES - 1) / PER_EPOCH), "epochs"
             there.page.get_by_label("Find charts by name").fill("")
             there.waits_for(lambda: pinned.count() == 3, "all that are pinned")
-            assert [one.get_attribute("data-chart") for one in pinned.all()] == [NOISE, ACCURACY, LOSS]
+            assert [one.get_attribute("data-chart") for one in pinned.all()] == [NOISE, LOSS, ACCURACY]
             group = there.page.get_by_role("button", name="lr 1", exact=True)
             assert group.get_attribute("aria-expanded") == "false"
             there.page.get_by_label("Find charts by name").fill("o")
@@ -255,7 +249,7 @@ def test_a_link_with_nonsense_in_it_opens_the_page_as_usual(served, browser):
 
 
 @pytest.mark.needs("openssl")
-def test_a_viewer_saves_a_chart_as_a_picture_and_all_values_behind_tokens_and_tls(recording, browser, tmp_path):
+def test_a_viewer_saves_all_values_behind_tokens_and_tls(recording, browser, tmp_path):
     key, certificate, tokens = (str(tmp_path / name) for name in ("key.pem", "cert.pem", "tokens.txt"))
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
     subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
@@ -267,20 +261,12 @@ def test_a_viewer_saves_a_chart_as_a_picture_and_all_values_behind_tokens_and_tl
         with visit(browser, f"{url}?token={view}", **dark) as there:
             _sees_the_whole_run(there)
 
-            def saved(item: str) -> Path:
-                with there.page.expect_download() as download:
-                    _choose(there, LOSS, item)
-                path = tmp_path / download.value.suggested_filename
-                download.value.save_as(path)
-                assert path.name == f"marked-loss-train-total{path.suffix}"
-                return path
-
-            with Image.open(saved("Save as PNG")) as picture:
-                colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or ()}
-                assert picture.width > there.box(LOSS)["width"]
-                assert picture.height > there.box(LOSS)["height"]
-            assert {(0x17, 0x1C, 0x23), (0x58, 0xA6, 0xFF)} <= colours, "the card and the line in dark"
-            with saved("Save all values as CSV").open(newline="") as file:
+            with there.page.expect_download() as download:
+                _choose(there, LOSS, "Save all values as CSV")
+            path = tmp_path / download.value.suggested_filename
+            download.value.save_as(path)
+            assert path.name == "marked-loss-train-total.csv"
+            with path.open(newline="") as file:
                 rows = list(csv.DictReader(file))
         assert [(int(row["batch"]), int(row["sample"])) for row in rows] == [(b, SAMPLES * b) for b in range(BATCHES)]
         assert [float(row["value"]) for row in rows[BEST : BEST + 2]] == [0.125, 2 + math.cos((BEST + 2) / 100)]

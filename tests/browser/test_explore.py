@@ -71,12 +71,12 @@ def selected(there: Visit) -> set[str]:
 def test_a_point_of_the_scatter_plot_names_its_run_is_selected_and_opened(served: Dashboard, browser: Browser) -> None:
     with visit(browser, served.url, viewport=WIDE) as there:
         there.page.get_by_role("button", name="Scatter").click()
-        there.sees(f"12 runs; 1 more has no value on both axes; best: {BEST} (lr 0.1, best Accuracy 0.5")
+        there.sees("12 runs; 1 more has no value on both axes")
         place = at(there, "placeOf", BEST)
         there.page.mouse.move(*place)
         tip = there.page.locator(".tip")
         tip.wait_for()
-        assert tip.inner_text().split("\n")[0] == f"{BEST} · best"
+        assert tip.inner_text().split("\n")[0] == BEST
         there.page.mouse.click(*place)
         there.waits_for(lambda: selected(there) == {BEST}, "it selected")
         there.page.mouse.click(*place)
@@ -86,9 +86,10 @@ def test_a_point_of_the_scatter_plot_names_its_run_is_selected_and_opened(served
         there.page.get_by_role("combobox", name="x axis").click()
         there.page.keyboard.type("optim")
         there.page.locator(".q-menu").get_by_role("option", name="config/optimizer").click()
-        there.sees("optimizer adam")
+        over_optimizer = there.page.get_by_role("img", name="Scatter plot of best Accuracy over optimizer")
+        over_optimizer.wait_for()
         there.page.reload()
-        there.sees("optimizer adam")
+        over_optimizer.wait_for()
         place = at(there, "placeOf", name_of(0.01, 3))
         there.page.mouse.dblclick(*place)
         there.page.wait_for_url(f"**/runs?run={name_of(0.01, 3)}*")
@@ -146,6 +147,6 @@ def test_thousands_of_runs_are_drawn_as_one_and_each_is_named(runs: Path, browse
             ui_of(folder) as served,
             visit(browser, f"{served.url}#view=scatter&x=lr&color=seed", viewport=WIDE) as there,
         ):
-            there.page.get_by_text("2,002 runs; best").wait_for(timeout=60_000)
+            there.page.get_by_text("2,002 runs.").wait_for(timeout=60_000)
             there.page.mouse.click(*at(there, "placeOf", BEST))
             there.waits_for(lambda: selected(there) == {BEST}, "it selected")

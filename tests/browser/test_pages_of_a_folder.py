@@ -17,9 +17,8 @@ from helpers import wait_for
 from offloop.bus import Event, Publisher
 from offloop.bus.index.annotations import read_annotations
 from offloop.bus.index.store import INDEX_FOLDER
-from offloop.consumers.dashboard.web.all_runs import AllRuns
 from offloop.consumers.dashboard.web.command import ui
-from offloop.consumers.dashboard.web.places import Places
+from offloop.consumers.dashboard.web.places import AllRuns, Places
 from offloop.consumers.runner.places import FolderRuns
 
 pytestmark = pytest.mark.timeout(180)
@@ -173,7 +172,7 @@ def test_an_argument_is_a_run_or_a_folder_of_runs(runs, shown_by):
 
 
 def test_a_table_that_nobody_looks_at_any_more_is_left(runs, monkeypatch):
-    monkeypatch.setattr("offloop.consumers.dashboard.web.all_runs.KEEP_SECONDS", 0.05)
+    monkeypatch.setattr("offloop.consumers.dashboard.web.places.KEEP_SECONDS", 0.05)
     every = AllRuns(Places([FolderRuns(runs)]))
 
     def threads() -> list[str]:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from browser import Visit, commanded, ui_of, visit
-from helpers import wait_for
 
 from offloop.bus import Event, Publisher
-from offloop.bus.index.annotations import annotate, read_annotations
+from offloop.bus.index.annotations import annotate
 from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
-from offloop.consumers.dashboard.web.access import Tokens
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,9 +71,6 @@ def test_images_of_every_step_are_loaded_when_they_are_chosen(run: Path, tmp_pat
             there.waits_for(lambda: pixels(there, "__proto__") == [[10] * 3], "the first")
             assert pixels(there, "maps") == [[128] * 3] * 2, "other names stay where they are"
             assert not [url for url in asked if "step=3" in url and "__proto__" in url], "not those between"
-            there.waits_for(lambda: "image=__proto__" in there.page.url, "the step in the address")
-            there.page.reload()
-            there.waits_for(lambda: pixels(there, "__proto__") == [[10] * 3], "the same after a reload")
             there.page.get_by_role("button", name="Newest of __proto__").click()
             there.waits_for(lambda: pixels(there, "__proto__") == [[60] * 3], "the newest again")
 
@@ -89,12 +84,6 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
     with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
         row = there.page.get_by_role("row").filter(has_text="ba4.safetensors")
         row.filter(has_text="latest").wait_for()
-        row.get_by_role("button", name="Resume from ba4.safetensors").click()
-        command = there.page.get_by_role("textbox", name="Command")
-        command.wait_for()
-        assert str(run / "ba4.safetensors") in command.input_value()
-        there.page.keyboard.press("Escape")
-
         for status, number in ((FIRING, 1), (RESOLVED, 2), (FIRING, 3)):
             note_alert(run, RunAlert(str(number), status, "rule", f"loss > {number} <b>", 1.7e9 + number, 1, number))
         there.page.locator(".run-head .firing", has_text="2 alerts").wait_for(timeout=20_000)
@@ -136,29 +125,13 @@ def test_files_and_images_take_a_token_as_the_page_does(run: Path, tmp_path: Pat
             urllib.request.urlopen(address, timeout=20)
 
 
-def test_tags_and_the_note_are_edited_in_place_and_viewers_only_read_them(run: Path, tmp_path: Path, browser) -> None:
+def test_tags_and_the_note_are_among_what_is_known_of_a_run(run: Path, browser) -> None:
     annotate(run, add=["first"], note="before")
-    tokens = Tokens.load(tmp_path / "tokens")
-    with ui_of(str(run.parent), "--tokens", str(tmp_path / "tokens")) as served:
-        with visit(browser, f"{served.url}runs?run=r&token={tokens.command}") as there:
-            there.page.get_by_text("About the run").click()
-            there.page.get_by_label("Add a tag").fill("good")
-            there.page.keyboard.press("Enter")
-            wait_for(lambda: read_annotations(run).tags == ("first", "good"), "the tag")
-            there.page.get_by_role("button", name="Remove tag first").click()
-            wait_for(lambda: read_annotations(run).tags == ("good",), "one tag")
-            note = there.page.get_by_label("Note", exact=True)
-            there.waits_for(lambda: note.input_value() == "before", "the note")
-            note.fill("after\nit")
-            there.page.get_by_label("Add a tag").focus()
-            wait_for(lambda: read_annotations(run).note == "after\nit", "the note in its file")
-            annotate(run, note="by another")
-            there.waits_for(lambda: note.input_value() == "by another", "what others write")
-        with visit(browser, f"{served.url}runs?run=r&token={tokens.view}") as viewer:
-            viewer.page.get_by_text("About the run").click()
-            viewer.sees("by another")
-            assert viewer.page.get_by_label("Add a tag").count() == 0
-            assert viewer.page.locator(".said-remove, .said-note").count() == 0
+    with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+        there.page.get_by_text("About the run").click()
+        there.page.get_by_role("cell", name="first", exact=True).wait_for()
+        annotate(run, note="by another")
+        there.page.get_by_role("cell", name="by another").wait_for()
 
 
 def test_hyperparameters_are_found_by_name_and_value(run: Path, browser) -> None:

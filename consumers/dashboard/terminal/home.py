@@ -10,10 +10,9 @@ from offloop.bus.terminal import handle_signals
 from offloop.consumers.dashboard.terminal.display import Display
 from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_terminal, typed
 from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, table_frame
-from offloop.consumers.dashboard.view.follower import RunFollower
 from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+from offloop.consumers.dashboard.view.tap import MonitoredRun, RunFollower, RunTap
 from offloop.consumers.runner.entries import Subscription
 from offloop.consumers.runner.places import FolderRuns, Stream
 

@@ -16,7 +16,7 @@ class Top(RunTap):
     """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and what happens.
 
     Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
-    alone; ``?`` shows them. When the run has ended it stays until ``q``. It takes the whole terminal: printed lines are
+    alone. When the run has ended it stays until ``q``. It takes the whole terminal: printed lines are
     in its log, and in the terminal when that is restored. The command ``consumer --callbacks top`` that names no run
     shows a table of all of them, see :func:`offloop.consumers.dashboard.terminal.home.show_all_runs`.
 

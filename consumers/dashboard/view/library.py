@@ -9,7 +9,7 @@ from offloop.bus.errors import ConfigurationError, OffloopError, RunNotFoundErro
 from offloop.bus.index.annotations import annotate
 from offloop.bus.index.entry import RunEntry, listed_entry
 from offloop.bus.index.index import RunIndex
-from offloop.bus.index.manage import remove_run, rename_run
+from offloop.bus.index.manage import remove_run
 from offloop.bus.index.table import RunTable
 from offloop.bus.runs.directory import runs_dir
 from offloop.consumers.runner.places import FolderRuns, Place
@@ -94,27 +94,11 @@ class RunLibrary:
             remove_run(path)
             self._drop(run)
 
-    def rename(self, run: str, name: str) -> None:
-        """Rename a run that has ended.
-
-        Raises:
-            RunNotFoundError: it is gone.
-            RunIsLiveError: it has not ended.
-            InvalidRunNameError: the name cannot be a run's.
-            ConfigurationError: the name is taken, or the run is in NATS.
-            RunDirectoryError: it cannot be renamed.
-        """
-        path = self._path(run)
-        with self._lock:
-            self._known(run)
-            rename_run(path, name)
-            self._drop(run)
-
     def _path(self, run: str) -> Path:
         if isinstance(self._place, FolderRuns):
             return runs_dir(self._place.directory) / run
         raise ConfigurationError(
-            f"run {run!r} is {self._place}, which gives runs to read: tag, rename and delete it on its own machine, "
+            f"run {run!r} is {self._place}, which gives runs to read: tag and delete it on its own machine, "
             "with 'offloop ui' there"
         )
 

@@ -40,15 +40,6 @@ class Points(NamedTuple):
         return list(zip(self.xs[odd].tolist(), self.ys[odd].tolist(), strict=True))
 
 
-class Extremes(NamedTuple):
-    """The least and the greatest finite value, and the first place of each."""
-
-    low: float
-    low_at: float
-    high: float
-    high_at: float
-
-
 class Parts(NamedTuple):
     """The mean, the least and the greatest finite value of a series at some places; NaN where it has none."""
 
@@ -232,19 +223,6 @@ class Series:
             rows = self._read()
             place = int(np.searchsorted(rows[:, 0], step))
             return float(rows[place, 1]) if place < len(rows) and rows[place, 0] == step else None
-
-    def extremes(self, x: Axis = "batch") -> Extremes | None:
-        """The extremes with their places on an axis; ``None`` without a finite value."""
-        import numpy as np
-
-        with self._lock:
-            rows = self._read()
-            finite = rows[np.isfinite(rows[:, 1])]
-            if not len(finite):
-                return None
-            (low_step, low), (high_step, high) = finite[[finite[:, 1].argmin(), finite[:, 1].argmax()]].tolist()
-            low_at, high_at = self._clock.places((low_step, high_step), x)
-            return Extremes(low, low_at, high, high_at)
 
     def chunks(self, size: int) -> "Iterator[Floats]":
         """All values, ``size`` at a time: rows of batch, samples, epochs, seconds and value."""

@@ -1,9 +1,10 @@
-"""A run that a dashboard shows, and the callback that feeds it."""
+"""A run that a dashboard shows, the callback that feeds it, and the thread that runs it."""
 
 import asyncio
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
 from offloop.bus.recording.walk import next_check_record
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
+from offloop.bus.subscriber.merged import MergedSubscriber
+from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.commands import Argument, Outcome
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -26,9 +29,14 @@ from offloop.consumers.api.logger import Images, Logger, LoggerDestination, Row,
 from offloop.consumers.dashboard.view.history import TAIL_BYTES, History
 from offloop.consumers.dashboard.view.progress import progress_of
 from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.runner.places import Stream
+from offloop.consumers.runner.runner import Runner
 
 _SHOWN_SECONDS = 0.25
 """Interval at which an unfinished summary is shown."""
+READERS = 2
+"""Runs of one page whose recordings are read at the same time: more threads would only take turns, and what shows the
+runs would have to wait for all of them."""
 
 
 class MonitoredRun:
@@ -166,3 +174,59 @@ class RunTap(Callback):
 
     def run_ended(self, ending: Ending | None) -> None:
         self._run.view.end(ending)
+
+
+class RunFollower(threading.Thread):
+    """Reads one attempt of a run to its end.
+
+    Args:
+        open_stream: opens the stream for the demand of a callback.
+        every: batches from one measurement of phases to the next.
+        turns: limits how many followers read recordings at the same time. Until its turn has come, a run shows the
+            summary beside its ``recording``, if there is one.
+    """
+
+    def __init__(
+        self,
+        run: MonitoredRun,
+        open_stream: "Callable[[RunTap], Stream]",
+        every: int | str,
+        turns: threading.Semaphore | None = None,
+        recording: Path | None = None,
+    ) -> None:
+        super().__init__(name="offloop-follower", daemon=True)
+        self._run = run
+        self._feed = RunTap(run, every)
+        self._open = open_stream
+        self._turns = turns or threading.Semaphore()
+        self._recording = recording
+        self._runner: Runner | None = None
+        self._left = False
+
+    def run(self) -> None:
+        """Add every event; a failure is shown on the page."""
+        try:
+            if self._recording is not None:
+                self._feed.show_summary(self._recording)
+            with self._turns:
+                if self._left:
+                    return
+                stream = self._open(self._feed)
+                if not isinstance(stream, Subscriber | MergedSubscriber):
+                    self._follow(stream)
+                    return
+            with contextlib.closing(stream):
+                self._follow(stream)
+        except OffloopError as error:
+            self._run.problem = str(error)
+
+    def _follow(self, stream: Stream) -> None:
+        self._runner = Runner(stream, [self._feed], self._feed.destinations())
+        if not self._left:
+            self._runner.run()
+
+    def stop(self) -> None:
+        """End it as soon as it can be."""
+        self._left = True
+        if self._runner is not None:
+            self._runner.stop()

@@ -7,11 +7,13 @@ import re
 import secrets
 import shlex
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, require
 
 FIRST_PORT = 8420
 """Where a dashboard listens, unless that port is taken or another one is asked for."""
@@ -28,6 +30,16 @@ class Role(Enum):
     """See everything."""
     COMMAND = "command"
     """Also send the training commands."""
+
+
+class Opening(NamedTuple):
+    """Somebody opens a page."""
+
+    role: Role
+    view_link: str
+    """The address of the same page for viewers; empty without tokens."""
+    asked: Sequence[tuple[str, str]]
+    """Names and values in the address."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,9 @@ class Listening:
         return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"
 
     def check(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` for what would not work, or would let strangers in."""
+        """Raises :class:`offloop.bus.errors.ConfigurationError` for what would not work, or would let strangers in, and
+        where the packages of the dashboard are not installed."""
+        require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
         if self.port is not None and not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"{self.port} is no port: a port is a number from 0 (any) to 65535")
         if (self.certificate is None) != (self.certificate_key is None):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offloop.bus.printing import say
 from offloop.bus.protocol.order import Ending
@@ -11,7 +11,9 @@ from offloop.consumers.api.logger import LoggerDestination, RunContext
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
 from offloop.consumers.dashboard.web.access import Listening
-from offloop.consumers.dashboard.web.server import DashboardServer, check_installed
+
+if TYPE_CHECKING:
+    from offloop.consumers.dashboard.web.site import Site
 
 
 class Dashboard(RunTap):
@@ -43,13 +45,12 @@ class Dashboard(RunTap):
         open_browser: bool = False,
         every: int = 10,
     ) -> None:
-        check_installed()
         listening = Listening(host, port, tokens, certificate, certificate_key, open_browser)
         listening.check()
         self._listening = listening
         self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
         self._runs = [MonitoredRun(RunView(""))]
-        self._server: DashboardServer | None = None
+        self._server: Site | None = None
         self._ending: Ending | None = None
         super().__init__(self._runs[0], every)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from offloop.bus.types.metrics import MetricNames, direction_of, goals_in
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.units import Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
@@ -20,7 +20,6 @@ from offloop.consumers.dashboard.web.frames import look_in
 
 if TYPE_CHECKING:
     import numpy as np
-
 
 PHASES_PREFIX = "phases"
 """What the names of the charts begin with that show where a step's time goes."""
@@ -39,6 +38,7 @@ _MOST_PARTS = 3_200
 """Of all lines of a chart together: what a browser without a GPU draws in time, sixty times a second."""
 # Beyond, a number does not survive as one of 32 bits.
 _LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37
+_DECIMALS = 4
 
 
 class Chart(NamedTuple):
@@ -264,19 +264,6 @@ class Lines:
         return [{"c": chart.id, "r": run, "o": "batch", "a": 0, "x": xs, "y": [], "n": [], "p": seconds}]
 
 
-def best_values(chart: Chart, view: RunView, x: Axis) -> list[tuple[str, str, float]]:
-    """The best value of a metric with a direction, else the least and the greatest: name, text and place."""
-    extremes = view.series(chart.id).extremes(x)
-    if extremes is None:
-        return []
-    ends = {
-        "min": (number_text(extremes.low, chart.scale), round(extremes.low_at, 4)),
-        "max": (number_text(extremes.high, chart.scale), round(extremes.high_at, 4)),
-    }
-    best = direction_of(chart.id, goals_in([view.hyperparameters]))
-    return [(name, *end) for name, end in ends.items()] if best is None else [("best", *ends[best])]
-
-
 def _request(run: MonitoredRun, look: Look, rank: int = 0) -> None:
     if run.history is not None and look.range is not None:
         run.history.request(look.x, *look.range, rank)
@@ -311,3 +298,39 @@ def _short(ys: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     sizes = np.abs(ys[np.isfinite(ys) & (ys != 0)])
     fits = not len(sizes) or (sizes.max() < _LARGEST_SHORT and sizes.min() > _SMALLEST_SHORT)
     return ys.astype(np.float32) if fits else np.ascontiguousarray(ys)
+
+
+class MarkNews:
+    """The marks that one browser has, and what it lacks."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, tuple[object, int]] = {}
+
+    def forget(self) -> None:
+        """Says that the browser has nothing, or that nobody knows what it has."""
+        self._sent.clear()
+
+    def news(self, runs: Sequence[MonitoredRun]) -> list[dict[str, Any]]:
+        """What is new of each run, and counts as sent by that: its kind, where it stands on each axis, when it
+        happened, and its text."""
+        news = []
+        for number, run in enumerate(runs):
+            generation, last = self._sent.get(number, (None, 0))
+            placed = run.view.marks(last)
+            is_whole = placed.generation != generation
+            if is_whole and last:
+                placed = run.view.marks()
+            if placed.marks:
+                last = placed.marks[-1].mark.number
+            elif not is_whole or generation is None:
+                continue
+            self._sent[number] = placed.generation, last
+            told = [
+                [
+                    *(one.mark.kind, one.mark.batch, round(one.sample, _DECIMALS), round(one.epoch, _DECIMALS)),
+                    *(round(one.seconds, _DECIMALS), round(one.mark.time, 3), one.mark.text),
+                ]
+                for one in placed.marks
+            ]
+            news.append({"r": number, "a": 0 if is_whole else 1, "m": told})
+        return news

@@ -12,7 +12,6 @@ from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
 from offloop.bus.types.metrics import direction_of, goals_in
 from offloop.bus.types.units import Scale, difference, number_text
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.colors import look_of
 from offloop.consumers.dashboard.web.frames import look_in
 
 OF_RUNS = ("status", "tags")
@@ -24,6 +23,14 @@ _LONGEST_VALUE = 60
 _KEYS = ("group", "singles", "baseline")
 _STARTED_WITH = "config/"
 _Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST)]
+NAMED = 8
+"""Up to so many runs have a colour each that was chosen by hand: ``--run-0`` and so on in ``page.css``."""
+
+_HUES = 17
+_DASHES = 3
+_APART = 7
+"""Neighbours in a list are far from one another."""
+_FIRST = 212
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -209,3 +216,12 @@ def _order(value: Any) -> tuple[int, float, str]:
     if isinstance(value, bool | int | float) and value == value:
         return 0, float(max(min(value, 1e308), -1e308)), ""
     return (2, 0.0, "") if value is None else (1, 0.0, _text(value))
+
+
+def look_of(number: int, count: int) -> tuple[str, int]:
+    """The colour of a run or group among so many, for the styles of a page, and its kind of line: 0 is a solid one. Of
+    more than eight, each has a hue, and a kind of line where these are not enough."""
+    if count <= NAMED:
+        return f"var(--run-{number % NAMED})", 0
+    hue = round(_FIRST + number * _APART % _HUES * 360 / _HUES) % 360
+    return f"hsl({hue} var(--run-tone))", number // _HUES % _DASHES

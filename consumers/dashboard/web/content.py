@@ -1,20 +1,32 @@
-"""Addresses of the server for what is too much to be sent with a page: images, and files of a run.
+"""Addresses of the server for what is too much to be sent with a page: images, files of a run, all values of a chart.
 
 The gate in front of the server admits those who may see the page; a run is named by a key that only its pages have.
 """
 
+import csv
+import io
+import itertools
+import math
 import os
+import re
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote
 
+from offloop.bus.printing import one_line
 from offloop.consumers.api.images import as_png
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.history import Part
+from offloop.consumers.dashboard.view.phases import PHASES
+from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
 from offloop.consumers.dashboard.web.run_folder import open_in
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Response
+    from fastapi import FastAPI
+    from starlette.datastructures import QueryParams
+    from starlette.responses import Response
 
 PATH = "/run-content"
 """Where addresses of this module begin."""
@@ -34,17 +46,19 @@ _ANYTHING = "application/octet-stream"
 _BYTES_AT_ONCE = 1 << 18
 _AN_HOUR = {"cache-control": "private, max-age=3600"}
 _served: "weakref.WeakValueDictionary[str, MonitoredRun]" = weakref.WeakValueDictionary()
+COLUMNS = ("run", "batch", "sample", "epoch", "time", "value")
+
+_ROWS_AT_ONCE = 4096
+_READING_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_LONGEST_NAME = 100
+_DECIMALS = 6
 
 
 def key_of(run: MonitoredRun) -> str:
     """The name of a run in addresses."""
     _served[run.key] = run
     return run.key
-
-
-def served(key: str) -> MonitoredRun | None:
-    """The run of that key, as long as a page shows it."""
-    return _served.get(key)
 
 
 def address_of(run: MonitoredRun, what: str) -> str:
@@ -54,7 +68,7 @@ def address_of(run: MonitoredRun, what: str) -> str:
 
 def add_routes(app: "FastAPI") -> None:
     """Has a server answer at those addresses."""
-    from fastapi import Response
+    from fastapi import Request, Response
 
     # Not as coroutines: each is answered in a thread, and the pages of others go on.
     @app.get(f"{PATH}/{{key}}/image")
@@ -64,6 +78,10 @@ def add_routes(app: "FastAPI") -> None:
     @app.get(f"{PATH}/{{key}}/file")
     def file(key: str, path: str, show: bool = False) -> Response:
         return _file(key, path, show)
+
+    @app.get(f"{PATH}/csv")
+    def values(request: Request) -> Response:
+        return _values(request.query_params)
 
 
 def _image(key: str, name: str, step: int, place: int) -> "Response":
@@ -99,7 +117,7 @@ def _file(key: str, path: str, show: bool) -> "Response":
         "content-length": str(size),
         "cache-control": "no-store",
     }
-    return StreamingResponse(_parts(opened, size), media_type=kind, headers=headers)
+    return StreamingResponse(_chunks(opened, size), media_type=kind, headers=headers)
 
 
 def _image_kind(file: BinaryIO) -> str:
@@ -107,8 +125,84 @@ def _image_kind(file: BinaryIO) -> str:
     return next((kind for magic, kind in _IMAGES.items() if begin.startswith(magic)), _ANYTHING)
 
 
-def _parts(file: BinaryIO, left: int) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
     with file:
         while left and (part := file.read(min(left, _BYTES_AT_ONCE))):
             left -= len(part)
             yield part
+
+
+def _values(asked: "QueryParams") -> "Response":
+    """The values of a ``chart``, of phases those of a ``rank``; each ``run`` is a key of :func:`key_of`."""
+    from starlette.responses import PlainTextResponse, StreamingResponse
+
+    chart, rank = asked.get("chart", ""), asked.get("rank", "")
+    rank_number = int(rank) if rank.isdecimal() else 0
+    found = [run for key in asked.getlist("run") if (run := _served.get(key)) is not None]
+    runs = [run for run in found if has_chart(run, chart, rank_number)]
+    if not runs:
+        return PlainTextResponse("there is no such chart, or its page is no longer open", 404)
+    patience = time.monotonic() + _READING_SECONDS
+    while any(run.view.is_loading for run in runs):
+        if time.monotonic() >= patience:
+            return PlainTextResponse("the history of the run is still being read: try again", 503)
+        time.sleep(_LOOK_SECONDS)
+    disposition = f'attachment; filename="{file_name(labels_of(runs), chart)}.csv"'
+    headers = {"content-disposition": disposition, "cache-control": "no-store"}
+    lines = csv_lines(runs, chart, rank_number)
+    return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def has_chart(run: MonitoredRun, chart: str, rank: int = 0) -> bool:
+    """Whether a run has values in that chart."""
+    return chart in run.view.names() or (chart == PHASES_PREFIX and rank in run.view.phase_ranks)
+
+
+def file_name(labels: Sequence[str], chart: str) -> str:
+    """A file name of the run, or of the number of runs, and the chart."""
+    runs = labels[0] if len(labels) == 1 else f"{len(labels)}-runs"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{runs}-{chart}").strip("-.")[:_LONGEST_NAME] or "chart"
+
+
+def csv_lines(runs: Sequence[MonitoredRun], chart: str, rank: int = 0) -> Iterator[bytes]:
+    """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
+    phases of the first run in seconds with a column each."""
+    if chart == PHASES_PREFIX:
+        yield from _phase_lines(runs[0], rank)
+        return
+    yield _lines([COLUMNS])
+    for run, label in zip(runs, map(one_line, labels_of(runs)), strict=True):
+        for view, low, high in _parts(run, chart, 0):
+            for rows in view.series(chart).chunks(_ROWS_AT_ONCE) if chart in view.names() else ():
+                kept = rows[(rows[:, 0] >= low) & (rows[:, 0] < high)]
+                # Places are counted, or computed from the time of an event.
+                kept[:, :-1] = kept[:, :-1].round(_DECIMALS)
+                yield _lines((label, *map(_number, row)) for row in kept.tolist())
+
+
+def _phase_lines(run: MonitoredRun, rank: int) -> Iterator[bytes]:
+    (label,) = map(one_line, labels_of([run]))
+    yield _lines([("run", "batch", *PHASES)])
+    for view, low, high in _parts(run, PHASES_PREFIX, rank):
+        phases = view.phases(rank)
+        rows = zip(phases.batches.tolist(), *(column.tolist() for column in phases.seconds.values()), strict=True)
+        kept = (row for row in rows if low <= row[0] < high)
+        while part := list(itertools.islice(kept, _ROWS_AT_ONCE)):
+            yield _lines((label, *map(_number, row)) for row in part)
+
+
+def _parts(run: MonitoredRun, chart: str, rank: int) -> Iterable[Part]:
+    """All of the run, of which the recording has more than the view, part by part."""
+    if run.history is None or not (chart == PHASES_PREFIX or run.history.has(chart)):
+        return [Part(run.view, -math.inf, math.inf)]
+    return run.history.parts(rank)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == value // 1 and abs(value) < 1 << 53 else repr(value)
+
+
+def _lines(rows: "Iterator[Sequence[str]] | Sequence[Sequence[str]]") -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

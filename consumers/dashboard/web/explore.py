@@ -1,9 +1,8 @@
-"""What a browser is sent of all runs for a scatter plot or parallel coordinates: a column of values for each axis, and
-which hyperparameters go with a metric."""
+"""What a browser is sent of all runs for a scatter plot or parallel coordinates: a column of values for each axis."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,9 +30,6 @@ _MOST_TEXTS = 50
 _FEW_TEXTS = 12
 _LONGEST_TEXT = 60
 _LOOKED_AT = 500
-_CANDIDATES = 60
-_MOST_RELATED = 8
-_FEWEST_RELATED = 5
 
 
 class ExploreLook(msgspec.Struct, frozen=True):
@@ -62,7 +58,6 @@ def explored(
     entries = found[:MOST_RUNS]
     chosen = _Axes(table, entries, look)
     columns = {column.name: column for column in chosen.all}
-    related = () if chosen.y is None else _related(table, entries, chosen.y)
     about = {
         "view": look.view,
         "found": len(found),
@@ -72,7 +67,6 @@ def explored(
         "axes": [column.name for column in chosen.axes],
         "columns": list(columns),
         "problem": "; ".join(chosen.problems),
-        "related": [_sent_relation(table, one) for one in related],
     }
     values = {f"{_PREFIX}:{name}": _sent_column(column, entries) for name, column in columns.items()}
     return {_PREFIX: about, f"{_PREFIX}Runs": [key(entry.run) for entry in entries], **values}
@@ -145,7 +139,6 @@ def _sent_column(column: Column, entries: Sequence[RunEntry]) -> dict[str, Any]:
         "hint": one_line(column.name),
         "scale": _scale(column, entries),
         "metric": column.metric is not None,
-        "better": column.direction,
     }
     known = [_single(column.value(entry)) for entry in entries]
     if all(value is None or _is_number(value) for value in known):
@@ -194,56 +187,3 @@ def _finite(value: float) -> float | None:
 
 def _name(column: Column | None) -> str:
     return "" if column is None else column.name
-
-
-class Relation(NamedTuple):
-    """How a hyperparameter goes with a metric."""
-
-    name: str
-    rho: float
-    """Spearman's rank correlation, from -1 to 1."""
-    runs: int
-    """Of so many runs both are known."""
-
-
-def _sent_relation(table: RunTable, one: Relation) -> dict[str, Any]:
-    title = one_line(table.column(one.name).title)
-    return {"name": one.name, "title": title, "hint": one_line(one.name), "rho": round(one.rho, 2), "runs": one.runs}
-
-
-def _related(table: RunTable, entries: Sequence[RunEntry], metric: Column) -> list[Relation]:
-    measured = [_number(metric.value(entry)) for entry in entries]
-    found = []
-    for name in differing(_some(entries), _CANDIDATES):
-        value_of = table.column(name).value
-        pairs = [
-            (value, y)
-            for entry, y in zip(entries, measured, strict=True)
-            if y is not None and (value := _number(value_of(entry))) is not None
-        ]
-        rho = spearman(pairs)
-        if rho is not None and name != metric.name:
-            found.append(Relation(name, rho, len(pairs)))
-    return sorted(found, key=lambda one: -abs(one.rho))[:_MOST_RELATED]
-
-
-def _number(value: Any) -> float | None:
-    return _finite(value) if _is_number(value) else None
-
-
-def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """The rank correlation of pairs, equal values having the mean of their ranks; ``None`` for fewer than five, or
-    where one side is the same in all."""
-    import numpy as np
-
-    if len(pairs) < _FEWEST_RELATED:
-        return None
-    sides = np.array(pairs, dtype=float).T
-    ranks = []
-    for side in sides:
-        _, places, counts = np.unique(side, return_inverse=True, return_counts=True)
-        last = np.cumsum(counts)
-        rank = (last - (counts - 1) / 2)[places]
-        ranks.append(rank - rank.mean())
-    size = float(np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum()))
-    return float((ranks[0] * ranks[1]).sum()) / size if size else None

@@ -12,17 +12,14 @@ from offloop.bus.errors import OffloopError, RunNotFoundError
 from offloop.bus.protocol.order import SEVERITY, Ending
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import Attempt
-from offloop.consumers.dashboard.view.follower import HistoryLimit, RunFollower
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, expect_end
-from offloop.consumers.dashboard.web.places import Places
+from offloop.consumers.dashboard.view.tap import READERS, MonitoredRun, RunFollower, RunTap, expect_end
+from offloop.consumers.dashboard.web.places import KEEP_SECONDS, Places
 from offloop.consumers.runner.entries import Subscription
 from offloop.consumers.runner.places import FolderRuns, FoundRun, Place, Stream
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
-KEEP_SECONDS = 30.0
-"""So long after the last browser has left, what it was shown is followed: pages are loaded anew."""
 
 
 class FollowedRuns:
@@ -38,7 +35,7 @@ class FollowedRuns:
         self._names: dict[str, str] = {}
         """By what it was asked for."""
         self._followers: list[RunFollower] = []
-        self._turns = HistoryLimit()
+        self._turns = threading.Semaphore(READERS)
         self._started = False
         self._placeholders: dict[str, MonitoredRun] = {}
 

@@ -1,18 +1,14 @@
 // The charts of the page of runs. The server sends lines that are thinned to what can be seen; what can be seen (which
 // charts, how wide, which part of the axis) is told to the server by the event "look".
-import { LineChart, placeText } from "page_chart";
-import { Compare } from "page_compare";
-import { saveCanvas, saveUrl } from "page_files";
+import { LineChart } from "page_chart";
 import { axisEnds, colorOfPhase, cutOf, endsOf, latestPhases, metricSpec, phasesSpec } from "page_lines";
 import { marksOn } from "page_marks";
-import { RunList } from "page_runs";
+import { Compare, RunList } from "page_runs";
 import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
-import { clockText } from "page_text";
 import { colorOf, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
 import { toRaw } from "vue";
 
 const MOST_VALUES = 12;
-const MOST_NAMED = 24;
 const MOST_SPOKEN = 20;
 const MOST_MARKED = 4; // of more runs the marks are off, unless somebody wants them
 const SMOOTHING_STEP = 0.1;
@@ -72,7 +68,10 @@ export default /** @type {Component} */ ({
                       :aria-label="(isWide(chart) ? 'Make smaller: ' : 'Make larger: ') + chart.title"
                       @click="toggle(settings.wide, chart.id)">{{ isWide(chart) ? "−" : "+" }}</button>
               <button type="button" class="enlarge" aria-haspopup="menu" :aria-label="'Menu of ' + chart.title">⋮<q-menu auto-close class="chart-menu">
-                <q-list dense><q-item v-for="item in menuOf(group, chart)" :key="item.label" clickable @click="item.do()">{{ item.label }}</q-item></q-list>
+                <q-list dense>
+                  <q-item clickable @click="toggle(settings.pinned, chart.id)">{{ group.isPinned ? "Unpin" : "Pin to the top" }}</q-item>
+                  <q-item clickable @click="saveValues(chart)">Save all values as CSV</q-item>
+                </q-list>
               </q-menu></button>
               <span class="latest">
                 <span v-if="valuesOf(chart).length > mostValues">{{ valuesOf(chart).length }} runs</span>
@@ -83,7 +82,6 @@ export default /** @type {Component} */ ({
                 </span>
                 <span v-for="color, name in phasesOf(chart)" :key="name" class="value"><span class="dot" :style="{background: color}" aria-hidden="true"></span>{{ name }}</span>
               </span>
-              <span v-if="bestText(chart)" class="extremes">{{ bestText(chart) }}</span>
             </figcaption>
             <div class="plot" role="img" tabindex="0" :aria-label="summary(chart)" :data-plot="chart.id"
                  aria-keyshortcuts="+ - ArrowLeft ArrowRight 0" @keydown="onKey($event)" v-plot="chart"></div>
@@ -92,7 +90,6 @@ export default /** @type {Component} */ ({
       </section>
       </div>
       </div>
-      <span class="sr-only" role="status">{{ said }}</span>
       <span class="sr-only" role="status">{{ title }}</span>
     </div>`,
   mixins: [paged, redrawn],
@@ -111,12 +108,11 @@ export default /** @type {Component} */ ({
     compare: null, // what runs can be compared by, and what is chosen of it
     hidden: {}, // runs whose lines are not shown
     // By chart. Not objects: a metric may be called toString.
-    values: new Map(), // run -> {last, apart, sense}, and for one run the ends
+    values: new Map(), // run -> {last, apart, sense}
     odd: new Map(),
     phases: new Map(), // the newest ones, in words, and the names of all
     cut: new Map(), // what is beyond the edges, in words
     all: new Map(), // whether everything is shown: nothing is beyond the edges
-    said: "",
     marksVersion: 0,
     settings: settingsOf(location.hash),
     axes: AXES.map((axis) => ({ label: axis, value: axis })),
@@ -340,45 +336,11 @@ export default /** @type {Component} */ ({
       else return false;
       return true;
     },
-    menuOf(group, chart) {
-      const { wide } = this.settings;
-      const shown = group.isPinned ? group.charts.map(({ id }) => id) : [];
-      const place = shown.indexOf(chart.id);
-      const items = [{ label: group.isPinned ? "Unpin" : "Pin to the top", do: () => this.pin(chart) }];
-      if (place > 0) items.push({ label: "Move left", do: () => this.swap(chart.id, shown[place - 1]) });
-      if (place >= 0 && place + 1 < shown.length) items.push({ label: "Move right", do: () => this.swap(chart.id, shown[place + 1]) });
-      items.push({ label: this.isWide(chart) ? "Make smaller" : "Make larger", do: () => this.toggle(wide, chart.id) });
-      if (this.cut.get(chart.id) || this.all.get(chart.id)) {
-        items.push({ label: this.all.get(chart.id) ? "Cut off outliers" : "Show all values", do: () => this.showAll(chart.id) });
-      }
-      return [
-        ...items,
-        { label: "Save as PNG", do: () => this.savePicture(chart) },
-        { label: "Save all values as CSV", do: () => this.saveValues(chart) },
-      ];
-    },
-    pin(chart) {
-      this.toggle(this.settings.pinned, chart.id);
-      this.said = `${chart.title} is ${this.settings.pinned.includes(chart.id) ? "pinned" : "no longer pinned"}`;
-    },
-    swap(one, other) {
-      this.settings.pinned = this.settings.pinned.map((id) => (id === one ? other : id === other ? one : id));
-    },
     saveValues(chart) {
       const [kind, number] = chart.kind === "phases" ? chart.id.split("/") : [chart.id, null];
       const runs = this.cards.filter((run) => (number === null ? !this.hidden[run.id] : run.id === Number(number)));
       const asked = [["chart", kind], ["rank", this.rankOf(chart) ?? 0], ...runs.map((run) => ["run", run.key])];
-      saveUrl(`/run-content/csv?${new URLSearchParams(asked)}`);
-    },
-    savePicture(chart) {
-      const { chart: drawn, kind } = this.plots.get(chart.id);
-      const shown = this.runs.filter((run) => !this.hidden[run.id]);
-      const names = kind === "phases" ? Object.entries(this.phasesOf(chart)) : shown.filter((run) => !run.faint).map((run) => [run.label, colorOf(run)]);
-      const listed = names.slice(0, MOST_NAMED);
-      if (names.length > MOST_NAMED) listed.push([`and ${names.length - MOST_NAMED} more`, "transparent"]);
-      const title = chart.ranks.length > 1 ? `${chart.title}, rank ${this.rankOf(chart)}` : chart.title;
-      const whose = shown.length === 1 ? shown[0].label : `${shown.length}-runs`;
-      saveCanvas(drawn.picture(title, listed, this.axisOf(this.plots.get(chart.id))), `${whose}-${chart.id}`);
+      Object.assign(document.createElement("a"), { href: `/run-content/csv?${new URLSearchParams(asked)}`, download: "" }).click();
     },
     // Whoever is at a run in a list of them sees its line.
     onList(event) {
@@ -488,14 +450,6 @@ export default /** @type {Component} */ ({
         .filter((run) => run.id in values && !this.hidden[run.id] && !run.faint)
         .map((run) => ({ run, text: values[run.id].last, apart: values[run.id].apart, sense: values[run.id].sense }));
     },
-    // The best value of a metric with a direction, else the least and the greatest, where there is one run.
-    bestOf(chart) {
-      const ends = this.runs.length === 1 ? this.values.get(chart.id)?.[this.runs[0].id]?.ends : null;
-      return (ends || []).map(([name, text, at]) => [name, text, this.settings.x === "time" ? clockText(at, at < 60 ? 0.1 : 1) : placeText(at, this.settings.x)]);
-    },
-    bestText(chart) {
-      return this.bestOf(chart).map(([name, text, at]) => `${name} ${text} @ ${at}`).join("  ");
-    },
     phasesOf(chart) {
       return Object.fromEntries((this.phases.get(chart.id)?.names || []).map((name) => [name, colorOfPhase(name)]));
     },
@@ -510,8 +464,7 @@ export default /** @type {Component} */ ({
         return `Where a step's time goes, run ${label}, rank ${this.rankOf(chart)}${cut}. Latest: ${this.phases.get(chart.id)?.text || "nothing yet"}.`;
       }
       const found = this.valuesOf(chart);
-      const best = this.bestOf(chart).map(([name, text, at]) => `, ${name} ${text} at ${this.settings.x} ${at}`).join("");
-      const values = found.length > MOST_VALUES ? [`${found.length} runs`] : found.map(({ run, text }) => (this.runs.length > 1 ? `${run.label}: ${text}` : text + best));
+      const values = found.length > MOST_VALUES ? [`${found.length} runs`] : found.map(({ run, text }) => (this.runs.length > 1 ? `${run.label}: ${text}` : text));
       const odd = this.oddText(chart) ? `, ${this.oddText(chart)}` : "";
       const marks = this.shownMarks.slice(-MOST_SPOKEN).map(({ text, when }) => `${text}, ${when}`);
       return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join("; ") || "nothing yet"}.${marks.length ? ` Marks: ${marks.join("; ")}.` : ""}`;

@@ -1,7 +1,6 @@
 // A chart of lines over one axis, drawn by uPlot. It knows no runs: `show` hands it a spec, and it reports what people do.
 import uPlot from "uPlot";
 import { drawMarkLines, drawMarkSymbols, marksNear, MARKS_HEIGHT } from "page_marks";
-import { showTip, hideTip } from "page_tip";
 import { clockText, decimalsOf, grouped, unitOf, valueText } from "page_text";
 import { faded, inkOf } from "page_theme";
 
@@ -17,6 +16,8 @@ const EXACT_DIGITS = 6;
 const WHEEL_PIXELS = 400;
 const FURTHEST = 120;
 const LINE_PIXELS = 16;
+const MOST_ROWS = 8;
+const TIP_GAP = 16;
 const STEPS = [1, 2, 2.5, 5];
 const ROUND_STEPS = Array.from({ length: 28 }, (_, power) => STEPS.map((step) => step * 10 ** (power - 14))).flat();
 const WHOLE_STEPS = ROUND_STEPS.filter((step) => Number.isInteger(step));
@@ -248,42 +249,9 @@ export class LineChart {
       rows, focused: this.focused, marks: marksNear(uplot, this.spec.marks, left), placeText: (x) => `${this.spec.axis} ${placeText(x, this.spec.axis)}`,
     });
   }
-
-  // What is drawn, as a picture with a title and the names of lines.
-  picture(title, names, axis) {
-    const ratio = uPlot.pxRatio;
-    const { canvas } = this.uplot.ctx;
-    const [edge, line, font] = [10 * ratio, 18 * ratio, getComputedStyle(document.body).fontFamily];
-    const made = document.createElement("canvas");
-    const pen = made.getContext("2d");
-    pen.font = `${11 * ratio}px ${font}`;
-    made.width = canvas.width + 2 * edge;
-    const placed = placedNames(pen, names, made.width - 2 * edge, ratio);
-    const head = 34 * ratio + (placed.length ? (placed.at(-1).row + 1) * line : 0);
-    made.height = head + canvas.height + line;
-    pen.fillStyle = inkOf("--card");
-    pen.fillRect(0, 0, made.width, made.height);
-    pen.textBaseline = "middle";
-    pen.fillStyle = inkOf("--ink");
-    pen.font = `600 ${14 * ratio}px ${font}`;
-    pen.fillText(title, edge, 18 * ratio);
-    pen.font = `${11 * ratio}px ${font}`;
-    for (const { name, color, left, row } of placed) {
-      const y = 34 * ratio + (row + 0.5) * line;
-      pen.fillStyle = color;
-      pen.fillRect(edge + left, y - ratio, 16 * ratio, 3 * ratio);
-      pen.fillStyle = inkOf("--ink-soft");
-      pen.fillText(name, edge + left + 20 * ratio, y);
-    }
-    pen.drawImage(canvas, edge, head);
-    pen.fillStyle = inkOf("--ink-soft");
-    pen.textAlign = "center";
-    pen.fillText(axis, made.width / 2, made.height - line / 2);
-    return made;
-  }
 }
 
-export function placeText(value, axis) {
+function placeText(value, axis) {
   return axis === "time" ? clockText(value, 0.1) : grouped(Number(value.toPrecision(8)));
 }
 
@@ -321,12 +289,50 @@ function triangle(pen, x, y, size, color) {
   pen.fill();
 }
 
-function placedNames(pen, names, width, ratio) {
-  let [row, left] = [0, 0];
-  return names.map(([name, color]) => {
-    const wide = pen.measureText(name).width + 32 * ratio;
-    if (left && left + wide > width) [row, left] = [row + 1, 0];
-    left += wide;
-    return { name, color, left: left - wide, row };
-  });
+let tip = null;
+
+// Shows the box at the pointer: what the lines of a chart are at its place, nearest lines first, and the marks there. At so many pixels of an element; `rows` are {x, y, apart, run, cells: {color, name, value, more}}, `marks` {color, text, when}.
+function showTip(element, left, top, { rows, focused, marks, placeText }) {
+  if (!rows.length && !marks.length) return hideTip();
+  const near = [...rows].sort((one, other) => one.apart - other.apart);
+  const shown = near.slice(0, MOST_ROWS).sort((one, other) => other.y - one.y);
+  tip ||= document.body.appendChild(made("div", "tip chart-tip"));
+  tip.replaceChildren();
+  if (near.length) {
+    tip.append(made("div", "", placeText((near.find(({ run }) => run === focused) || near[0]).x)));
+    const table = tip.appendChild(made("table", ""));
+    for (const { run, cells } of shown) {
+      const row = table.appendChild(made("tr", rows.length > 1 && run === focused ? "nearest" : ""));
+      const name = row.appendChild(made("td", ""));
+      name.append(dotOf(cells.color), cells.name);
+      row.append(made("td", "number", cells.value), made("td", "at", cells.more));
+    }
+    if (near.length > shown.length) tip.append(made("div", "at", `and ${near.length - shown.length} more`));
+  }
+  for (const mark of marks.slice(0, MOST_ROWS)) {
+    const row = tip.appendChild(made("div", "at-mark"));
+    row.append(dotOf(mark.color), mark.text, " ", made("span", "at", mark.when));
+  }
+  if (marks.length > MOST_ROWS) tip.append(made("div", "at", `and ${marks.length - MOST_ROWS} more`));
+  const box = element.getBoundingClientRect();
+  const [x, y] = [box.left + left, box.top + top];
+  const { offsetWidth: width, offsetHeight: height } = tip;
+  const isRight = x + TIP_GAP + width <= window.innerWidth;
+  tip.style.left = `${Math.max(isRight ? x + TIP_GAP : x - TIP_GAP - width, 0)}px`;
+  tip.style.top = `${Math.max(Math.min(y + TIP_GAP, window.innerHeight - height - 4), 0)}px`;
+}
+
+function hideTip() {
+  tip?.remove();
+  tip = null;
+}
+
+function made(tag, className, text = "") {
+  return Object.assign(document.createElement(tag), { className, textContent: text });
+}
+
+function dotOf(color) {
+  const dot = made("span", "dot");
+  dot.style.background = color;
+  return dot;
 }

@@ -1,6 +1,6 @@
 // All runs that are found, as a scatter plot or as parallel coordinates. The server sends columns of values, by the event
 // "look" of the table; what is drawn of them and how is decided here.
-import { AXIS_PIXELS, bestOf, parallelOption, scatterOption, SIDE_PIXELS, textOf } from "page_explore_options";
+import { AXIS_PIXELS, parallelOption, scatterOption, SIDE_PIXELS, textOf } from "page_explore_options";
 import { isDark, redrawn } from "page_theme";
 
 const MOST_SELECTED = 1000; // as _MOST_SELECTED in home.py
@@ -35,29 +35,14 @@ export const Explore = {
         <q-btn v-if="within !== null" flat dense no-caps class="link" label="Clear ranges" @click="clearRanges()"></q-btn>
       </div>
       <p v-if="about?.problem" class="home-error" role="alert">{{ about.problem }}</p>
-      <div class="explore-main">
-        <figure class="explore-card">
-          <div class="explore-scroll">
-            <div class="explore-canvas" :style="isScatter ? {} : {minWidth: parallelWidth + 'px'}">
-              <div ref="plot" class="explore-plot" role="img" :aria-label="plotText" aria-describedby="explore-summary" @pointerdown="isHeld = true"></div>
-            </div>
-          </div>
-          <p id="explore-summary" class="explore-summary">{{ summary }}</p>
-          <p v-if="emptyText" class="explore-empty">{{ emptyText }}</p>
-        </figure>
-        <aside v-if="about?.related.length" class="explore-related" aria-label="What goes with the metric">
-          <h2>Goes with {{ metricTitle }}</h2>
-          <table>
-            <caption class="sr-only">Rank correlation of hyperparameters with {{ metricTitle }}</caption>
-            <tr v-for="one in about.related" :key="one.name">
-              <th scope="row"><button type="button" :title="one.hint + ', ' + one.runs + ' runs'" :aria-label="(isScatter ? 'Use as x axis: ' : 'Show the axis: ') + one.title" @click="show(one.name)">{{ one.title }}</button></th>
-              <td class="explore-bar-cell" aria-hidden="true"><span :class="one.rho < 0 ? 'down' : 'up'" :style="{width: 50 * Math.abs(one.rho) + '%'}"></span></td>
-              <td class="explore-rho">{{ signed(one.rho) }}<small class="soft">{{ " of " + one.runs }}</small></td>
-            </tr>
-          </table>
-          <p class="soft">Spearman's rank correlation, from −1 to 1, and of how many runs. It shows what rises and falls together, not why.</p>
-        </aside>
-      </div>
+      <figure class="explore-card">
+        <div class="explore-scroll">
+          <div ref="plot" class="explore-plot" role="img" :aria-label="plotText" aria-describedby="explore-summary"
+               :style="isScatter ? {} : {minWidth: parallelWidth + 'px'}" @pointerdown="isHeld = true"></div>
+        </div>
+        <p id="explore-summary" class="explore-summary">{{ summary }}</p>
+        <p v-if="emptyText" class="explore-empty">{{ emptyText }}</p>
+      </figure>
     </section>`,
   mixins: [redrawn],
   props: { explored: Object, settings: Object, names: Object, linkTo: Function, emptyText: String },
@@ -102,9 +87,6 @@ export const Explore = {
       const names = new Set(this.settings.runs);
       return this.drawn.filter((run) => names.has(this.explored.runs[run]));
     },
-    best() {
-      return bestOf(this.column(this.about?.y), this.drawn);
-    },
     plotText() {
       if (!this.isReady) return "Nothing is drawn yet";
       if (this.isScatter) return `Scatter plot of ${this.column(this.about.y).title} over ${this.column(this.about.x).title}`;
@@ -119,14 +101,7 @@ export const Explore = {
       if (this.explored.runs.length < found) parts[0] += ` of the first ${many(this.explored.runs.length)} (${many(found)} are found)`;
       const left = this.explored.runs.length - drawn;
       if (left) parts.push(`${many(left)} more ${left === 1 ? "has" : "have"} no ${this.isScatter ? "value on both axes" : this.metricTitle}`);
-      if (!this.isScatter) {
-        for (const column of this.axisColumns.slice(0, -1)) {
-          const missing = this.drawn.filter((run) => column.values[run] === null).length;
-          if (missing) parts.push(`${many(missing)} without ${column.title}`);
-        }
-        if (this.within !== null) parts.push(`${many(this.within)} within the ranges` + (this.within > MOST_SELECTED ? `, the first ${many(MOST_SELECTED)} are selected` : ""));
-      }
-      if (this.best !== null && drawn > 1) parts.push(`best: ${this.describe(this.best)}`);
+      if (this.within !== null) parts.push(`${many(this.within)} within the ranges` + (this.within > MOST_SELECTED ? `, the first ${many(MOST_SELECTED)} are selected` : ""));
       return parts.join("; ") + ".";
     },
   },
@@ -192,17 +167,6 @@ export const Explore = {
         this.options = all.filter((name) => name.toLowerCase().includes(wanted)).slice(0, MOST_OPTIONS);
       });
     },
-    show(name) {
-      if (this.isScatter) this.settings.x = name;
-      else if (!this.about.axes.includes(name)) this.settings.axes = [...this.about.axes, name];
-    },
-    signed(value) {
-      return (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
-    },
-    describe(run) {
-      const columns = this.isScatter ? [this.about.x, this.about.y, this.about.color].filter(Boolean).map((name) => this.column(name)) : this.axisColumns;
-      return `${this.labelOf(run)} (${columns.map((column) => `${column.title} ${textOf(column, column.values[run])}`).join(", ")})`;
-    },
     labelOf(run) {
       return this.explored.runs[run].replace(/[\p{Cc}\p{Cf}]/gu, "�");
     },
@@ -231,7 +195,7 @@ export const Explore = {
     },
     draw() {
       if (!this.isReady) return;
-      const common = { runs: this.drawn, selected: this.chosen, isDark: isDark(), labelOf: this.labelOf, best: this.best, tooltip: (event) => this.tooltip(this.runAt(event)) };
+      const common = { runs: this.drawn, selected: this.chosen, isDark: isDark(), tooltip: (event) => this.tooltip(this.runAt(event)) };
       const option = this.isScatter
         ? scatterOption({ ...common, x: this.column(this.about.x), y: this.column(this.about.y), color: this.column(this.about.color) })
         : parallelOption({ ...common, columns: this.axisColumns });
@@ -248,8 +212,7 @@ export const Explore = {
       if (run === undefined) return "";
       const columns = this.isScatter ? [...new Set([this.about.x, this.about.y, this.about.color].filter(Boolean))].map((name) => this.column(name)) : this.axisColumns;
       const rows = columns.map((column) => `<tr><td>${this.encode(column.title)}</td><td class="number">${this.encode(textOf(column, column.values[run]))}</td></tr>`);
-      const best = run === this.best ? " · best" : "";
-      return `<div class="tip"><strong>${this.encode(this.labelOf(run) + best)}</strong><table>${rows.join("")}</table></div>`;
+      return `<div class="tip"><strong>${this.encode(this.labelOf(run))}</strong><table>${rows.join("")}</table></div>`;
     },
     onClick(event) {
       const run = this.runAt(event);

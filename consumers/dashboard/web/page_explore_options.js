@@ -35,15 +35,8 @@ export function textOf(column, value) {
   return column.kind === "time" ? new Date(value).toLocaleString() : valueText(value, column.scale, DIGITS);
 }
 
-// The run with the best value of a metric among some; null where none of its values are better.
-export function bestOf(column, runs) {
-  if (!column?.better || !runs.length) return null;
-  const sign = column.better === "max" ? 1 : -1;
-  return runs.reduce((best, run) => (sign * (column.values[run] - column.values[best]) > 0 ? run : best), runs[0]);
-}
-
 // Of points the third number is the run, and the fourth its colour.
-export function scatterOption({ x, y, color, runs, selected, best, isDark, labelOf, tooltip }) {
+export function scatterOption({ x, y, color, runs, selected, isDark, tooltip }) {
   const shade = shadesOf(color);
   const point = (run) => [x.values[run], y.values[run], run, color ? shade(color.values[run]) : 0];
   const size = byCount(SIZES, runs.length);
@@ -57,11 +50,6 @@ export function scatterOption({ x, y, color, runs, selected, best, isDark, label
     series: [
       { ...common, id: "all", data: runs.map(point), symbolSize: size, itemStyle: { opacity: selected.length ? 0.3 : 0.8, color: inkOf("--run-0") } },
       { ...common, id: "selected", data: selected.map(point), symbolSize: size + 3, z: 4, itemStyle: { borderColor: inkOf("--ink"), borderWidth: 1.5, color: inkOf("--run-0") } },
-      {
-        ...common, id: "best", data: best === null ? [] : [point(best)], symbolSize: size + 10, z: 5, silent: true,
-        itemStyle: { color: "transparent", borderColor: inkOf("--good"), borderWidth: 2 },
-        label: { show: true, position: "top", formatter: () => labelOf(best), color: inkOf("--good"), fontWeight: 600 },
-      },
     ],
   };
 }

@@ -1,7 +1,6 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
 import { Explore, takeExplored } from "page_explore";
-import { GroupHead, groupable, toggledOf } from "page_groups";
 import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, VIEWS } from "page_settings";
 import { paged, THEME_BUTTON } from "page_theme";
 
@@ -12,15 +11,51 @@ const SCROLLING_MS = 40;
 const MOST_LISTED = 150;
 const OF_METRIC = ["last", "best", "min", "max"];
 const WIDTHS = { status: 104, time: 124, number: 100, progress: 196, tags: 190, note: 230, text: 132 };
-const WIDTHS_KEY = "widths of columns";
-const LEAST_WIDTH = 60;
 const NAME_WIDTH = 250;
 const LONGEST_NAME = 28;
 const NAME_END = 12;
 const LETTER_PIXELS = 7.5;
 const HEAD_ROOM = 44;
 const WIDEST_HEAD = 200;
+const GROUPABLE = ["folder", "status", "tags", "attempts"];
 const GOING_ON = ["live", "paused"];
+
+/** @type {Component} */
+const GroupHead = {
+  template: `
+    <tr class="group-head">
+      <td class="check"></td>
+      <th scope="row" class="name"><button type="button" class="group-toggle" :aria-expanded="String(!row.isClosed)" :aria-label="title + ', ' + runs" :title="title" @click="$emit('toggle')"
+        ><q-icon :name="row.isClosed ? 'chevron_right' : 'expand_more'" size="18px" aria-hidden="true"></q-icon><span class="text"><span class="group-column">{{ columnTitle }}: </span>{{ value }}</span><small>{{ runs }}</small></button></th>
+      <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
+        <template v-if="row.cells[number]">
+          <span class="text" :title="hintOf(row.cells[number])"><span v-if="row.cells[number].range" class="sr-only">mean </span>{{ row.cells[number].text }}</span>
+          <small v-if="row.cells[number].range" class="below">{{ row.cells[number].range }}</small>
+        </template>
+      </td>
+    </tr>`,
+  props: { row: Object, columns: Array, column: String, clean: Function },
+  emits: ["toggle"],
+  computed: {
+    columnTitle() {
+      return this.clean(this.column.slice(this.column.lastIndexOf("/") + 1));
+    },
+    value() {
+      return this.row.group ? this.clean(this.row.group) : "none";
+    },
+    title() {
+      return `${this.columnTitle}: ${this.value}`;
+    },
+    runs() {
+      return `${this.row.count.toLocaleString("en")} ${this.row.count === 1 ? "run" : "runs"}`;
+    },
+  },
+  methods: {
+    hintOf(cell) {
+      return cell.range ? `mean ${cell.text}, from ${cell.range}` : cell.text;
+    },
+  },
+};
 
 export default /** @type {Component} */ ({
   template: `
@@ -101,11 +136,9 @@ export default /** @type {Component} */ ({
               <th class="check"><input type="checkbox" :checked="allSelected" :indeterminate.prop="!allSelected && selected.length > 0"
                   aria-label="Select all runs that are found" @change="toggleAll()"></th>
               <th class="name" :aria-sort="ariaSort('run')"><button type="button" @click="sortBy('run', false)">name<span class="arrow" aria-hidden="true">{{ arrow("run") }}</span></button></th>
-              <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)" draggable="true"
-                  @dragstart="dragged = column.name" @dragover.prevent @drop.prevent="moveColumn(dragged, column.name)">
+              <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)">
                 <button type="button" :title="column.which ? column.which + ' of ' + column.hint : column.hint" @click="sortBy(column.name, column.downwards)"
-                  ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button
-                ><span class="resize" draggable="true" aria-hidden="true" @dragstart.prevent.stop @pointerdown="resize(column, $event)"></span>
+                  ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button>
               </th>
               <th class="more"><span class="sr-only">actions</span></th>
             </tr>
@@ -114,7 +147,7 @@ export default /** @type {Component} */ ({
             <tr class="pad" aria-hidden="true" :style="{height: first * rowPixels + 'px'}"></tr>
             <template v-for="(row, place) in rows" :key="first + place">
             <group-head v-if="row.group !== undefined" :row="row" :columns="columns" :column="settings.group" :clean="clean" :aria-rowindex="first + place + 2"
-                @select="$emit('all', row.group)" @toggle="settings.toggled = toggledOf(settings, row.group)"></group-head>
+                @toggle="settings.toggled = toggledOf(settings, row.group)"></group-head>
             <tr v-else :aria-rowindex="first + place + 2" :data-run="row.run"
                 :class="{selected: isSelected(row), archived: row.archived, baseline: row.isBaseline}">
               <td class="check"><input type="checkbox" :checked="isSelected(row)" :aria-label="'Select ' + row.label" @click="select(row, place, $event)"></td>
@@ -172,12 +205,11 @@ export default /** @type {Component} */ ({
         <q-list v-if="menu.row" role="none" dense>
           <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="settings.baseline = menu.row.isBaseline ? '' : menu.row.run"><q-item-section>{{ menu.row.isBaseline ? "Compare with no baseline" : "Use as the baseline" }}</q-item-section></q-item>
-          <q-item v-if="menu.row.isElsewhere" disable role="menuitem"><q-item-section>Tags, notes, names, deleting: on the run's machine</q-item-section></q-item>
+          <q-item v-if="menu.row.isElsewhere" disable role="menuitem"><q-item-section>Tags, notes, deleting: on the run's machine</q-item-section></q-item>
           <template v-else-if="mayChange">
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>
           <template v-if="!isGoingOn(menu.row)">
-            <q-item clickable v-close-popup role="menuitem" @click="$emit('rename', menu.row.run)"><q-item-section>Rename…</q-item-section></q-item>
             <q-item clickable v-close-popup role="menuitem" class="negative" @click="$emit('remove', [menu.row.run])"><q-item-section>Delete…</q-item-section></q-item>
           </template>
           </template>
@@ -204,7 +236,6 @@ export default /** @type {Component} */ ({
     explored: {},
     views: VIEWS.map((view) => ({ label: view[0].toUpperCase() + view.slice(1), value: view })),
     names: { usual: [], every: [], hyperparameters: [], metrics: [], rated: [] },
-    widths: JSON.parse(storeOf("localStorage")?.getItem(WIDTHS_KEY) || "{}"),
     findColumn: "",
     newTag: "",
     edited: { run: null, what: "", text: "", before: "" },
@@ -280,7 +311,6 @@ export default /** @type {Component} */ ({
         storeOf("sessionStorage")?.setItem(ALL_RUNS, hash);
       },
     },
-    widths: { deep: true, handler() { storeOf("localStorage")?.setItem(WIDTHS_KEY, JSON.stringify(this.widths)); } },
     "settings.find"() {
       this.toTop();
       this.tell(TYPING_MS);
@@ -323,11 +353,6 @@ export default /** @type {Component} */ ({
     // What the server calls: the names of all runs that are found.
     selectAll(runs) {
       this.settings.runs = runs;
-    },
-    // What the server calls: the names of all runs of a group, which are selected, or left out if they are.
-    selectGroup(runs) {
-      const others = this.selected.filter((run) => !runs.includes(run));
-      this.settings.runs = runs.every((run) => this.selected.includes(run)) ? others : [...others, ...runs];
     },
     groupBy(name) {
       Object.assign(this.settings, { group: name, toggled: [] });
@@ -386,19 +411,7 @@ export default /** @type {Component} */ ({
     },
     widthOf(column) {
       const head = LETTER_PIXELS * (column.title.length + column.which.length) + HEAD_ROOM;
-      return this.widths[column.name] ?? Math.max(WIDTHS[column.kind] || WIDTHS.text, Math.min(head, WIDEST_HEAD));
-    },
-    resize(column, begin) {
-      const before = this.widthOf(column);
-      const move = (event) => (this.widths[column.name] = Math.max(before + event.clientX - begin.clientX, LEAST_WIDTH));
-      window.addEventListener("pointermove", move);
-      window.addEventListener("pointerup", () => window.removeEventListener("pointermove", move), { once: true });
-    },
-    moveColumn(name, target) {
-      const names = this.columns.map((column) => column.name);
-      const others = names.filter((one) => one !== name);
-      others.splice(names.indexOf(target), 0, name);
-      this.settings.columns = others;
+      return Math.max(WIDTHS[column.kind] || WIDTHS.text, Math.min(head, WIDEST_HEAD));
     },
     // By the next order: as people want it first, the other way round, and then the usual one.
     sortBy(name, downwards) {
@@ -506,4 +519,17 @@ export default /** @type {Component} */ ({
 
 function tagsIn(text) {
   return text.split(",").map((one) => one.trim()).filter(Boolean);
+}
+
+// Columns to group by: first hyperparameters in which runs differ, which are among the usual columns.
+function groupable({ usual, every, hyperparameters }, chosen) {
+  const differing = usual.filter((name) => hyperparameters.includes(name));
+  const known = GROUPABLE.filter((name) => every.includes(name));
+  return [...new Set([...differing, ...known, ...hyperparameters, ...(chosen ? [chosen] : [])])];
+}
+
+// Which groups are closed: all and not these, or these and not the others.
+function toggledOf(settings, text) {
+  const others = settings.toggled.filter((one) => one !== text);
+  return others.length === settings.toggled.length ? [...others, text] : others;
 }

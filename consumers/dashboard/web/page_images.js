@@ -1,5 +1,4 @@
 // Images over the steps of runs: of each name a slider, with all runs side by side. The browser loads what is shown.
-import { keep, keptOf } from "page_settings";
 import { grouped } from "page_text";
 
 const SETTLE_MS = 80;
@@ -34,36 +33,16 @@ export default /** @type {Component} */ ({
     chosen: new Map(), // the step that somebody has chosen, of a name; without one the newest
     drawn: new Map(), // the same, once the slider rests
   }),
-  created() {
-    this.read();
-    window.addEventListener("hashchange", this.read);
-  },
   beforeUnmount() {
     clearTimeout(this.settling);
-    window.removeEventListener("hashchange", this.read);
   },
   methods: {
-    // In the address: NAME@STEP.
-    read() {
-      if (location.hash === "#charts") return;
-      const found = new Map();
-      for (const text of keptOf("image")) {
-        const at = text.lastIndexOf("@");
-        const step = Number(text.slice(at + 1));
-        if (at > 0 && Number.isFinite(step)) found.set(text.slice(0, at), step);
-      }
-      this.chosen = found;
-      this.drawn = new Map(found);
-    },
     choose(gallery, place) {
       const steps = this.stepsOf(gallery);
       if (place >= steps.length - 1) this.chosen.delete(gallery.name);
       else this.chosen.set(gallery.name, steps[place]);
       clearTimeout(this.settling);
-      this.settling = setTimeout(() => {
-        this.drawn = new Map(this.chosen);
-        keep("image", [...this.chosen].map(([name, step]) => `${name}@${step}`));
-      }, SETTLE_MS);
+      this.settling = setTimeout(() => (this.drawn = new Map(this.chosen)), SETTLE_MS);
     },
     // The steps of all runs together.
     stepsOf(gallery) {

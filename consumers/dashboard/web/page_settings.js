@@ -34,8 +34,8 @@ const OF_HOME = {
   group: ["group", TEXT], folded: ["folded", FLAG], toggled: ["toggled", LIST], baseline: ["baseline", TEXT],
   view: ["view", oneOf(VIEWS)], x: ["x", TEXT], y: ["y", TEXT], color: ["color", TEXT], axes: ["axis", LIST_OR_NONE],
 };
-// What other parts of the page of runs keep in its address.
-const KEPT = ["image", "ranks"];
+// What the panel of ranks keeps in the address.
+const KEPT = "ranks";
 
 function read(form, hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
@@ -59,7 +59,7 @@ export function settingsOf(hash) {
 
 export function hashOf(settings) {
   const told = written(OF_CHARTS, settings);
-  KEPT.forEach((name) => keptOf(name).forEach((value) => told.append(name, value)));
+  keptOf(KEPT).forEach((value) => told.append(KEPT, value));
   return asHash(told);
 }
 

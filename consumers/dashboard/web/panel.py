@@ -2,9 +2,30 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.web.run_folder import RunFolder
+
+
+class PanelData(NamedTuple):
+    """What panels show at one moment."""
+
+    runs: Sequence[MonitoredRun] = ()
+    labels: Sequence[str] = ()
+    baseline: int | None = None
+    """The number of the run from which the others' differences are marked."""
+    folders: dict[Path, RunFolder] = {}  # noqa: RUF012  never changed
+    """What was found in the directories of runs when they were looked into."""
+
+    def found(self) -> list[tuple[MonitoredRun, str, RunFolder]]:
+        """The runs whose directories were found: of each its newest attempt, and what the run is called."""
+        newest = {
+            run.run_dir: (run, label.removesuffix(f" #{run.view.attempt}"), self.folders[run.run_dir])
+            for run, label in zip(self.runs, self.labels, strict=True)
+            if run.run_dir in self.folders
+        }
+        return list(newest.values())
 
 
 class Panel:
@@ -25,8 +46,15 @@ class Panel:
         """Whether it is there at all."""
         self.box.set_visibility(is_shown)
 
+    def update(self, shown: PanelData) -> None:
+        """Brings it up to date, if it is open."""
+        raise NotImplementedError
+
     def fill(self, table: Any, columns: list[tuple[str, str]], rows: list[dict[str, Any]]) -> None:
-        """Brings a table of its own up to date, by the keys of the rows and the columns' heads."""
+        """Brings a table of its own up to date, by the keys of the rows and the columns' heads. The column ``run`` is
+        there where there are several."""
+        if len({row.get("run") for row in rows}) < 2:
+            columns = [column for column in columns if column[0] != "run"]
         if self._filled.get(table.id) == (columns, rows):
             return
         self._filled[table.id] = columns, rows
@@ -39,12 +67,3 @@ def table(name: str, row_key: str, more: str = "") -> Any:
     from nicegui import ui
 
     return ui.table(rows=[], columns=[], row_key=row_key).props(f'dense flat {more} aria-label="{name}"')
-
-
-def runs_by_folder(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> dict[Path, tuple[MonitoredRun, str]]:
-    """The directories of runs that are on this machine: of each its newest attempt, and what the run is called."""
-    found: dict[Path, tuple[MonitoredRun, str]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        if run.run_dir is not None:
-            found[run.run_dir] = run, label.removesuffix(f" #{run.view.attempt}")
-    return found

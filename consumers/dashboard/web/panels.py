@@ -1,24 +1,27 @@
-"""What is below the charts, in panels: all of them, and those of events, ranks, hyperparameters and latest values."""
+"""What is below the charts, in panels: all of them, and those of events, images and hyperparameters."""
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import chosen_first, value_text
-from offloop.bus.types.metrics import MetricNames
-from offloop.bus.types.units import number_text, scale_of
+from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.access import Role
-from offloop.consumers.dashboard.web.panel import Panel, table
-from offloop.consumers.dashboard.web.run_about import AboutPanel
-from offloop.consumers.dashboard.web.run_alerts import AlertsPanel, note_alerts
-from offloop.consumers.dashboard.web.run_checkpoints import CheckpointsPanel
-from offloop.consumers.dashboard.web.run_files import FilesPanel
-from offloop.consumers.dashboard.web.run_folder import RunFolder, look_into
-from offloop.consumers.dashboard.web.run_images import ImagesPanel
+from offloop.consumers.dashboard.web.comparison import look_of
+from offloop.consumers.dashboard.web.content import address_of
+from offloop.consumers.dashboard.web.folder_panels import (
+    AboutPanel,
+    AlertsPanel,
+    CheckpointsPanel,
+    FilesPanel,
+    note_alerts,
+)
+from offloop.consumers.dashboard.web.frames import element_of
+from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
+from offloop.consumers.dashboard.web.run_folder import look_into
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
 
 LOG_LINES = 500
@@ -34,18 +37,15 @@ _RESTS = 10
 class Panels:
     """The panels of one browser. Those that are closed are not kept up to date."""
 
-    def __init__(self, role: Role, compares: bool = False) -> None:
+    def __init__(self, compares: bool = False) -> None:
         from nicegui import ui
 
-        alerts, about = AlertsPanel(), AboutPanel(role, self._look_again)
-        log, checkpoints, images = LogPanel(), CheckpointsPanel(), ImagesPanel()
-        self._hyperparameters = HyperparametersPanel(is_open=compares)
-        self._of_streams = (log, images, RanksPanel(), self._hyperparameters, ValuesPanel())
-        self._of_folders = (alerts, about, checkpoints, FilesPanel())
-        self._runs: Sequence[MonitoredRun] = ()
-        self._labels: Sequence[str] = ()
-        self.folders: dict[Path, RunFolder] = {}
-        """What was found in the directories of runs when they were looked into."""
+        # Who compares runs asks first what was different about them.
+        self._panels: list[Panel] = [
+            *(AlertsPanel(), AboutPanel(), LogPanel(), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
+            *(HyperparametersPanel(is_open=compares), FilesPanel()),
+        ]
+        self.shown = PanelData()
         self._looks_at = 0.0
         self._looking = False
         ui.timer(_LOOK_SECONDS, self._look)
@@ -53,45 +53,30 @@ class Panels:
     @property
     def opened(self) -> tuple[bool, ...]:
         """Which of them are open."""
-        return tuple(panel.is_open for panel in (*self._of_streams, *self._of_folders))
+        return tuple(panel.is_open for panel in self._panels)
 
     def update(self, runs: list[MonitoredRun], labels: list[str], baseline: int | None = None) -> None:
         """Brings those that are open up to date."""
-        is_first = not self._runs
-        self._runs, self._labels = runs, labels
-        self._hyperparameters.baseline = baseline
-        for panel in self._of_streams:
-            panel.update(runs, labels)
-        self._update_folders()
-        if is_first:
-            self._look_again()
-
-    def _update_folders(self) -> None:
-        for panel in self._of_folders:
-            panel.update_folders(self._runs, self._labels, self.folders)
-
-    def _look_again(self) -> None:
-        self._looks_at = 0.0
+        self.shown = self.shown._replace(runs=runs, labels=labels, baseline=baseline)
+        for panel in self._panels:
+            panel.update(self.shown)
 
     async def _look(self) -> None:
-        if self._looking or not self._runs or time.monotonic() < self._looks_at:
+        runs = self.shown.runs
+        if self._looking or not runs or time.monotonic() < self._looks_at:
             return
         self._looking = True
         try:
             began = time.monotonic()
-            folders = await asyncio.to_thread(
-                _look_into, {run.run_dir for run in self._runs if run.run_dir is not None}
-            )
-            note_alerts(self._runs, folders)
-            self.folders = folders
+            paths = {run.run_dir for run in runs if run.run_dir is not None}
+            folders = await asyncio.to_thread(lambda: {path: look_into(path) for path in paths})
+            note_alerts(runs, folders)
+            self.shown = self.shown._replace(folders=folders)
             self._looks_at = time.monotonic() + max(_REST_SECONDS, _RESTS * (time.monotonic() - began))
-            self._update_folders()
+            for panel in self._panels:
+                panel.update(self.shown)
         finally:
             self._looking = False
-
-
-def _look_into(paths: Iterable[Path]) -> dict[Path, RunFolder]:
-    return {path: look_into(path) for path in paths}
 
 
 class LogPanel(Panel):
@@ -106,8 +91,8 @@ class LogPanel(Panel):
             self._log = ui.log(max_lines=LOG_LINES).classes("log")
             self._log.props('role="log" tabindex="0" aria-label="Events and commands"')
 
-    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
-        """Adds the lines that are new."""
+    def update(self, shown: PanelData) -> None:
+        runs, labels = shown.runs, shown.labels
         new: list[tuple[LogEntry, str]] = []
         for number, run in enumerate(runs):
             entries = run.view.log(self._logged.get(number, 0))
@@ -121,6 +106,44 @@ class LogPanel(Panel):
             self._log.push(f"{at}  {label}{rank}{'  ' if label else ''}{kind}{entry.text}", classes=entry.kind)
 
 
+class ImagesPanel(Panel):
+    """The images of runs: of each name a slider over the steps, with all runs side by side."""
+
+    def __init__(self) -> None:
+        super().__init__("Images", "image", is_open=True)
+        with self.box:
+            self._element = element_of("images")
+        self._shown: list[dict[str, Any]] = []
+
+    def update(self, shown: PanelData) -> None:
+        found = galleries_of(shown.runs, shown.labels)
+        self.show(bool(found))
+        if self.is_open and found != self._shown:
+            self._shown = found
+            self._element.props["galleries"] = found
+            self._element.update()
+
+
+def galleries_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Of each name of images, the runs that have some, with their steps and how many images were logged there."""
+    galleries: dict[str, dict[str, Any]] = {}
+    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        for name, steps in run.view.images.steps().items():
+            gallery = galleries.setdefault(
+                name, {"name": name, "title": one_line(name), "most": OF_ONE_STEP, "runs": []}
+            )
+            gallery["runs"].append(
+                {
+                    "label": one_line(label),
+                    "color": look_of(number, len(runs))[0],
+                    "address": address_of(run, "image"),
+                    "steps": [step for step, _ in steps],
+                    "counts": [count for _, count in steps],
+                }
+            )
+    return list(galleries.values())
+
+
 class HyperparametersPanel(Panel):
     """What describes each run, with a box to search in it; of several runs first only what differs."""
 
@@ -128,8 +151,6 @@ class HyperparametersPanel(Panel):
         from nicegui import ui
 
         super().__init__("Hyperparameters", "tune", is_open)
-        self.baseline: int | None = None
-        """The number of the run from which the others' differences are marked."""
         self._rows: list[dict[str, str]] = []
         self._columns: list[tuple[str, str]] = []
         with self.box:
@@ -138,13 +159,12 @@ class HyperparametersPanel(Panel):
             self._all = ui.switch("also what is the same", on_change=self._show)
             self._table = table("Hyperparameters", "name", "wrap-cells")
 
-    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
-        """Shows what is known of each run."""
-        told = [run.view.hyperparameters for run in runs]
+    def update(self, shown: PanelData) -> None:
+        told = [run.view.hyperparameters for run in shown.runs]
         self.show(any(told))
         if self.is_open:
-            self._rows = hyperparameter_rows(told, self.baseline)
-            self._columns = [("name", "name"), *((str(number), label) for number, label in enumerate(labels))]
+            self._rows = hyperparameter_rows(told, shown.baseline)
+            self._columns = [("name", "name"), *((str(number), label) for number, label in enumerate(shown.labels))]
             self._all.set_visibility(len(told) > 1)
             if len(told) > 1:
                 self._columns.insert(1, ("differs", "differs"))
@@ -156,34 +176,6 @@ class HyperparametersPanel(Panel):
         if not words and not self._all.value:
             rows = [row for row in rows if row["differs"]] or rows
         self.fill(self._table, self._columns, [row for row in rows if _has_words(row, words)])
-
-
-class ValuesPanel(Panel):
-    """The newest value of every metric."""
-
-    def __init__(self) -> None:
-        super().__init__("Latest values", "table_rows", is_open=False)
-        with self.box:
-            self._table = table("Latest values", "metric")
-
-    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
-        """Shows them."""
-        if not self.is_open:
-            return
-        names = sorted({name for run in runs for name in run.view.names()})
-        short = MetricNames(names).short
-        hyperparameters = [run.view.hyperparameters for run in runs]
-        rows: list[dict[str, Any]] = []
-        for name in names:
-            row = {"metric": short(name)}
-            for number, run in enumerate(runs):
-                try:
-                    scale = scale_of(name, hyperparameters[number])
-                    row[str(number)] = number_text(run.view.series(name).last, scale)
-                except KeyError:
-                    row[str(number)] = ""
-            rows.append(row)
-        self.fill(self._table, [("metric", "metric"), *((str(n), label) for n, label in enumerate(labels))], rows)
 
 
 def _has_words(row: Mapping[str, str], words: Sequence[str]) -> bool:

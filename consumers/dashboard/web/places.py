@@ -1,10 +1,19 @@
-"""Places whose runs pages show together."""
+"""Places whose runs pages show together, and all of their runs as one table."""
 
 import os
+import threading
 from collections.abc import Sequence
 
+import msgspec
+
 from offloop.bus.errors import RunNotFoundError
+from offloop.bus.index.entry import RunEntry
+from offloop.bus.index.table import RunTable
+from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.runner.places import FolderRuns, FoundRun, NatsRuns, Place
+
+KEEP_SECONDS = 30.0
+"""So long after the last browser has left, what it was shown is followed: pages are loaded anew."""
 
 
 def places_of(folders: Sequence[str], stream: str | None) -> list[Place]:
@@ -65,3 +74,120 @@ def _labels(places: Sequence[Place]) -> list[str]:
 def _unique_end(own: list[str], parts: Sequence[list[str]]) -> list[str]:
     ends = (own[-count:] for count in range(1, len(own) + 1))
     return next((end for end in ends if sum(one[-len(end) :] == end for one in parts) == 1), own)
+
+
+class AllRuns:
+    """Every run of some places as one table. It is read while a page shows it, and for some seconds more; before and
+    after that nothing is kept."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._lock = threading.Lock()
+        self._viewers = 0
+        self._leaving: threading.Timer | None = None
+        self._libraries: dict[str, RunLibrary] = {}
+        self._keyed: dict[str, tuple[RunTable, dict[str, tuple[RunEntry, RunEntry]]]] = {}
+        """Of each place the table that was merged last, and its entries with those that were made of them."""
+        self._merged = RunTable({})
+
+    @property
+    def name(self) -> str:
+        """The places, in words."""
+        return ", ".join(place.in_words for _, place in self._places.items())
+
+    @property
+    def has_several(self) -> bool:
+        """Whether names of runs begin with their place."""
+        return len(self._places.items()) > 1
+
+    @property
+    def table(self) -> RunTable:
+        """The present table; another one after each change."""
+        with self._lock:
+            libraries = self._libraries
+            if not self.has_several:
+                return next((library.table for library in libraries.values()), self._merged)
+            tables = {label: library.table for label, library in libraries.items()}
+            if any(label not in self._keyed or self._keyed[label][0] is not table for label, table in tables.items()):
+                entries: dict[str, RunEntry] = {}
+                for label, table in tables.items():
+                    known = self._keyed[label][1] if label in self._keyed else {}
+                    keyed = {name: _keyed(label, entry, known.get(name)) for name, entry in table.entries.items()}
+                    self._keyed[label] = table, keyed
+                    entries.update((named.run, named) for _, named in keyed.values())
+                self._merged = RunTable(entries, self._merged)
+            return self._merged
+
+    @property
+    def waiting(self) -> int | None:
+        """Number of runs that are not read yet; ``None`` before the first look at any place."""
+        known = [library.waiting for library in self._libraries.values() if library.waiting is not None]
+        return sum(known) if known else None
+
+    @property
+    def problems(self) -> list[str]:
+        """Messages about places that cannot be read, or whose index cannot be stored."""
+        return [library.problem for library in self._libraries.values() if library.problem]
+
+    def is_elsewhere(self, run: str) -> bool:
+        """Whether a run cannot be changed here."""
+        return self._places.is_elsewhere(run)
+
+    def open(self) -> None:
+        """Adds a viewer."""
+        with self._lock:
+            self._viewers += 1
+            if self._leaving is not None:
+                self._leaving.cancel()
+                self._leaving = None
+            if not self._libraries:
+                for label, place in self._places.items():
+                    library = RunLibrary(place)
+                    library.start()
+                    self._libraries[label] = library
+
+    def close(self) -> None:
+        """Removes a viewer."""
+        with self._lock:
+            self._viewers -= 1
+            if not self._viewers:
+                self._leaving = threading.Timer(KEEP_SECONDS, self._leave)
+                self._leaving.daemon = True
+                self._leaving.start()
+
+    def stop(self) -> None:
+        """Stops reading."""
+        with self._lock:
+            if self._leaving is not None:
+                self._leaving.cancel()
+            self._viewers = 0
+        self._leave()
+
+    def library_of(self, run: str) -> tuple[RunLibrary, str]:
+        """The place of a run, and its name there.
+
+        Raises:
+            RunNotFoundError: the place is gone.
+        """
+        label, name = self._places.split(run)
+        with self._lock:
+            library = self._libraries.get(label)
+        if library is None:
+            raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+        return library, name
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._viewers:
+                return
+            libraries = list(self._libraries.values())
+            self._libraries, self._keyed, self._merged = {}, {}, RunTable({})
+        for library in libraries:
+            library.stop()
+
+
+def _keyed(label: str, entry: RunEntry, known: tuple[RunEntry, RunEntry] | None) -> tuple[RunEntry, RunEntry]:
+    """An entry, and the same with its place before its name."""
+    if known is not None and known[0] is entry:
+        return known
+    return entry, msgspec.structs.replace(entry, run=f"{label}/{entry.run}")

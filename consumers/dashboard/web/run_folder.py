@@ -63,12 +63,6 @@ def look_into(path: Path) -> RunFolder:
     return new
 
 
-def forget(path: Path) -> None:
-    """Has the next one look again, because something was changed."""
-    with _lock:
-        _known.pop(path, None)
-
-
 def _look(path: Path) -> RunFolder:
     try:
         run = read_run(path)

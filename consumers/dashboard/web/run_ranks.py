@@ -13,7 +13,7 @@ from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.ranks import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
-from offloop.consumers.dashboard.web.panel import Panel
+from offloop.consumers.dashboard.web.panel import Panel, PanelData
 
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
@@ -38,8 +38,7 @@ class RanksPanel(Panel):
         from nicegui import ui
 
         super().__init__("Ranks", "view_column", is_open=True)
-        self._runs: Sequence[MonitoredRun] = ()
-        self._labels: Sequence[str] = ()
+        self._shown = PanelData()
         self._look = RanksLook()
         self._frames = Frames(self._send)
         with self.box:
@@ -47,10 +46,10 @@ class RanksPanel(Panel):
             self._element.on("look", self._on_look)
         ui.timer(_SECONDS_BETWEEN, self._frames.refresh)
 
-    def update(self, runs: Sequence[MonitoredRun], labels: Sequence[str]) -> None:
-        """Takes the runs; a rank alone has nobody to be compared with."""
-        self._runs, self._labels = list(runs), list(labels)
-        self.show(any(run.view.rank_count > 1 for run in runs))
+    def update(self, shown: PanelData) -> None:
+        self._shown = shown
+        # A rank alone has nobody to be compared with.
+        self.show(any(run.view.rank_count > 1 for run in shown.runs))
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look = look_in(event.args, RanksLook)
@@ -59,7 +58,7 @@ class RanksPanel(Panel):
     async def _send(self) -> None:
         if not (self._look.seen and self.is_open):
             return
-        news = self._frames.news(ranks_frame(self._runs, self._labels, self._look))
+        news = self._frames.news(ranks_frame(self._shown.runs, self._shown.labels, self._look))
         if news:
             await self._frames.draw(self._element, news)
 

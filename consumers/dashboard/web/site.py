@@ -1,22 +1,30 @@
-"""The pages of one server, whichever command it is that serves them."""
+"""The server of the web dashboard, in a thread of its own with an event loop of its own, and its pages."""
 
 import contextlib
+import errno
 import functools
+import socket
+import threading
+import webbrowser
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
-from offloop.bus.errors import OffloopError
+from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.index.annotations import read_annotations
-from offloop.bus.printing import one_line
+from offloop.bus.printing import one_line, say
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.access import Listening
-from offloop.consumers.dashboard.web.all_runs import AllRuns
+from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
 from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
 from offloop.consumers.dashboard.web.page import Page
-from offloop.consumers.dashboard.web.places import Places
-from offloop.consumers.dashboard.web.server import DashboardServer, Opening, PageBuilder
+from offloop.consumers.dashboard.web.places import AllRuns, Places
 from offloop.consumers.runner.places import Place
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI, Request
 
 ALL_RUNS = "/all"
 """The path of the table of all runs."""
@@ -25,15 +33,24 @@ CHOSEN_RUNS = "/runs"
 """The path of the page of the runs that its address names: ``?run=A&run=B``."""
 
 _LONGEST = 200
+_PORTS_TRIED = 100
+_PATIENCE_SECONDS = 30.0
+_RECONNECT_SECONDS = 10.0
+_ICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><rect width='32' height='32' rx='7' fill='#0b5cad'/>"
+    "<path d='M5 9c5 0 5 14 10 14s5-8 12-8' fill='none' stroke='#fff' stroke-width='3' stroke-linecap='round'/></svg>"
+)
 
 
-class Site(DashboardServer):
+class Site:
     """Serves the table of all runs of some places, the page of those that somebody chooses there, and what begins at
-    ``/``: the page of ``runs``, or else the table. What nobody looks at costs nothing.
+    ``/``: the page of ``runs``, or else the table. What nobody looks at costs nothing. A process has one at a time.
 
     Raises:
         ConfigurationError: it cannot listen like that, or the packages of the dashboard are not installed.
     """
+
+    _running = threading.Lock()
 
     def __init__(
         self,
@@ -42,24 +59,148 @@ class Site(DashboardServer):
         runs: Sequence[MonitoredRun] | None = None,
         every: int = 10,
     ) -> None:
-        pages: dict[str, PageBuilder] = {}
-        super().__init__(pages, listening)
+        listening.check()
+        self._listening = listening
+        self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._stopping = False
+        self.url = ""
+        """The page's address, once it has begun."""
+        self._pages: dict[str, Callable[[Opening], None]] = {}
         self._home = ""
         self._stops: list[Callable[[], None]] = []
         if places:
             known = Places(places)
             all_runs, chosen = AllRuns(known), ChosenRuns(known, every)
             self._home, self._stops = ALL_RUNS, [chosen.stop, all_runs.stop]
-            pages["/"] = pages[ALL_RUNS] = lambda opening: HomePage(all_runs, opening).build()
-            pages[CHOSEN_RUNS] = lambda opening: self._build_chosen(chosen, known, opening)
+            self._pages["/"] = self._pages[ALL_RUNS] = lambda opening: HomePage(all_runs, opening).build()
+            self._pages[CHOSEN_RUNS] = lambda opening: self._build_chosen(chosen, known, opening)
         if runs is not None:
-            pages["/"] = lambda opening: self._build_runs(runs, opening)
+            self._pages["/"] = lambda opening: self._build_runs(runs, opening)
+
+    def start(self) -> None:
+        """Begins to serve, and says where on standard error. Whoever opens the page in that moment waits for it.
+
+        Raises:
+            ConfigurationError: the port is in use, the host is not one of this machine, or this process has a dashboard
+                already.
+        """
+        if not self._running.acquire(blocking=False):
+            raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
+        try:
+            listener = _listen(self._listening)
+        except BaseException:
+            self._running.release()
+            raise
+        port = listener.getsockname()[1]
+        self.url = self._listening.url(port)
+        self._thread = threading.Thread(target=self._serve, args=(listener, port), name="offloop-web", daemon=True)
+        self._thread.start()
+        say(f"dashboard: {self.url}{self._note()}", err=True)
+        if self._listening.open_browser:
+            token = "" if self._tokens is None else f"?token={self._tokens.command}"
+            webbrowser.open(self.url + token)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; whether it still serves. Raises what ended it, if something did."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        if self._failure is not None:
+            raise self._failure
+        return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
         """Ends it; browsers that are there see that it is gone."""
-        super().stop()
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE_SECONDS)
         for stop in self._stops:
             stop()
+
+    def _note(self) -> str:
+        if self._tokens is None:
+            return ""
+        return f" (add ?token=... with a token from {self._listening.tokens})"
+
+    def _serve(self, listener: socket.socket, port: int) -> None:
+        try:
+            import uvicorn
+
+            from offloop.consumers.dashboard.web.gate import Gate
+
+            gate = Gate(
+                self._application(),
+                self._tokens,
+                self._listening.host,
+                f"offloop_dashboard_{port}",
+                self._listening.certificate is not None,
+            )
+            config = uvicorn.Config(
+                gate,
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=self._listening.certificate,
+                ssl_keyfile=self._listening.certificate_key,
+            )
+            self._server = uvicorn.Server(config)
+            # It may be told to stop before it is there.
+            self._server.should_exit = self._stopping
+            self._server.run(sockets=[listener])
+        except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
+            self._failure = error
+            say(f"dashboard: it has ended, {type(error).__name__}: {error}", err=True)
+        finally:
+            listener.close()
+            self._running.release()
+
+    def _application(self) -> "FastAPI":
+        from fastapi import FastAPI, Request
+        from nicegui import core, ui
+
+        from offloop.consumers.dashboard.web.content import add_routes
+        from offloop.consumers.dashboard.web.gate import ROLE, guard_sockets
+
+        # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
+        core.app.middleware_stack = None
+        core.app.user_middleware.clear()
+        core.sio.eio.start_service_task = True
+        guard_sockets()
+
+        def add(path: str, build: Callable[[Opening], None]) -> None:
+            @ui.page(path, title="offloop")
+            def page(request: Request) -> None:
+                build(self._opening(path, request, request.scope[ROLE]))
+
+        for path, build in self._pages.items():
+            add(path, build)
+        # A bar that says nothing: pages get what they show by a socket.
+        core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        add_routes(app)
+        ui.run_with(
+            app,
+            favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),
+            dark=None,
+            language="en-US",
+            tailwind=False,
+            reconnect_timeout=_RECONNECT_SECONDS,
+            show_welcome_message=False,
+            binding_refresh_interval=None,
+        )
+        return app
+
+    def _opening(self, path: str, request: "Request", role: Role) -> Opening:
+        asked = request.query_params.multi_items()
+        link = ""
+        if self._tokens is not None:
+            link = f"{str(request.base_url).rstrip('/')}{path}?{urlencode([*asked, ('token', self._tokens.view)])}"
+        return Opening(role, link, asked)
 
     def _build_chosen(self, chosen: ChosenRuns, places: Places, opening: Opening) -> None:
         from nicegui import ui
@@ -97,3 +238,29 @@ class Site(DashboardServer):
     ) -> None:
         comparison = comparison or Comparison.from_query(opening.asked)
         Page(runs, opening, self._home, problems, comparison, tags_of).build()
+
+
+def _listen(listening: Listening) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    first = FIRST_PORT if listening.port is None else listening.port
+    last = min(first + _PORTS_TRIED - 1, 65_535) if listening.port is None else first
+    for port in range(first, last + 1):
+        try:
+            return socket.create_server((listening.host, port), family=family, backlog=128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or (port == last and listening.port is not None):
+                raise ConfigurationError(_cannot_listen(listening, port, error)) from None
+    raise ConfigurationError(f"the ports {first} to {last} of {listening.host} are in use: choose another one")
+
+
+def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        free = listening.option("port", str(port + 1 if port + 1 < 1 << 16 else FIRST_PORT))
+        return (
+            f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
+            "leave it out to have a free one found"
+        )
+    why = error.strerror or error
+    return (
+        f"cannot listen at {listening.host} port {port}: {why}; use an address of this machine, and a port from 1024 on"
+    )

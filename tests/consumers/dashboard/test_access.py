@@ -23,8 +23,8 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Listening, Role, Tokens
 from offloop.consumers.dashboard.web.callback import Dashboard
-from offloop.consumers.dashboard.web.cards import send_for
 from offloop.consumers.dashboard.web.gate import ROLE, Gate
+from offloop.consumers.dashboard.web.page import send_for
 
 pytestmark = pytest.mark.timeout(120)
 

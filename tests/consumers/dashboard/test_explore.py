@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offloop.bus.index.entry import MetricValues, RunEntry
 from offloop.bus.index.table import RunTable
 from offloop.consumers.dashboard.web import explore
-from offloop.consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others, spearman
+from offloop.consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others
 from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.home import TableLook, window
 
@@ -79,7 +79,6 @@ def test_values_are_numbers_or_texts_and_what_is_missing_or_not_finite_is_nothin
     assert [None if at is None else b["texts"][at] for at in b["values"]] == ["x", "2", None, None]
     assert [None if at is None else c["texts"][at] for at in c["values"]] == ["true", "false", None, None]
     assert all(len(text) < 100 and text.isprintable() for text in d["texts"])
-    assert frame[f"explored:{ACCURACY}"]["better"] == "max"
 
 
 def test_texts_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch):
@@ -123,29 +122,3 @@ def test_a_column_that_is_out_of_sight_is_sent_again_when_it_is_asked_for():
 )
 def test_a_browser_may_say_anything(told: Any):
     sent(RATES, look_in({"explore": told}, TableLook).explore or TABLE)
-
-
-def test_what_goes_with_the_metric_is_named_with_its_rank_correlation_the_strongest_first():
-    entries = [entry(n, n**3, up=2**n, down=-n, noise=n * 7 % 10, same=1, text=str(n)) for n in range(10)]
-    entries += [entry(10, None, up=1), entry(11, 1.0, other=1), entry(12, 2.0, other=2)]
-    related = about(entries, SCATTER)["related"]
-    assert [(one["title"], one["rho"], one["runs"]) for one in related[:2]] in (
-        [("up", 1.0, 10), ("down", -1.0, 10)],
-        [("down", -1.0, 10), ("up", 1.0, 10)],
-    )
-    assert [one["title"] for one in related[2:]] == ["noise"], "neither texts nor what two runs have"
-
-
-def test_ranks_of_equal_values_are_the_mean_of_their_places():
-    # The figures of the usual formula for ties: ranks 1, 2.5, 2.5, 4, 5 and 1, 2, 3, 4.5, 4.5.
-    assert spearman([(1, 1), (2, 2), (2, 3), (3, 4), (4, 4)]) == pytest.approx(9 / 9.5)
-    assert spearman([(1, 1), (2, 2), (3, 3), (4, 4)]) is None
-    assert spearman([(1, n) for n in range(9)]) is None
-
-
-@given(st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), min_size=5, max_size=30))
-def test_a_rank_correlation_depends_on_the_order_alone(pairs: list[tuple[int, int]]):
-    rho = spearman(pairs)
-    assert rho is None or -1 - 1e-9 <= rho <= 1 + 1e-9
-    assert spearman([(math.exp(x / 9), 3.0 * y) for x, y in pairs]) == (None if rho is None else pytest.approx(rho))
-    assert spearman([(-x, y) for x, y in pairs]) == (None if rho is None else pytest.approx(-rho))

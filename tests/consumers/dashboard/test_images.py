@@ -8,7 +8,7 @@ from offloop.consumers.dashboard.view import images as view_images
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP, ImageHistory
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun
-from offloop.consumers.dashboard.web.run_images import galleries_of
+from offloop.consumers.dashboard.web.panels import galleries_of
 
 SIDE = 10
 BYTES = SIDE * SIDE

@@ -16,10 +16,9 @@ from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
-from offloop.consumers.dashboard.web.cards import facts
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, charts_of
-from offloop.consumers.dashboard.web.export import csv_lines, has_chart
-from offloop.consumers.dashboard.web.page import rest_after
+from offloop.consumers.dashboard.web.content import csv_lines, has_chart
+from offloop.consumers.dashboard.web.page import facts, rest_after
 from offloop.consumers.testing import MemoryStream, replay
 
 CHARTS = {"loss": Chart("loss", "metric", "loss")}

@@ -3,7 +3,6 @@
 import csv
 import itertools
 import math
-import random
 import time
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
-from offloop.consumers.api.logger import Row, RunContext
+from offloop.consumers.api.logger import RunContext
 from offloop.consumers.dashboard.view import tap
 from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
-from offloop.consumers.dashboard.web.export import COLUMNS, csv_lines, file_name
-from offloop.consumers.dashboard.web.marks import MarkNews
+from offloop.consumers.dashboard.web.charts import MarkNews
+from offloop.consumers.dashboard.web.content import COLUMNS, csv_lines, file_name
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -140,30 +139,6 @@ def test_of_very_many_marks_some_are_kept_evenly_and_all_are_sent_anew() -> None
         view.take_outcome(Outcome(Command("checkpoint", id=str(count)), "batch_checkpoint", 1, None, START))
         (news,) = browser.news([run])
     assert (news["a"], len(news["m"])) == (0, MOST_OF_A_KIND // 2 + 1)
-
-
-@pytest.mark.parametrize("thins", [True, False])
-def test_the_extremes_of_a_metric_are_those_of_all_its_values(thins: bool) -> None:
-    chance, held = random.Random(3), {}
-    view = RunView("run", max_points=500 if thins else 10**6)
-    assert view.names() == []
-    for round_ in range(40):
-        steps = range(50 * round_ - 5 * (round_ > 0), 50 * round_ + 50)
-        rows = [Row(step, 0.0, {"m": math.nan if chance.random() < 0.1 else chance.gauss(0, 1)}) for step in steps]
-        view.take_rows(rows)
-        view.names()
-        if thins:
-            rows = [row for row in rows if row.step >= 50 * round_]
-        held |= {row.step: row.metrics["m"] for row in rows}
-        finite = {step: value for step, value in held.items() if math.isfinite(value)}
-        low, high = min(finite, key=finite.__getitem__), max(finite, key=finite.__getitem__)
-        if not thins:
-            assert view.series("m").extremes() == (finite[low], low, finite[high], high)
-    if thins:
-        assert len(view.series("m")) <= 500
-        found = view.series("m").extremes()
-        assert found is not None
-        assert (found.low, found.high) == (min(finite.values()), max(finite.values()))
 
 
 def test_a_file_of_a_metric_has_every_value_with_its_place_on_every_axis(recording: Path) -> None:

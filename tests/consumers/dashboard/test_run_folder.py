@@ -1,15 +1,13 @@
-"""What the page shows of a run's directory: its files and no others, its checkpoints, and how to resume from them."""
+"""What the page shows of a run's directory: its files and no others, and what is known of it."""
 
 import os
 
 import pytest
 from run_folders import WrittenRun, write_run
 
-from offloop.bus.index.checkpoints import Checkpoint
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
-from offloop.consumers.dashboard.web.run_about import facts_of
-from offloop.consumers.dashboard.web.run_checkpoints import resume_from
+from offloop.consumers.dashboard.web.folder_panels import facts_of
 from offloop.consumers.dashboard.web.run_folder import look_into, open_in
 
 
@@ -71,36 +69,10 @@ def started(tmp_path, **info):
     return run.end()
 
 
-def test_the_command_of_a_training_resumes_from_a_checkpoint(tmp_path):
-    command = [
-        "/bin/trainer",
-        "digits",
-        "--autoresume",
-        "--seed",
-        "3",
-        "--load-path=x",
-        "--load-path",
-        "y",
-        "--run-name",
-        "r",
-    ]
-    folder = look_into(started(tmp_path, command=command, cwd="/home/me/my work", seed=17))
-    found, how = resume_from(folder, Checkpoint("saved/ep1.safetensors", 1, 2, 1.0, 5, is_latest=True))
-    at = folder.path / "saved" / "ep1.safetensors"
-    assert found == f"cd '/home/me/my work' && trainer digits --run-name r --load-path {at} --seed 17"
-    assert "longer --max-duration" in how
-
-
-def test_a_script_resumes_by_an_argument(tmp_path):
-    folder = look_into(started(tmp_path, command=["train.py", "--load-path", "z"]))
-    found, _ = resume_from(folder, Checkpoint("/saved/ep1.safetensors", 1, 2, 1.0, 5))
-    assert found == "Trainer(..., load_path='/saved/ep1.safetensors')"
-
-
 def test_what_a_run_was_started_with_is_said_without_what_is_not_known(tmp_path):
     folder = look_into(started(tmp_path, command=["a b", "c"], git_commit="abc", git_dirty=True, host="\x1b[2J"))
     assert folder.run is not None
-    facts = dict(facts_of(folder.run))
+    facts = facts_of(folder.run, folder)
     assert facts["command"] == "'a b' c"
     assert facts["git commit"] == "abc, with uncommitted changes"
     assert facts["host"] == "\\x1b[2J"

@@ -10,9 +10,8 @@ from run_tables import ACCURACY, entry, table
 from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.entry import RunEntry, unreadable_entry
 from offloop.consumers.dashboard.web.frames import look_in
-from offloop.consumers.dashboard.web.home import TableLook, window
+from offloop.consumers.dashboard.web.home import CompareLook, TableLook, window
 from offloop.consumers.dashboard.web.places import Places
-from offloop.consumers.dashboard.web.rows import CompareLook
 from offloop.consumers.runner.places import FolderRuns, NatsRuns
 
 
