@@ -2,24 +2,16 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Unpack
 
-from offloop.attached import (
-    AttachedTraining,
-    ConfigurationError,
-    Event,
-    Options,
-    TimeInput,
-    Wrapped,
-    as_list,
-    check_options,
-    contain,
-    is_enabled,
-    missing,
-    numbers_in,
-)
+from offloop.attached.adapter import Wrapped, contain, missing
+from offloop.attached.options import Options, check_options
+from offloop.attached.training import AttachedTraining, numbers_in
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeInput
 from offloop.own_loop import OWN_LOOP, WatchedRun
+from offloop.trainer.arguments.checks import as_list
 from offloop.trainer.arguments.durations import check_max_duration
 
 try:
@@ -42,21 +34,35 @@ class AcceleratedRun(WatchedRun):
 
     def __init__(
         self,
-        make_training: Callable[[], AttachedTraining] | None,
         accelerator: Accelerator,
+        options: Options,
         model: torch.nn.Module,
         optimizers: Sequence[Any],
+        schedulers: Sequence[Any],
+        **more: Any,
     ) -> None:
         self._accelerator = accelerator
+        self._scaled = [one for one in optimizers if isinstance(one, AcceleratedOptimizer) and one.scaler is not None]
         self._backward_losses: list[torch.Tensor] = []
         self._is_between = True
         """Whether the next forward pass is the first one of a batch of the dataloader."""
         self._pass: Callable[[], Any] | None = None
         """The dataloader whose pass is the epoch at work."""
-        super().__init__(make_training, model, optimizers, accelerator.gradient_accumulation_steps)
+        names = ("mixed_precision", "num_processes", "split_batches", "gradient_accumulation_steps")
+        super().__init__(
+            _FRAMEWORK,
+            options,
+            model,
+            [_inner(one, "optimizer") for one in optimizers],
+            [_inner(one, "scheduler") for one in schedulers],
+            accelerator.gradient_accumulation_steps,
+            precision=_PRECISIONS.get(accelerator.mixed_precision, accelerator.mixed_precision),
+            config={name: getattr(accelerator, name) for name in names},
+            **more,
+        )
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
-        super()._hook(model, [_inner(one, "optimizer") for one in optimizers])
+        super()._hook(model, optimizers)
         accelerator, passes = self._accelerator, self._accelerator.gradient_state
         self._handles += [
             Wrapped(accelerator, "backward", self._before_accelerator, self._after_accelerator),
@@ -65,11 +71,7 @@ class AcceleratedRun(WatchedRun):
             Wrapped(accelerator, "end_training", self.close),
             Wrapped(passes, "_add_dataloader", self._pass_changes),
             Wrapped(passes, "_remove_dataloader", self._pass_changes),
-            *(
-                Wrapped(one, "step", after=self._step_scaled)
-                for one in optimizers
-                if isinstance(one, AcceleratedOptimizer) and one.scaler is not None
-            ),
+            *(Wrapped(one, "step", after=self._step_scaled) for one in self._scaled),
         ]
 
     def _after_save(self, path: Any, *_: Any, **__: Any) -> None:
@@ -207,28 +209,17 @@ def attach(
     earlier = vars(accelerator).get("_offloop_run")
     if earlier is not None:
         earlier.close()
-    make_training = partial(
-        AttachedTraining,
-        _FRAMEWORK,
+    run = accelerator._offloop_run = AcceleratedRun(
+        accelerator,
         options,
         models[0],
-        [_inner(one, "optimizer") for one in optimizers],
-        [_inner(one, "scheduler") for one in as_list(scheduler, object, "scheduler") or accelerator._schedulers],
+        optimizers,
+        as_list(scheduler, object, "scheduler") or accelerator._schedulers,
         max_duration=max_duration,
-        precision=_PRECISIONS.get(accelerator.mixed_precision, accelerator.mixed_precision),
-        config={
-            "mixed_precision": accelerator.mixed_precision,
-            "num_processes": accelerator.num_processes,
-            "split_batches": accelerator.split_batches,
-            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
-        },
         evaluate=evaluate or "give attach() a function evaluate=",
         checkpoint=checkpoint
         or "give attach() a function checkpoint=, or let the Accelerator name its checkpoints: "
         "ProjectConfiguration(automatic_checkpoint_naming=True)",
-    )
-    run = accelerator._offloop_run = AcceleratedRun(
-        make_training if is_enabled(options) else None, accelerator, models[0], optimizers
     )
     return run
 

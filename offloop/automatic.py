@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from offloop.startup import note
 
 if TYPE_CHECKING:
-    from offloop.attached import Options
+    from offloop.attached.options import Options
 
 VARIABLE = "OFFLOOP_RUN"
 """Set by ``offloop run``: JSON with ``folder`` (for notes), ``callbacks``, ``loggers``, their ``settings``, and

@@ -6,20 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from offloop.attached import (
-    AttachedTraining,
-    ConfigurationError,
-    Event,
-    Framework,
-    Options,
-    Timestamp,
-    TrainingTime,
-    check_options,
-    contain,
-    is_enabled,
-    missing,
-    unwrapped,
-)
+from offloop.attached.adapter import Adapter, contain, missing
+from offloop.attached.options import Options, is_enabled
+from offloop.attached.training import AttachedTraining, Framework, unwrapped
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 try:
     import composer
@@ -37,7 +29,7 @@ _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
 @contain("run_event", "close", "load_state_dict", "_mark_checkpoint")
-class OffloopCallback(composer.Callback):  # type: ignore[misc]
+class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     """Publishes all events of a Composer trainer as a run, at Composer's own training time. All ranks have one.
 
     Args:
@@ -47,22 +39,19 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
     Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        super().__init__()
-        check_options(options)
+        super().__init__(options)
         self.detached = not is_enabled(options)
-        """Whether there is no run: it is disabled, or an error of offloop has ended it."""
-        self._options = options
-        self._training: AttachedTraining | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._restored: list[tuple[Any, str, Any]] = []
         handlers = {event: getattr(self, f"_on_{event.value}", None) for event in Event}
         self._handlers = {event: handler for event, handler in handlers.items() if handler is not None}
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        training, ours = self._training, _OURS[event]
-        if training is None:
-            if ours is Event.INIT:
-                self._start(state)
+        ours = _OURS[event]
+        if ours is Event.INIT:
+            self._start(state)
+        elif (training := getattr(self, "_training", None)) is None:
+            return
         elif ours in self._handlers:
             self._handlers[ours](training, state)
         elif ours in training.requested_events:
@@ -71,14 +60,15 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
             training.fire(ours)
 
     def close(self, state: Any, logger: Any) -> None:
-        training, self._training = self._training, None
-        if training is not None:
-            training.close(getattr(sys, "last_value", None) if training.state.fitting else None)
+        if hasattr(self, "_training"):
+            self._end(getattr(sys, "last_value", None) if self._training.state.fitting else None)
+            # It may be given to another trainer.
+            self.detached = False
 
     def state_dict(self) -> dict[str, Any]:
         # Called when a checkpoint is written.
         self._mark_checkpoint()
-        return {} if self._training is None else self._training.state_dict()
+        return self._training.state_dict() if hasattr(self, "_training") else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
@@ -86,9 +76,7 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
         self._restore()
-        training, self._training = self._training, None
-        if training is not None:
-            training.detach(error)
+        super().detach(error)
 
     def _start(self, state: Any) -> None:
         name = self._options.get("run_name") or _NOT_IN_NAMES.sub("-", state.run_name or "").strip("-._")[:100]
@@ -106,7 +94,7 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
         )
 
     def _mark_checkpoint(self) -> None:
-        if self._training is not None:
+        if hasattr(self, "_training"):
             self._training.checkpoint_saved()
 
     def _copy_state(self, training: AttachedTraining, state: Any) -> None:
@@ -151,7 +139,8 @@ class OffloopCallback(composer.Callback):  # type: ignore[misc]
             # Composer has read them, and reduced them over the ranks.
             training.add_loss(torch.tensor(losses[_TOTAL], dtype=torch.float64))
         more = {name: value for name, value in losses.items() if name != _TOTAL}
-        training.log(more | {f"metrics/train/{name}": value for name, value in state.train_metric_values.items()})
+        training.log(more)
+        training.log_metrics(state.train_metric_values)
         training.batch_end(timestamp=_time(state.timestamp))
         self._stop_if_asked(training, state)
 

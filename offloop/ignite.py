@@ -1,27 +1,17 @@
 """Attaching to the engines of PyTorch Ignite: :class:`OffloopLogger`."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
-from offloop.attached import (
-    EVALUATION_BATCHES,
-    AttachedTraining,
-    ConfigurationError,
-    Event,
-    Options,
-    Timestamp,
-    as_list,
-    check_options,
-    contain,
-    is_enabled,
-    missing,
-    numbers_in,
-    time_reached,
-    unwrapped,
-)
+from offloop.attached.adapter import Wrapped, contain, missing
+from offloop.attached.options import Options, check_options, is_enabled
+from offloop.attached.training import EVALUATION_BATCHES, AttachedTraining, numbers_in, time_reached, unwrapped
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import Timestamp
 from offloop.own_loop import OWN_LOOP, WatchedRun
+from offloop.trainer.arguments.checks import as_list
 
 try:
     import torch
@@ -87,54 +77,30 @@ class OffloopLogger:
             return self
         trained = model or _find_model(trainer, optimizers)
         schedulers = as_list(scheduler, object, "scheduler")
-
-        def make_training() -> AttachedTraining:
-            state = trainer.state
-            in_steps = state.max_iters and f"{state.max_iters // gradient_accumulation_steps}ba"
-            return AttachedTraining(
-                _FRAMEWORK,
-                self._options,
-                trained,
-                optimizers,
-                schedulers,
-                max_duration=in_steps or f"{state.max_epochs}ep",
-                config={
-                    "max_epochs": state.max_epochs,
-                    "max_iters": state.max_iters,
-                    "epoch_length": state.epoch_length,
-                    "gradient_accumulation_steps": gradient_accumulation_steps,
-                },
-                evaluate=evaluate or "give OffloopLogger.attach() a function evaluate=",
-                checkpoint=checkpoint or "give OffloopLogger.attach() a function checkpoint=",
-            )
+        commands = {
+            "evaluate": evaluate or "give OffloopLogger.attach() a function evaluate=",
+            "checkpoint": checkpoint or "give OffloopLogger.attach() a function checkpoint=",
+        }
 
         def start() -> None:
             self.close()
             resumed, self._resumed = self._resumed, None
             self._run = IgniteRun(
-                make_training,
-                trained,
-                optimizers,
                 trainer,
                 evaluators or {},
                 output_transform,
                 resumed,
+                self._options,
+                trained,
+                optimizers,
+                schedulers,
                 gradient_accumulation_steps,
+                **commands,
             )
 
         trainer.add_event_handler(Events.STARTED, start)
-        run = trainer.run
-
-        @functools.wraps(run)
-        def run_and_close(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return run(*args, **kwargs)
-            # A handler of EXCEPTION_RAISED would keep the exception from the caller.
-            except BaseException as error:
-                self.close(error)
-                raise
-
-        vars(trainer)["run"] = run_and_close
+        # A handler of EXCEPTION_RAISED would keep the exception from the caller.
+        Wrapped(trainer, "run", failed=self.close)
         return self
 
     @property
@@ -170,14 +136,16 @@ class IgniteRun(WatchedRun):
 
     def __init__(
         self,
-        make_training: Callable[[], AttachedTraining],
-        model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
         trainer: Engine,
         evaluators: Mapping[str, Engine],
         output_transform: Callable[[Any], Any] | None,
         resumed: Mapping[str, Any] | None,
+        options: Options,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[Any],
         gradient_accumulation_steps: int,
+        **commands: Any,
     ) -> None:
         self._trainer = trainer
         self._evaluators = evaluators
@@ -187,9 +155,20 @@ class IgniteRun(WatchedRun):
         self._epoch = trainer.state.epoch
         """Epochs that have ended."""
         self._logged: dict[str, Any] = {}
-        super().__init__(make_training, model, optimizers, gradient_accumulation_steps)
-        self._fetches = True
         state, steps = trainer.state, gradient_accumulation_steps
+        config = {name: getattr(state, name) for name in ("max_epochs", "max_iters", "epoch_length")}
+        super().__init__(
+            _FRAMEWORK,
+            options,
+            model,
+            optimizers,
+            schedulers,
+            steps,
+            max_duration=f"{state.max_iters // steps}ba" if state.max_iters else f"{state.max_epochs}ep",
+            config={**config, "gradient_accumulation_steps": steps},
+            **commands,
+        )
+        self._fetches = True
         self._per_epoch = None if (length := state.epoch_length) is None or length % steps else length // steps
         # Ignite's counters are those of the loop.
         self._position.reached = Timestamp(batch=state.iteration // steps, epoch=state.epoch)
@@ -294,14 +273,14 @@ class IgniteRun(WatchedRun):
         loss = values.pop("loss", None)
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        self._training.log({f"metrics/train/{name}": value for name, value in values.items()})
+        self._training.log_metrics(values)
         self._log_metrics()
 
     def _log_metrics(self) -> None:
         values = numbers_in(self._trainer.state.metrics)
         new = {name: value for name, value in values.items() if self._logged.get(name) is not value}
         self._logged = values
-        self._training.log({f"metrics/train/{name}": value for name, value in new.items()})
+        self._training.log_metrics(new)
 
 
 def _find_model(trainer: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> torch.nn.Module:

@@ -1,26 +1,15 @@
 """Attaching to Keras with its torch backend: ``model.fit(..., callbacks=[OffloopCallback()])``."""
 
 import math
-import weakref
-from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
-from offloop.attached import (
-    ALWAYS,
-    EVALUATION,
-    EVALUATION_BATCHES,
-    AttachedTraining,
-    ConfigurationError,
-    Event,
-    Framework,
-    Options,
-    check_options,
-    contain,
-    is_enabled,
-    missing,
-)
+from offloop.attached.adapter import Adapter, Wrapped, contain, missing
+from offloop.attached.options import Options, is_enabled
+from offloop.attached.training import ALWAYS, EVALUATION, EVALUATION_BATCHES, AttachedTraining, Framework
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
 
 try:
     import keras
@@ -47,13 +36,11 @@ _FRAMEWORK = Framework(
 )
 _OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
 _MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
-_open: "weakref.WeakSet[OffloopCallback]" = weakref.WeakSet()
-"""Callbacks within fit(), or in one that was left by an exception of another callback or of the data."""
 
 
-@contain("_begin", "_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_fail", "_mark_checkpoint")
+@contain("_begin", "_begin_batch", "_end_batch", "_begin_eval_batch", "_end_eval_batch", "_mark_checkpoint")
 @contain("_announce", hooks=True, outside="on_train_begin")
-class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
     """Publishes a ``fit()`` as a run.
 
     Args:
@@ -67,25 +54,16 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # that Keras does batches with.
 
     def __init__(self, *, save_folder: str | PathLike[str] | None = None, **options: Unpack[Options]) -> None:
-        super().__init__()
+        super().__init__(options)
         if keras.config.backend() != "torch":
             raise ConfigurationError(
                 f"Keras runs on {keras.config.backend()}, and offloop.keras attaches to its torch backend: set "
                 "KERAS_BACKEND=torch before Keras is imported"
             )
-        check_options(options)
-        self.detached = True
-        """Whether there is no run: outside of ``fit()``, if it is disabled, or after an error of offloop."""
-        self._options = options
         self._save_folder = save_folder
-        self._training: AttachedTraining
-        self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        name = self._options.get("run_name")
-        for one in list(_open):
-            if one is self or one.model is self.model or (name and one._options.get("run_name") == name):
-                one._fail(_left())
+        self._end(_left())
         self.detached = not is_enabled(self._options)
         self._begin()
 
@@ -113,19 +91,18 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if isinstance(optimizer._learning_rate, keras.Variable)
             else "it follows a schedule; give the optimizer a number to set it later",
         )
-        self._training.at_exit = self._fail
-        _open.add(self)
+        self._training.at_exit = self._end
         self._has_begun = False
         self._history = getattr(model, "history", None)
         self._losses: list[Any] = []
         self._trackers = [one for one in model.metrics if one.name == "loss"]
         self._sums: list[tuple[Any, Any]] = []
-        self._replace(model, "train_function", self._watched(model.train_function, self._begin_batch, self._end_batch))
-        for name in ("save", "save_weights"):
-            self._replace(model, name, self._marking(getattr(model, name)))
-        if not model.jit_compile:
-            for one in self._trackers:
-                self._replace(one, "update_state", _keeping(self._losses, one.update_state))
+        self._wrapped += [
+            Wrapped(model, "train_function", self._begin_batch, self._end_batch, self._end),
+            Wrapped(model, "save", self._mark_checkpoint, self._announce),
+            Wrapped(model, "save_weights", self._mark_checkpoint, self._announce),
+            *([] if model.jit_compile else [Wrapped(one, "update_state", self._keep_loss) for one in self._trackers]),
+        ]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._begin_fit(epoch)
@@ -139,22 +116,18 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._training.eval_start()
-        step = self._watched(self.model.test_function, self._begin_eval_batch, self._end_eval_batch)
-        self._replace(self.model, "test_function", step)
+        self._wrapped.append(
+            Wrapped(self.model, "test_function", self._begin_eval_batch, self._end_eval_batch, self._end)
+        )
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._put_back(keep=len(self._replaced) - 1)
+        self._wrapped.pop().remove()
         self._training.eval_end(logs or {})
 
     def on_train_end(self, logs: Any = None) -> None:
         self._begin_fit(0)
         self._training.fit_end()
-        self._leave().close()
-
-    def detach(self, error: BaseException) -> None:
-        """End the run because of an error of offloop."""
-        if hasattr(self, "_training"):
-            self._leave().detach(error)
+        self._end()
 
     def _begin_fit(self, epoch: int) -> None:
         # The first epoch of a training that resumes has a later number.
@@ -168,25 +141,10 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 epochs_done=epoch,
             )
 
-    def _watched(
-        self, step: Callable[[Any], Any], before: Callable[[Any], object], after: Callable[[Any], object]
-    ) -> Callable[[Any], Any]:
-        def watched(data: Any) -> Any:
-            before(data)
-            try:
-                logs = step(data)
-            except BaseException as error:
-                self._fail(error)
-                raise
-            after(logs)
-            return logs
-
-        return watched
-
     def _begin_batch(self, data: Any) -> None:
         training = self._training
         if self.model.history is not self._history:
-            self._fail(_left())
+            self._end(_left())
             return
         training.fire(Event.AFTER_DATALOADER)
         training.batch_start(data[0])
@@ -199,7 +157,7 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._iterations % self._accumulation == 0:
             self._optimizer.step()
 
-    def _end_batch(self, logs: Any) -> None:
+    def _end_batch(self, logs: Any, data: Any) -> None:
         training = self._training
         for tracker, (total, count) in zip(self._trackers, self._sums, strict=False):
             self._losses.append((tracker.total.value - total) / (tracker.count.value - count))
@@ -207,7 +165,7 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
             loss = torch.as_tensor(self._losses[-1])
             training.add_loss(loss.mean() if loss.ndim else loss, 1 / self._accumulation)
             self._losses.clear()
-        training.log({f"metrics/train/{name}": value for name, value in logs.items() if name != "loss"})
+        training.log_metrics({name: value for name, value in logs.items() if name != "loss"})
         if self._iterations % self._accumulation == 0:
             self._optimizer.read_rate(self._iterations)
             training.batch_end()
@@ -221,23 +179,17 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._losses.clear()
         self._training.eval_batch_start(data[0])
 
-    def _end_eval_batch(self, logs: Any) -> None:
+    def _end_eval_batch(self, logs: Any, data: Any) -> None:
         self._training.eval_batch_end()
 
-    def _marking(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        def marking(*args: Any, **kwargs: Any) -> Any:
-            self._mark_checkpoint()
-            result = save(*args, **kwargs)
-            self._announce(args[0] if args else kwargs["filepath"])
-            return result
-
-        return marking
-
-    def _mark_checkpoint(self) -> None:
+    def _mark_checkpoint(self, *_: Any, **more: Any) -> None:
         self._training.checkpoint_saved()
 
-    def _announce(self, path: Any) -> None:
-        self._training.checkpoint_written(path)
+    def _announce(self, _: Any, filepath: Any, *__: Any, **more: Any) -> None:
+        self._training.checkpoint_written(filepath)
+
+    def _keep_loss(self, values: Any, *_: Any, **more: Any) -> None:
+        self._losses.append(values)
 
     def _save(self) -> Path | None:
         assert self._save_folder is not None
@@ -248,31 +200,6 @@ class OffloopCallback(keras.callbacks.Callback):  # type: ignore[misc]
         path.parent.mkdir(parents=True, exist_ok=True)
         self.model.save(path)
         return path
-
-    def _fail(self, error: BaseException | None) -> None:
-        self._leave().close(error)
-
-    def _leave(self) -> AttachedTraining:
-        _open.discard(self)
-        self._put_back()
-        self.detached, training = True, self._training
-        del self._training
-        return training
-
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        attributes = vars(owner)
-        self._replaced.append((attributes, name, attributes.get(name), new))
-        # Keras keeps account of what is set in other ways.
-        attributes[name] = new
-
-    def _put_back(self, keep: int = 0) -> None:
-        while len(self._replaced) > keep:
-            attributes, name, old, new = self._replaced.pop()
-            if attributes.get(name) is new:
-                if old is None:
-                    del attributes[name]
-                else:
-                    attributes[name] = old
 
 
 class _StandIn(torch.optim.Optimizer):
@@ -325,14 +252,6 @@ class _StandIn(torch.optim.Optimizer):
 
 def _left() -> Exception:
     return RuntimeError("fit() was left before its end")
-
-
-def _keeping(losses: list[Any], update: Callable[..., Any]) -> Callable[..., Any]:
-    def keeping(values: Any, *args: Any, **kwargs: Any) -> Any:
-        losses.append(values)
-        return update(values, *args, **kwargs)
-
-    return keeping
 
 
 def _configuration(model: Any, optimizer: Any, params: dict[str, Any]) -> dict[str, Any]:

@@ -10,21 +10,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Unpack
 
-from offloop.attached import (
-    ALWAYS,
-    EVALUATION,
-    EVALUATION_BATCHES,
-    AttachedTraining,
-    ConfigurationError,
-    Event,
-    Framework,
-    Options,
-    Wrapped,
-    check_options,
-    contain,
-    is_enabled,
-    missing,
-)
+from offloop.attached.adapter import Adapter, Wrapped, contain, missing
+from offloop.attached.options import Options, is_enabled
+from offloop.attached.training import ALWAYS, EVALUATION, EVALUATION_BATCHES, AttachedTraining, Framework
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
 
 
 def _installed(*names: str) -> tuple[type, ...]:
@@ -55,7 +45,7 @@ _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time
 
 
 @contain("teardown", "_begin", "_before_fetch", "_checkpoint_written", hooks=True, outside="on_train_start")
-class OffloopCallback(_Callback):  # type: ignore[misc]
+class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
     """Publishes what Lightning's ``Trainer.fit`` does::
 
         Trainer(callbacks=[OffloopCallback()])
@@ -69,13 +59,8 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
     Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        check_options(options)
-        self.detached = True
-        """Whether there is no run: outside of ``fit``, if it is disabled, or after an error of offloop."""
-        self._options = options
-        self._training: AttachedTraining
+        super().__init__(options)
         self._trainer: Any
-        self._wrapped: list[Wrapped] = []
         self._resumed: Mapping[str, Any] | None = None
         self._reached: dict[str, Any] = {}
         self._losses: list[Any] = []
@@ -152,12 +137,12 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
             # Lightning has divided by the full number of microbatches, also where there were fewer.
             training.add_loss(loss, trainer.accumulate_grad_batches / len(losses))
         if values := _logged(trainer, on_step=True):
-            training.log({f"metrics/train/{name}": value for name, value in values.items()})
+            training.log_metrics(values)
         training.batch_end()
         self._stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._restore_intervals(trainer)
+        self._restore_intervals()
         self._training.eval_start("val", batches=_finite(sum(trainer.num_val_batches)))
 
     def on_validation_batch_start(
@@ -185,10 +170,10 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         self._training.fit_end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._end(exception)
+        self._leave(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._end(None)
+        self._leave()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._training.checkpoint_saved()
@@ -215,21 +200,16 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         """End the run because of an error of offloop."""
         # The state of an earlier fit is not that of this one's checkpoints.
         self._reached = {}
-        if hasattr(self, "_training"):
-            self._release().detach(error)
-
-    def _end(self, error: BaseException | None) -> None:
-        self._reached, self.detached = self._training.state_dict(), True
-        self._release().close(error)
+        super().detach(error)
 
     def _release(self) -> AttachedTraining:
-        self._restore_intervals(self._trainer)
-        for wrapped in self._wrapped:
-            wrapped.remove()
-        training = self._training
-        del self._training, self._trainer
-        self._wrapped.clear()
-        return training
+        self._restore_intervals()
+        del self._trainer
+        return super()._release()
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        self._reached = self._training.state_dict()
+        self._end(error)
 
     def _before_fetch(self) -> None:
         self._training.save_place()
@@ -245,7 +225,7 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
         names = [results._forked_name(one, False)[1] for one in results.values() if one.meta.on_epoch]
         values = {name: found[name] for name in names if found.get(name) is not self._epoch_values.get(name)}
         self._epoch_values.update(values)
-        self._training.log({f"metrics/train/{name}": value for name, value in values.items()})
+        self._training.log_metrics(values)
 
     def _evaluate(self) -> None:
         trainer = self._trainer
@@ -260,8 +240,8 @@ class OffloopCallback(_Callback):  # type: ignore[misc]
                 self._intervals[name] = interval
                 setattr(trainer, name, value)
 
-    def _restore_intervals(self, trainer: Any) -> None:
-        vars(trainer).update(self._intervals)
+    def _restore_intervals(self) -> None:
+        vars(self._trainer).update(self._intervals)
         self._intervals.clear()
 
 

@@ -7,23 +7,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from offloop.attached import (
-    ALWAYS,
-    EVALUATION,
-    AttachedTraining,
-    ConfigurationError,
-    Event,
-    Framework,
-    LoopPosition,
-    Options,
-    TimeInput,
-    Timestamp,
-    as_list,
-    check_options,
-    contain,
-    is_enabled,
-    length_of,
-)
+from offloop.attached.adapter import contain
+from offloop.attached.options import Options, check_options, is_enabled
+from offloop.attached.position import LoopPosition, length_of
+from offloop.attached.training import ALWAYS, EVALUATION, AttachedTraining, Framework
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.bus.types.time import TimeInput
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.arguments.checks import as_list
 from offloop.trainer.arguments.durations import check_max_duration
 from offloop.trainer.fields.field import ProbeHook
 
@@ -64,23 +56,26 @@ class WatchedRun:
 
     def __init__(
         self,
-        make_training: Callable[[], AttachedTraining] | None,
+        framework: Framework,
+        options: Options,
         model: torch.nn.Module,
         optimizers: Sequence[Any],
-        gradient_accumulation_steps: int,
+        schedulers: Sequence[Any] = (),
+        gradient_accumulation_steps: int = 1,
+        **more: Any,
     ) -> None:
-        self.detached = make_training is None
+        """Starts the run; the arguments, with ``more``, are those of :class:`AttachedTraining`."""
+        self._is_disabled = not is_enabled(options)
+        self.detached = self._is_disabled
         """Whether there is no run: it is disabled, or an error of offloop has ended it."""
-        self._is_disabled = make_training is None
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
         self._has_begun = self._fetches = self._has_stepped = self._is_open = False
         self._losses: list[Any] = []
         self._handles: list[Any] = []
-        if make_training is not None:
-            self._hook(model, optimizers)
-            self._start(make_training)
+        self._hook(model, optimizers)
+        self._start(framework, options, model, optimizers, schedulers, **more)
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
         self._handles += [
@@ -98,8 +93,8 @@ class WatchedRun:
     def _fire(self, event: Event) -> None:
         self._training.fire(event)
 
-    def _start(self, make_training: Callable[[], AttachedTraining]) -> None:
-        self._training = make_training()
+    def _start(self, *given: Any, **more: Any) -> None:
+        self._training = AttachedTraining(*given, **more)
         self._training.at_exit = self.close
 
     @property
@@ -409,21 +404,17 @@ def watch(
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)
-
-    def make_training() -> AttachedTraining:
-        return AttachedTraining(
-            OWN_LOOP,
-            options,
-            model,
-            optimizers,
-            as_list(scheduler, object, "scheduler"),
-            max_duration=max_duration,
-            evaluate=evaluate or "give watch() a function evaluate=",
-            checkpoint=checkpoint or "give watch() a function checkpoint=",
-        )
-
-    optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
-    return WatchedRun(make_training if is_enabled(options) else None, model, optimizers, gradient_accumulation_steps)
+    return WatchedRun(
+        OWN_LOOP,
+        options,
+        model,
+        as_list(optimizer, torch.optim.Optimizer, "optimizer"),
+        as_list(scheduler, object, "scheduler"),
+        gradient_accumulation_steps,
+        max_duration=max_duration,
+        evaluate=evaluate or "give watch() a function evaluate=",
+        checkpoint=checkpoint or "give watch() a function checkpoint=",
+    )
 
 
 def _with_gradient(outputs: Any) -> torch.Tensor | None:

@@ -6,25 +6,21 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
-from offloop.attached import (
+from offloop.attached.adapter import Adapter, Wrapped, contain, missing
+from offloop.attached.options import Options, is_enabled
+from offloop.attached.training import (
     ALWAYS,
     EVALUATION,
     EVALUATION_BATCHES,
-    LATER,
     PREDICTION,
     AttachedTraining,
-    ConfigurationError,
-    Event,
     Framework,
-    Options,
-    Wrapped,
-    check_options,
-    contain,
-    is_enabled,
-    missing,
     numbers_in,
     precision_of,
 )
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.types.event import Event
+from offloop.trainer.control.remote_control import LATER
 
 try:
     from transformers import Trainer, TrainerCallback, __version__
@@ -48,9 +44,9 @@ _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
-@contain("_begin", "_end", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
+@contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
 @contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", hooks=True, outside="on_train_begin")
-class OffloopCallback(TrainerCallback):
+class OffloopCallback(Adapter, TrainerCallback):
     """Publishes each ``train()`` of a trainer as a run::
 
         trainer = Trainer(...)
@@ -72,27 +68,12 @@ class OffloopCallback(TrainerCallback):
                 "OffloopCallback needs the trainer: leave it out of callbacks=[...], and write "
                 "trainer.add_callback(OffloopCallback(trainer)) when the trainer is there"
             )
-        check_options(options)
-        self.detached = True
-        """Whether there is no run: outside of ``train()``, if it is disabled, or after an error of offloop."""
+        super().__init__(options)
         self._trainer: Any = trainer
-        self._options = options
-        self._training: AttachedTraining
         self._evaluated: dict[str, Any] = {}
-        self._wrapped: list[Wrapped] = []
-        self._train_method = trainer.train
         self._is_enabled = is_enabled(options)
         if self._is_enabled:
-            vars(trainer)["train"] = self._train
-
-    def _train(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = self._train_method(*args, **kwargs)
-        except BaseException as error:
-            self._end(error)
-            raise
-        self._end()
-        return result
+            Wrapped(trainer, "train", after=lambda *_, **__: self._end(), failed=self._end)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         name = None
@@ -174,8 +155,8 @@ class OffloopCallback(TrainerCallback):
         if self._evaluates:
             self._evaluated.update(parts["logs"])
         else:
-            found = {name: one for name, one in numbers_in(parts["logs"]).items() if name not in _IN_EVENTS}
-            self._training.log({f"metrics/train/{name}": one for name, one in found.items()})
+            found = numbers_in(parts["logs"]).items()
+            self._training.log_metrics({name: one for name, one in found if name not in _IN_EVENTS})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         found = {**self._evaluated, **parts["metrics"]}
@@ -206,12 +187,6 @@ class OffloopCallback(TrainerCallback):
     def on_train_end(self, *_: Any, **parts: Any) -> None:
         self._training.fit_end()
 
-    def detach(self, error: BaseException) -> None:
-        """End the run because of an error of offloop."""
-        self._unwrap()
-        if hasattr(self, "_training"):
-            self._training.detach(error)
-
     def _after_commands(self, state: Any, control: Any) -> None:
         control.should_training_stop |= self._training.is_stopped
         control.should_save |= self._save_requested
@@ -224,12 +199,6 @@ class OffloopCallback(TrainerCallback):
         # Kept until it is done: with save_strategy="best" an evaluation decides otherwise.
         self._save_requested = True
         return LATER
-
-    def _end(self, error: BaseException | None = None) -> None:
-        self._unwrap()
-        self._training.close(error)
-        del self._training
-        self.detached = True
 
     def _begin_fetching(self, *_: Any, **more: Any) -> None:
         self._training.save_place()
@@ -273,11 +242,6 @@ class OffloopCallback(TrainerCallback):
 
     def _firing(self, *events: Event) -> Callable[..., None]:
         return functools.partial(self._fire, events)
-
-    def _unwrap(self) -> None:
-        for wrapped in self._wrapped:
-            wrapped.remove()
-        self._wrapped.clear()
 
 
 def _as_name(text: Any) -> str | None:

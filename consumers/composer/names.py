@@ -1,12 +1,9 @@
 """The names that callbacks written for MosaicML Composer import from it, where it is not installed."""
 
 import contextlib
-import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -79,60 +76,36 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ImportError(_absent(f"{self.__name__}.{name}"), name=self.__name__)
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-ins."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _NAMES:
-            if fullname.partition(".")[0] == ROOT:
-                raise ModuleNotFoundError(_absent(fullname), name=fullname)
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname.count(".") < 2)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(_NAMES[module.__name__])
-        for name in _NAMES:
-            if name.rpartition(".")[0] == module.__name__:
-                importlib.import_module(name)
-
-
-def _absent(name: str) -> str:
-    return (
-        f"Composer is not installed, and what offloop has in its place knows no {name}: a consumer takes callbacks "
-        f"that need no more of it than {', '.join(sorted({*_CORE, *_LOGGERS}))} and utils.dist"
-    )
-
-
-_finder = _Finder()
+        raise ImportError(
+            f"Composer is not installed, and what offloop has in its place knows no {self.__name__}.{name}: a consumer "
+            f"takes callbacks that need no more of it than {', '.join(sorted({*_CORE, *_LOGGERS}))} and utils.dist",
+            name=self.__name__,
+        )
 
 
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
     """While it lasts, ``import composer`` gets the names that callbacks use, where Composer cannot be imported."""
-    if _finder in sys.meta_path or _is_installed():
+    if ROOT in sys.modules or _is_installed():
         yield
         return
-    sys.meta_path.insert(0, _finder)
+    made = {name: _StandIn(name) for name in _NAMES}
+    for name, module in made.items():
+        vars(module).update(_NAMES[name], __path__=[])
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(made[parent], own, module)
+    sys.modules.update(made)
     try:
         yield
     finally:
-        sys.meta_path.remove(_finder)
-        for name in _NAMES:
-            if isinstance(sys.modules.get(name), _StandIn):
-                del sys.modules[name]
+        for name in made:
+            sys.modules.pop(name, None)
 
 
 def _is_installed() -> bool:
     try:
-        spec = importlib.util.find_spec(ROOT)
+        spec = find_spec(ROOT)
     except (ImportError, ValueError):
         return False
     # A mere folder of that name is a package too, one without a file.

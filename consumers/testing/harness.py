@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import CommandSender, Snapshot
 from offloop.bus.protocol.stream import RunStream, as_stream
 from offloop.bus.recording.recording import Recording
-from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.commands import Command
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import LoggerDestination
@@ -61,7 +61,7 @@ def replay(
 
     logged = Logged(lambda: runner.statistics())
     runner = _QuietRunner(
-        _CommandsKept(stream, keep),
+        _keeping_commands(stream, keep),
         [*made, *(EventForwarder(logger) for logger in loggers if logger.watches)],
         [Collector(logged), *loggers, *(further for callback in made for further in callback.destinations())],
         on_error,
@@ -86,40 +86,21 @@ def _run(runner: Runner) -> RunnerStatistics:
         return thread.submit(runner.run).result()
 
 
-class _CommandsKept(RunStream):
-    """A stream whose snapshots hand the commands that are sent through them to ``keep``."""
-
-    def __init__(self, source: RunStream, keep: CommandSender) -> None:
-        self._source = source
-        self._keep = keep
-        self.run_name, self.run_id = source.run_name, source.run_id
-        self.attempt, self.run_dir = source.attempt, source.run_dir
+def _keeping_commands(stream: RunStream, keep: CommandSender) -> RunStream:
+    """A copy of the stream whose snapshots hand the commands that are sent through them to ``keep``."""
+    kept = copy.copy(stream)
+    read_all = kept.read
 
     async def read(
-        self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
+        events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        async for batch in self._source.read(events, after):
+        async for batch in read_all(events, after):
             for snapshot in batch:
-                snapshot.bind(self._keep)
+                snapshot.bind(keep)
             yield batch
 
-    @property
-    def ending(self) -> Ending | None:
-        return self._source.ending
-
-    @property
-    def gaps(self) -> Sequence[Gap]:
-        return self._source.gaps
-
-    @property
-    def damage(self) -> str | None:
-        return self._source.damage
-
-    def answered(self) -> Sequence[Outcome]:
-        return self._source.answered()
-
-    def checkpoints(self) -> Sequence[CheckpointMark]:
-        return self._source.checkpoints()
+    kept.read = read  # type: ignore[method-assign]
+    return kept
 
 
 class _QuietRunner(Runner):

@@ -470,6 +470,10 @@ class AttachedTraining:
         done = self.state.timestamp.values.batch
         self._logger.log_metrics(values, step if step is not None else done if self._in_batch else max(done - 1, 0))
 
+    def log_metrics(self, values: Mapping[str, Any]) -> None:
+        """Log the framework's metrics of the training."""
+        self.log({f"metrics/train/{name}": value for name, value in values.items()})
+
     def leave_out(self, name: object, reason: object) -> None:
         """Report once, and count, a value that cannot be published."""
         self._logger.left_out.add(name, reason)

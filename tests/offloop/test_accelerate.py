@@ -34,7 +34,7 @@ from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 from offloop.accelerate import attach
-from offloop.attached import AttachedTraining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording

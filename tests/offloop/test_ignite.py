@@ -29,7 +29,7 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from ignite_jobs import LENGTH, ROWS, SIZE, Training
 
-from offloop.attached import AttachedTraining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs

@@ -21,7 +21,7 @@ from field_stream import Stream
 from helpers import wait_for
 from paths import ROOT
 
-from offloop.attached import AttachedTraining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording

@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offloop
-from offloop.attached import AttachedTraining
+from offloop.attached.training import AttachedTraining
 from offloop.bus import Event, list_runs
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.recording.recording import Recording

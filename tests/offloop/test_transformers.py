@@ -41,7 +41,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from offloop.attached import PREDICTION, AttachedTraining
+from offloop.attached.training import PREDICTION, AttachedTraining
 from offloop.bus import Event, Recording
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry

@@ -21,7 +21,7 @@ from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 import offloop
-from offloop.attached import EVALUATION, AttachedTraining
+from offloop.attached.training import EVALUATION, AttachedTraining
 from offloop.bus import Event, Recording, Subscriber
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.runs.directory import find_run, list_runs

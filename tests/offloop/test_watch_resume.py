@@ -11,7 +11,7 @@ import torch
 from field_stream import Stream
 
 import offloop
-from offloop.attached import AttachedTraining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.runs.directory import list_runs
 from offloop.bus.types.demand import Demand

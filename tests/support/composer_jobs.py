@@ -21,7 +21,7 @@ from composer.models import ComposerClassifier
 from field_stream import Stream
 from torch.utils.data import DataLoader, TensorDataset
 
-from offloop.attached import AttachedTraining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event

@@ -19,7 +19,8 @@ import torch
 from attached_runs import make_network, make_rows
 from torch.utils.data import DataLoader, TensorDataset
 
-from offloop.attached import AttachedTraining, joining
+from offloop.attached import joining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.types.commands import Command
 from offloop.lightning import OffloopCallback
 

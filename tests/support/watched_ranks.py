@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 import offloop
-from offloop.attached import AttachedTraining, joining
+from offloop.attached import joining
+from offloop.attached.training import AttachedTraining
 from offloop.bus.types.commands import Command
 
 BATCHES = 12

@@ -275,7 +275,7 @@ def test_nothing_is_left_of_the_stand_in_once_a_file_is_loaded(write: Any) -> No
     ("line", "message"),
     [
         ("from composer import Trainer", "ImportError: Composer is not installed, .* knows no composer.Trainer: a"),
-        ("from composer.models import Model", "ModuleNotFoundError: Composer is not installed, .* no composer.models"),
+        ("from composer.models import Model", "ModuleNotFoundError: No module named 'composer.models'"),
         ("from composer.utils.dist import all_reduce", r"knows no composer.utils.dist.all_reduce: .* utils\.dist"),
     ],
 )

@@ -1,0 +1,157 @@
+"""The base of adapters: their errors are contained, and methods that they wrap are restored."""
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+from offloop.attached.options import Options, check_options
+from offloop.attached.training import AttachedTraining
+from offloop.bus.errors import OffloopError
+
+_log = logging.getLogger("offloop")
+_Adapter = TypeVar("_Adapter", bound=type[Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def contained(method: _Function) -> _Function:
+    """Wrap a method of an adapter so that it raises nothing and does nothing while the adapter is ``detached``. The
+    first error detaches it, by its method ``detach(error)``. Ctrl-C and the like go through."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.detached:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        # Whatever is wrong in here, the training is worth more.
+        except Exception as error:  # noqa: BLE001
+            self.detached = True
+            _report(error)
+            try:
+                self.detach(error)
+            except Exception as further:  # noqa: BLE001
+                _report(further)
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+def contain(*names: str, hooks: bool = False, outside: str = "") -> Callable[[_Adapter], _Adapter]:
+    """Make these methods of a class :func:`contained`, and with ``hooks`` all that begin with ``on_``, but the one
+    ``outside``, which ends the time without a run."""
+
+    def decorate(adapter: _Adapter) -> _Adapter:
+        for name, method in list(vars(adapter).items()):
+            if name in names or (hooks and name.startswith("on_") and name != outside):
+                setattr(adapter, name, contained(method))
+        return adapter
+
+    return decorate
+
+
+def _report(error: Exception) -> None:
+    _log.debug("the error that detached offloop", exc_info=error)
+    if isinstance(error, OffloopError):
+        _log.error("offloop is detached, the training continues without it: %s", error)
+        return
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    _log.error(
+        "offloop is detached, the training continues without it: %s: %s (%s, line %s, in %s); please report this",
+        *(type(error).__name__, error, frame.filename, frame.lineno, frame.name),
+    )
+
+
+class Wrapped:
+    """Calls functions before and after a method of one object, with the method's arguments: ``after`` gets the result
+    as its first argument, ``failed`` only the exception."""
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., object] | None = None,
+        after: Callable[..., object] | None = None,
+        failed: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        original = getattr(owner, name)
+        # Not by setattr: Keras keeps account of what is set.
+        self._attributes, self._name = vars(owner), name
+        self._earlier = self._attributes.get(name)
+        self._before, self._after, self._failed = before, after, failed
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._before is not None:
+                self._before(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                if self._failed is not None:
+                    self._failed(error)
+                raise
+            if self._after is not None:
+                self._after(result, *args, **kwargs)
+            return result
+
+        self._attributes[name] = self._call = call
+
+    def remove(self) -> None:
+        """Stop the calls, and restore the method unless it was wrapped again since."""
+        self._before = self._after = self._failed = None
+        if self._attributes.get(self._name) is not self._call:
+            return
+        if self._earlier is None:
+            del self._attributes[self._name]
+        else:
+            self._attributes[self._name] = self._earlier
+
+
+class Adapter:
+    """The base of the adapters that a framework calls. Each training has an :class:`AttachedTraining`.
+
+    Args:
+        options: the user's; wrong ones raise ConfigurationError.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        check_options(options)
+        self.detached = True
+        """Whether there is no run: outside of a training, if it is disabled, or after an error of offloop."""
+        self._options = options
+        self._training: AttachedTraining
+        self._wrapped: list[Wrapped] = []
+        """Undone when the run ends."""
+
+    def detach(self, error: BaseException) -> None:
+        """End the run because of an error of offloop."""
+        if hasattr(self, "_training"):
+            self._release().detach(error)
+
+    @contained
+    def _end(self, error: BaseException | None = None) -> None:
+        self._release().close(error)
+
+    def _release(self) -> AttachedTraining:
+        """Leave the framework as it was; returns the training, which is not closed yet."""
+        self.detached = True
+        for one in self._wrapped:
+            one.remove()
+        self._wrapped.clear()
+        training = self._training
+        del self._training
+        return training
+
+
+def missing(
+    error: ModuleNotFoundError, needed_by: str, install: str, brings: Collection[str] = ()
+) -> ModuleNotFoundError:
+    """Replace an import error by one that says what to install. Errors about other modules than those of ``install``
+    and ``brings`` are returned as they are."""
+    module = (error.name or "").partition(".")[0]
+    # pytorch-ignite brings ignite.
+    if module not in (*install.replace("-", " ").split(), *brings):
+        return error
+    return ModuleNotFoundError(f"{needed_by} needs {module}; install it with: pip install {install}", name=error.name)
