@@ -213,13 +213,6 @@ def test_the_example_of_the_page_works(project: pytest.Pytester) -> None:
     project.runpytest_inprocess().assert_outcomes(passed=3)
 
 
-def test_the_asynchronous_example_of_the_page_works(project: pytest.Pytester) -> None:
-    [tests] = [block for block in BLOCKS if "async def test_" in block]
-    project.makepyfile(test_lowest=tests)
-    (project.path / "digits.mcap").write_bytes(EVALUATED.read_bytes())
-    project.runpytest_inprocess().assert_outcomes(passed=2)
-
-
 @pytest.mark.parametrize("number", range(2, len(BLOCKS)))
 def test_every_block_of_the_page_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
