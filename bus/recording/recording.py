@@ -2,8 +2,10 @@
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from offloop.bus.errors import RecordingError, RunNotFoundError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, END
@@ -18,7 +20,7 @@ from offloop.bus.types.event import Event
 
 class Recording(RunStream):
     """The recorded stream of one attempt of a run; iterate over it, with ``for`` or ``async for``, for its snapshots.
-    The file is open while an iteration is at work.
+    The file is open while an iteration is at work; ``with`` closes it where one is left before its end.
 
     ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
     belong to a live run, or be truncated: every complete record is read, and ``damage`` names the rest.
@@ -50,6 +52,7 @@ class Recording(RunStream):
         self.flight = None if reason is None else (reason, metadata.get("flight_detail", ""))
         """Why a flight recorder wrote it, in one word and in several; ``None`` for every other recording."""
         self.run_dir = self.path.parent
+        self._iterations: weakref.WeakSet[Generator[list[Snapshot], None, None]] = weakref.WeakSet()
         self._ending: Ending | None = None
         self._damage: str | None = None
         self._order = StreamOrder(self.run_name, self.attempt, None)
@@ -58,6 +61,19 @@ class Recording(RunStream):
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self.snapshots()
+
+    def close(self) -> None:
+        """Ends all iterations and closes their files; a new iteration opens the file again."""
+        for one in list(self._iterations):
+            one.close()
+
+    def __enter__(self) -> "Recording":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         return in_turns(self.snapshots())
@@ -100,6 +116,13 @@ class Recording(RunStream):
     ) -> Iterator[list[Snapshot]]:
         """As :meth:`snapshots`, many at a time. What else the recording says, such as :attr:`gaps`, comes between the
         batches."""
+        iteration = self._iterate(events, after)
+        self._iterations.add(iteration)
+        return iteration
+
+    def _iterate(
+        self, events: Iterable[Event] | None, after: Mapping[int, tuple[int, int]] | None
+    ) -> Generator[list[Snapshot], None, None]:
         self._order = order = StreamOrder(self.run_name, self.attempt, events, {**self._begin_after, **(after or {})})
         with RecordingReader(self.path) as reader:
             reader.position = self._begin
