@@ -245,6 +245,31 @@ def test_selected_runs_are_drawn_over_one_another_beside_what_differs_in_them(se
         there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
 
 
+def test_a_new_column_is_the_first_and_columns_are_moved_and_resized(served, browser):
+    wide = {"width": 1600, "height": 900}
+    with visit(browser, served.url, viewport=wide) as there:
+        shows(there, 12)
+        heads = there.page.locator("thead th[draggable]")
+        there.page.get_by_role("button", name="Columns").click()
+        there.page.get_by_label("config/width").check()
+        there.page.keyboard.press("Escape")
+        there.waits_for(lambda: heads.all_inner_texts()[:2] == ["width", "status"], "it before the others")
+        heads.nth(0).drag_to(heads.nth(2))
+        there.waits_for(lambda: heads.all_inner_texts()[:3] == ["status", "lr", "width"], "it behind two")
+        edge = there.page.locator(".resize").nth(0)
+        before = heads.nth(0).bounding_box()["width"]
+        box = edge.bounding_box()
+        there.page.mouse.move(box["x"] + 3, box["y"] + 9)
+        there.page.mouse.down()
+        there.page.mouse.move(box["x"] + 83, box["y"] + 9)
+        there.page.mouse.up()
+        assert heads.nth(0).bounding_box()["width"] == before + 80
+        there.page.reload()
+        shows(there, 12)
+        assert heads.nth(0).bounding_box()["width"] == before + 80
+        assert heads.all_inner_texts()[:3] == ["status", "lr", "width"]
+
+
 def test_runs_are_grouped_with_mean_and_range_and_a_group_is_compared(served, browser):
     wide = {"width": 1600, "height": 900}
     with visit(browser, served.url, viewport=wide) as there:
@@ -269,6 +294,7 @@ def test_runs_are_grouped_with_mean_and_range_and_a_group_is_compared(served, br
         link = there.page.url
     with visit(browser, link, viewport=wide) as other:
         shows(other, 8)
+        other.page.get_by_role("button", name="lr: 0.1, 4 runs").click()
         for number in (1, 2, 3, 4):
             other.page.get_by_role("checkbox", name=f"Select rate-0.1-seed-{number}").check()
         other.sees("4 selected")

@@ -85,6 +85,7 @@ def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
         if name in state.train_metrics:
             for key, value in values.items():
                 setattr(state.train_metrics[name], key, value)
+            state.train_metrics[name].to(state.device.torch_device)
     state.timestamp = Timestamp.from_values(tree["timestamp"])
     seen = tree["evaluation"]
     state.eval_metric_values = seen["values"]

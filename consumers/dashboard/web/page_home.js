@@ -11,6 +11,8 @@ const SCROLLING_MS = 40;
 const MOST_LISTED = 150;
 const OF_METRIC = ["last", "best", "min", "max"];
 const WIDTHS = { status: 104, time: 124, number: 100, progress: 196, tags: 190, note: 230, text: 132 };
+const WIDTHS_KEY = "widths of columns";
+const LEAST_WIDTH = 60;
 const NAME_WIDTH = 250;
 const LONGEST_NAME = 28;
 const NAME_END = 12;
@@ -136,9 +138,11 @@ export default /** @type {Component} */ ({
               <th class="check"><input type="checkbox" :checked="allSelected" :indeterminate.prop="!allSelected && selected.length > 0"
                   aria-label="Select all runs that are found" @change="toggleAll()"></th>
               <th class="name" :aria-sort="ariaSort('run')"><button type="button" @click="sortBy('run', false)">name<span class="arrow" aria-hidden="true">{{ arrow("run") }}</span></button></th>
-              <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)">
+              <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)" draggable="true"
+                  @dragstart="dragged = column.name" @dragover.prevent @drop.prevent="moveColumn(dragged, column.name)">
                 <button type="button" :title="column.which ? column.which + ' of ' + column.hint : column.hint" @click="sortBy(column.name, column.downwards)"
-                  ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button>
+                  ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button
+                ><span class="resize" draggable="true" aria-hidden="true" @dragstart.prevent.stop @pointerdown="resize(column, $event)"></span>
               </th>
               <th class="more"><span class="sr-only">actions</span></th>
             </tr>
@@ -236,6 +240,7 @@ export default /** @type {Component} */ ({
     explored: {},
     views: VIEWS.map((view) => ({ label: view[0].toUpperCase() + view.slice(1), value: view })),
     names: { usual: [], every: [], hyperparameters: [], metrics: [], rated: [] },
+    widths: JSON.parse(storeOf("localStorage")?.getItem(WIDTHS_KEY) || "{}"),
     findColumn: "",
     newTag: "",
     edited: { run: null, what: "", text: "", before: "" },
@@ -311,6 +316,7 @@ export default /** @type {Component} */ ({
         storeOf("sessionStorage")?.setItem(ALL_RUNS, hash);
       },
     },
+    widths: { deep: true, handler() { storeOf("localStorage")?.setItem(WIDTHS_KEY, JSON.stringify(this.widths)); } },
     "settings.find"() {
       this.toTop();
       this.tell(TYPING_MS);
@@ -411,7 +417,21 @@ export default /** @type {Component} */ ({
     },
     widthOf(column) {
       const head = LETTER_PIXELS * (column.title.length + column.which.length) + HEAD_ROOM;
-      return Math.max(WIDTHS[column.kind] || WIDTHS.text, Math.min(head, WIDEST_HEAD));
+      return this.widths[column.name] ?? Math.max(WIDTHS[column.kind] || WIDTHS.text, Math.min(head, WIDEST_HEAD));
+    },
+    resize(column, begin) {
+      const before = this.widthOf(column);
+      const move = (event) => {
+        this.widths[column.name] = Math.max(before + event.clientX - begin.clientX, LEAST_WIDTH);
+      };
+      window.addEventListener("pointermove", move);
+      window.addEventListener("pointerup", () => window.removeEventListener("pointermove", move), { once: true });
+    },
+    moveColumn(name, target) {
+      const names = this.columns.map((column) => column.name);
+      const others = names.filter((one) => one !== name);
+      others.splice(names.indexOf(target), 0, name);
+      this.settings.columns = others;
     },
     // By the next order: as people want it first, the other way round, and then the usual one.
     sortBy(name, downwards) {
