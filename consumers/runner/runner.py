@@ -44,9 +44,10 @@ class Runner:
     are closed, and the destinations come last.
 
     The first error of a callback is shown with its traceback, and all are counted; then ``continue`` gives it the next
-    event, ``disable`` none any more, and ``stop`` ends the run with :class:`CallbackError`. One that raises
+    event, ``disable`` none any more, and ``stop`` ends the run with
+    :class:`~offloop.consumers.runner.dispatcher.CallbackError`. One that raises
     :class:`~offloop.consumers.api.callback.CannotWorkError` gets nothing more; when none is left, the run ends with
-    :class:`CallbackError`. A destination that raises is shown and gets nothing more: its output has no holes.
+    the same error. A destination that raises is shown and gets nothing more: its output has no holes.
 
     With ``progress`` it resumes from what was committed there, and commits after ``commit_every`` events, after a
     second, before the callbacks are closed, and when all is done. While a destination has failed, and once ``stop`` has
@@ -137,8 +138,8 @@ class Runner:
                 destinations.
             RecordingError: what was committed is damaged.
             RunDirectoryError: nothing can be committed.
-            CallbackError: a callback raised and ``on_error`` is ``stop``, or every callback has found that it cannot
-                work.
+            offloop.consumers.runner.dispatcher.CallbackError: a callback raised and ``on_error`` is ``stop``, or every
+                callback has found that it cannot work.
         """
         if _loop_is_running():
             raise ConfigurationError(
