@@ -193,7 +193,7 @@ def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeyp
     def refused(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(os, "scandir", refused)
+    monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(RunDirectoryError, match="cannot be read: Permission denied"):
         invoke("runs")
 
