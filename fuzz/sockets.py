@@ -155,7 +155,7 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
     )
     segment = {"pid": random.choice((1, -1, os.getpid(), 2**40)), "fd": random.choice((0, 3, -1, 2**40))}
     segment |= {"token": b"x" * random.choice((0, 16)), "number": 1, "size": random.choice((0, 10, -1, 2**62))}
-    hello |= {"publisher_id": "x", "info": {"command": ["train"]}, "events": ["batch_end"]}
+    hello |= {"publisher_id": "x", "info": {"command": ["train"]}}
     fields = {f"field{number}": list(range(1, 60)) for number in range(64)}
     absurd = {name: {"every": [1, 2**31], "fields": fields} for name in ("batch_end", "batch_start", "after_loss")}
     return [

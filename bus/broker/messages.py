@@ -31,7 +31,6 @@ class HelloMessage(msgspec.Struct):
     replay: bool = False
     new: bool = False
     info: dict[str, Any] = {}
-    events: list[Any] = []
     demand: dict[str, Any] | None = None
     """The demand that it continues with."""
     flight: dict[str, Any] | None = None

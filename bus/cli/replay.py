@@ -1,6 +1,5 @@
 """The command ``offloop replay``: a recording served as if it were live."""
 
-import math
 import signal
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,7 @@ EXIT_TROUBLE = 1
 @stream_options
 def replay(
     run: str,
-    rate: float | None,
+    rate: float,
     loop: bool,
     run_name: str | None,
     runs_dir: str | None,
@@ -64,7 +63,7 @@ def replay(
     server = ReplayServer(
         recording,
         served_name,
-        pace=Pace(math.inf if rate is None else rate),
+        pace=Pace(rate),
         runs_dir=runs_dir,
         place=stream,
     )

@@ -104,7 +104,7 @@ class Publisher(EventSender):
         timeouts = timeouts or Timeouts.default
         events = frozenset(events)
         session = connect(
-            *(run_name, runs_dir, broker, rank, world_size, info or {}, events),
+            *(run_name, runs_dir, broker, rank, world_size, info or {}),
             backlog_bytes=backlog_bytes,
             timeouts=timeouts,
             local_world_size=local_world_size,

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -21,7 +21,6 @@ from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.publisher.outbox import Outbox
 from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
 from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name, socket_address
-from offloop.bus.types.event import Event
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
@@ -220,7 +219,6 @@ def connect(
     rank: int,
     world_size: int,
     info: Info,
-    events: Iterable[Event],
     *,
     backlog_bytes: int,
     timeouts: Timeouts,
@@ -268,7 +266,6 @@ def connect(
         "host": socket.gethostname(),
         # Who we are, through restarts of the broker: another process must not continue our numbers.
         "publisher_id": os.urandom(16).hex(),
-        "events": sorted(event.value for event in events),
         "replay": is_replay,
         "flight": flight,
         "new_attempt": attempt,

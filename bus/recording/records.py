@@ -19,7 +19,7 @@ FRONT_BYTES = 4096
 BLOCK_BYTES = 1 << 20
 MAGIC = b"\x89MCAP0\r\n"
 MAX_RECORD = 32 * 1024 * 1024
-"""Bytes of a record, in the file and decompressed: twice a frame, so that a chunk and its indexes fit."""
+"""Bytes of a record, in the file and decompressed: twice a frame, so that a chunk fits."""
 MAX_CHECK = 16 * 1024 * 1024
 MAX_RANKS = MAX_TOPICS = 0xFFFF
 MAX_NAME = 1024
@@ -172,8 +172,6 @@ def _payload_checksum(payload: bytes) -> int:
 class ChunkHead(NamedTuple):
     """The fields in front of a chunk's compressed messages."""
 
-    start_time: int
-    end_time: int
     size: int
     """Bytes, uncompressed."""
     checksum: int
@@ -188,12 +186,12 @@ class ChunkHead(NamedTuple):
         Raises DamageError: it is not a chunk of ours."""
         if len(front) < _CHUNK.size:
             raise DamageError("it is too short for a chunk")
-        _, _, start, end, size, checksum, *compression, data_size = _CHUNK.unpack_from(front)
-        if tuple(compression) != _ZSTD:
+        *_, size, checksum, algorithm_size, algorithm, data_size = _CHUNK.unpack_from(front)
+        if (algorithm_size, algorithm) != _ZSTD:
             raise DamageError("it is not compressed with zstd, as the chunks of recordings are")
         if max(size, data_size) > MAX_RECORD:
             raise DamageError(f"a chunk claims more than {MAX_RECORD} bytes")
-        return cls(start, end, size, checksum, data_size)
+        return cls(size, checksum, data_size)
 
     @property
     def record_size(self) -> int:

@@ -55,11 +55,6 @@ class CutRange(NamedTuple):
         body = frame[len(topic.encode()) :]
         return Recorded(topic, decode_event(body), body)
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Number of events, and of base events among them."""
-        return self.last - self.first + 1, self.base_last - self.base_first + 1
-
     @classmethod
     def one(cls, record: "Recorded") -> "CutRange":
         """The range of a single event."""

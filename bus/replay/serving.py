@@ -17,7 +17,6 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import Recorded, RecordSource, is_mark, ranks_in
 from offloop.bus.replay.pace import Pace
 from offloop.bus.runs.directory import Origin
-from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp
 
@@ -231,7 +230,6 @@ class ReplayServer:
             session = connect(
                 *(self.run_name, self._runs_dir, address, number, self._world_size),
                 origin.info(),
-                BASE_EVENTS,
                 backlog_bytes=BACKLOG_BYTES,
                 timeouts=self._timeouts,
                 is_replay=True,

@@ -87,7 +87,6 @@ export class Publisher {
       pid: process.pid,
       host: hostname(),
       info,
-      events: [],
     };
     this.seq = this.baseSeq = this.acknowledged = 0;
     this.kept = []; // [seq, frame] of what is not on disk yet
