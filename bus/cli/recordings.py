@@ -1,6 +1,5 @@
 """The commands ``offloop export``, ``import`` and ``convert``: what can be done with recordings."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +77,7 @@ def export_recording(
     done = export(path, target, to, events=chosen, ranks=ranks or None, force=force)
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {place} to {done.path}")
-    _say_findings(done)
+    say_findings(done)
 
 
 @click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")
@@ -159,21 +158,22 @@ def convert_recordings(
     done = convert(paths, output, start, until, force=force)
     without = f", left out {done.dropped}" if done.dropped else ""
     say(f"wrote {done.events} events of {', '.join(map(str, paths))} to {done.path}{without}")
-    # Events that the user chose to leave out are not reported.
-    _say_findings(replace(done, left_out=()) if done.dropped else done)
+    say_findings(done)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------
 
 
-def _say_findings(done: "Written") -> None:
+def say_findings(done: "Written") -> None:
     """Says what is missing, and ends the command with :data:`EXIT_LOST` when something of the recording was lost."""
     for line in shorten(done.damage, "places like these"):
         say(line)
     lost = (f"missing: events {first} to {last} of rank {rank}, which are lost" for rank, first, last in done.gaps)
     for line in shorten(lost, "ranges of events that are lost"):
         say(line)
-    left_out = (f"left out: events {first} to {last} of rank {rank}" for rank, first, last in done.left_out)
+    # Where events were dropped, the user has chosen that.
+    gaps = () if done.dropped else done.left_out
+    left_out = (f"left out: events {first} to {last} of rank {rank}" for rank, first, last in gaps)
     for line in shorten(left_out, "ranges of events that are left out"):
         say(line)
     if done.ending is None:

@@ -23,6 +23,7 @@ from offloop.bus.cli.options import (
     stream_options,
     until_option,
 )
+from offloop.bus.cli.recordings import say_findings
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.net.nkeys import make_nkey, public_nkey
 from offloop.bus.printing import say
@@ -144,6 +145,8 @@ def fetch_part(
     HOST is $OFFLOOP_HOST there, or its host name. Its bridge, which has to be there, sends the recording through the
     servers. What is written, by default RUN-HOST.mcap in the current folder, is the part from --start to --until of it:
     consumer --replay FILE.
+
+    Exit code: 0 when nothing of it was lost, 3 when something was, 1 when nothing could be written.
     """
     from offloop.bus.jetstream.download import downloaded
     from offloop.bus.tools.convert import convert
@@ -154,6 +157,7 @@ def fetch_part(
     with downloaded(stream, run, host) as whole:
         found = convert([whole], target, start, until, force=force)
     say(f"{found.events:,} events of run {run} from host {host} are in {target}: consumer --replay {target}")
+    say_findings(found)
 
 
 @server.command(cls=CliCommand, name="remove", short_help="Remove a run from NATS servers.")
@@ -168,7 +172,7 @@ def remove_stream(run: str, stream: str | None) -> None:
     from offloop.bus.jetstream.run_stream import remove_run
 
     if stream is None:
-        raise click.UsageError("name the NATS servers with --stream, or OFFLOOP_STREAM")
+        raise click.UsageError("name the NATS servers with --stream")
     connection = NatsConnection.at(stream)
     if any(one.live for one in connection.runs(run, "*")):
         raise ConfigurationError(
