@@ -33,8 +33,8 @@ Answer = Callable[[str | None, str | None], object]
 class FlightRecorder:
     """Writes the rings of the ranks of one attempt, each time to a file of its own beside the recording.
 
-    A thread writes one file after the other; all else, also the answers to those who asked, is the broker's own
-    thread."""
+    A thread writes dumps and alerts one after the other; all else, also the answers to those who asked, is the broker's
+    own thread."""
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.rings: dict[int, RankRing] = {}
@@ -70,9 +70,11 @@ class FlightRecorder:
         if not isinstance(loss, float) or math.isfinite(loss) or NAN in self._met:
             return
         text, now = f"the loss of rank {rank.rank} is {loss} at batch {batch}", time.time()
-        self._dump(NAN, text)
         name = f"flight-{self._attempt}-{NAN}-{now:.3f}"
-        note_alert(self._directory.path, RunAlert(name, FIRING, NAN, text, now, self._attempt, batch))
+        alert = RunAlert(name, FIRING, NAN, text, now, self._attempt, batch)
+        # Not here: it may wait for a consumer that writes an alert.
+        self._thread.submit(note_alert, self._directory.path, alert)
+        self._dump(NAN, text)
 
     def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
         """Look at how a rank has ended."""
