@@ -12,6 +12,7 @@
     +-- CheckpointError             a checkpoint that is not there, damaged, or of another training
     +-- ProtocolError               bytes that are not a message of ours
     +-- BrokerError                 the broker cannot be started or reached, or it refused
+    +-- ReplacedError               another process works under the name of this consumer now
     +-- RankError                   another process of the same training is gone
     +-- ClosedError                 something was used after its close()
     +-- FieldNotAvailableError      a snapshot has no such field               (also an AttributeError)

@@ -1,4 +1,4 @@
-"""Processes: whether the one that is meant still runs, how many files this one may have open, and when it runs."""
+"""Processes: which ones run, how ours are started, and how many files this one may have open."""
 
 import contextlib
 import os

@@ -13,7 +13,7 @@ from offloop.bus.types.timestamp import TrainingTime
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
 MAX_HELLO = 1 << 20
-"""Bytes of a message from a peer that publishes no run, or not yet."""
+"""Bytes of a ``hello`` that a publisher of ours sends."""
 MAX_RANGE = 256 * 1024
 """Bytes of a recording in one answer."""
 MAX_TOPIC = 256

@@ -246,7 +246,7 @@ class SessionState:
         self.outbox.clear()
 
     def close(self) -> None:
-        """Ends the session: reports what was lost, and where the recordings are."""
+        """Ends the session: reports what was given up."""
         dropped = self.outbox.dropped
         self.outbox.clear()
         if dropped:
