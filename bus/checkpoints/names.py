@@ -44,7 +44,6 @@ class CheckpointNames:
     ``latest_filename`` is a symbolic link to what was saved last, or a copy of it on a file system without links;
     ``None`` for no such link. Of those that this object has saved it keeps the last ``keep``; -1 keeps them all, and 0
     keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
-    A checkpoint is a file or a folder.
 
     What is found under the name of a new checkpoint and cannot be read is kept: it is renamed to ``NAME.unreadable``,
     or ``NAME.unreadable-2`` and so on where that is taken.
@@ -131,7 +130,7 @@ class CheckpointNames:
             self._point(self._best, best)
 
     def _best_first(self) -> Iterator[Path]:
-        return (path for name in self.ranking() if self._is_checkpoint(path := self.folder / name))
+        return (path for name in self.ranking() if (path := self.folder / name).is_file())
 
     def name_at(self, timestamp: Timestamp) -> str:
         """Name of a checkpoint of that time in the folder."""
@@ -215,7 +214,7 @@ class CheckpointNames:
             link.unlink(missing_ok=True)
 
     def _point(self, link: Path, path: Path) -> None:
-        if self._is_checkpoint(link):
+        if link.is_file():
             # A copy, or a file of the user's.
             self._set_aside(link)
         with atomic_replace(link) as draft:
@@ -249,14 +248,14 @@ class CheckpointNames:
 
     def _files(self) -> Iterator[Path]:
         for path in sorted(self.folder.glob(self._filename.glob)):
-            if self._filename.matches(self._name_of(path)) and self._is_checkpoint(path):
+            if self._filename.matches(self._name_of(path)) and path.is_file():
                 yield path
 
     def _name_of(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
     def _linked(self) -> Path | None:
-        if self._latest is None or not self._is_checkpoint(self._latest):
+        if self._latest is None or not self._latest.is_file():
             return None
         return self._target(self._latest)
 
@@ -271,9 +270,6 @@ class CheckpointNames:
         # The counters alone: elapsed time is not a position.
         saved_at = self._time_of(path)
         return saved_at is not None and saved_at[:10] > timestamp.values[:10]
-
-    def _is_checkpoint(self, path: Path) -> bool:
-        return path.is_file()
 
     def _is_in_the_way(self, path: Path) -> bool:
         return True

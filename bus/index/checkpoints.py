@@ -225,7 +225,7 @@ class _Look:
             self.found.append(_Found(path, about.st_mtime_ns, about.st_size))
 
 
-def _measured(path: Path, most: int = _MOST_LOOKED_AT) -> _Found:
+def _measured(path: Path, most: int) -> _Found:
     files = [about for _, about in islice(walk_files(path), most)] or [os.lstat(path)]
     times, sizes = [about.st_mtime_ns for about in files], [about.st_size for about in files]
     return _Found(path, max(times), sum(sizes), len(files))
@@ -234,7 +234,7 @@ def _measured(path: Path, most: int = _MOST_LOOKED_AT) -> _Found:
 @functools.lru_cache(maxsize=4096)
 def _position(path: str, time_ns: int, size: int) -> _Position:
     # By its contents, else by its name.
-    contents = None if path.endswith(".ckpt") or os.path.isdir(path) else read_contents(path)
+    contents = None if path.endswith(".ckpt") else read_contents(path)
     tree = (contents or {}).get("tree")
     if isinstance(tree, dict):
         values, run = tree.get("timestamp"), tree.get("run")
