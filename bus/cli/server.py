@@ -25,6 +25,7 @@ from offloop.bus.cli.options import (
 )
 from offloop.bus.cli.recordings import say_findings
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.net.nkeys import make_nkey, public_nkey
 from offloop.bus.printing import say
 from offloop.bus.terminal import CliCommand
@@ -180,7 +181,7 @@ def remove_stream(run: str, stream: str | None) -> None:
         )
     found = connection.call(remove_run(connection.client, run), 30.0)
     if not found:
-        raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: 'offloop runs --stream' lists them", run=run)
+        raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: {how_to_list(stream)}", run=run)
     say(f"removed run {run}: {', '.join(found)}")
 
 

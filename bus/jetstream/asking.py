@@ -118,7 +118,8 @@ class Asking:
         room = (
             f"'nats stream edit {names.stream_of(self._run)} --max-bytes=-1' lets it grow"
             if getattr(error, "err_code", None) == STREAM_FULL
-            else "let the servers' operator remove older runs ('offloop server remove RUN') or raise the limit"
+            else "let the servers' operator remove older runs ('offloop server remove RUN --stream "
+            f"{self._client.address}') or raise the limit"
         )
         self._say_once(why, f"the stream of run {self._run} takes no more ({why}): waiting for room; {room}")
 

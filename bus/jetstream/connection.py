@@ -186,6 +186,11 @@ class NatsClient(Client):
         return bool(self._server_info.get("cluster"))
 
     @property
+    def address(self) -> str:
+        """Where the servers are."""
+        return str(self._to)
+
+    @property
     def who(self) -> str:
         """Whom the servers see."""
         return "a client without a key" if self._nkey is None else f"the nkey {self._nkey.public}"

@@ -126,7 +126,8 @@ class RunFileStream:
         if run_id not in (None, self._run_id):
             raise BrokerError(
                 f"the stream {self.name} holds another run that is called {self.run!r}: give this one another name "
-                f"('--run-name'), or remove that one with 'offloop server remove {self.run}'"
+                f"('--run-name'), or remove that one with 'offloop server remove {self.run} "
+                f"--stream {self._client.address}'"
             )
 
     async def publish(self, subject: str, begin: int, data: bytes, after: int, final: int | None) -> int:

@@ -306,8 +306,8 @@ class StreamBytes:
         with self._lock:
             if place == self._place:
                 again = (
-                    f"'offloop server remove {self._run}', then 'offloop server bridge {self._run}' on its host, "
-                    "copies all of it again"
+                    f"'offloop server remove {self._run} --stream {self._connection.address}', then 'offloop server "
+                    f"bridge {self._run}' on its host, copies all of it again"
                 )
                 self.hole = Hole(end, f"the stream {self._stream} has lost them; {again}")
         self._has_come.set()

@@ -525,7 +525,8 @@ def test_what_a_stream_lacks_or_let_expire_comes_from_the_host_or_is_named(tmp_p
     assert "lacks bytes 0 to " in late.damage
     assert (
         late.damage.count(
-            "'offloop server remove r', then 'offloop server bridge r' on its host, copies all of it again"
+            f"'offloop server remove r --stream {nats_server.address}', then 'offloop server bridge r' on its host, "
+            "copies all of it again"
         )
         == 2
     )
@@ -561,8 +562,8 @@ def test_a_hole_of_a_run_whose_host_stays_silent_is_named_and_reading_continues(
     (gap,) = subscriber.gaps
     assert [snapshot.seq for snapshot in got] == [*range(1, gap.first), *range(gap.last + 1, 300), 301]
     assert (
-        "'offloop server remove r', then 'offloop server bridge r' on its host, copies all of it again"
-        in subscriber.damage
+        f"'offloop server remove r --stream {nats_server.address}', then 'offloop server bridge r' on its host, copies "
+        "all of it again" in subscriber.damage
     )
     put_together = Recording(tmp_path / "r.mcap")
     assert [snapshot.seq for snapshot in put_together] == [snapshot.seq for snapshot in got if snapshot.seq < 300] + [
@@ -602,7 +603,8 @@ def test_of_a_stream_that_was_emptied_all_is_named_and_the_way_back_leads_there(
     with Subscriber("r", stream=nats_server.address) as subscriber:
         assert list(subscriber) == []
         assert re.search(
-            r"lacks bytes 0 to \d.*'offloop server remove r', then 'offloop server bridge r' on its", subscriber.damage
+            r"lacks bytes 0 to \d.*'offloop server remove r --stream nats://\S+', then 'offloop server bridge r' on",
+            subscriber.damage,
         )
         with pytest.raises(
             OffloopError, match="cannot be had from byte 0 on: the stream ol_r has lost them; 'offloop server remove"

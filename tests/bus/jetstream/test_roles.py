@@ -156,7 +156,7 @@ def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
         assert list(reader) == list(Recording(run.path))
         assert (reader.gaps, reader.damage) == ((), None)
     (said,) = (line for line in copying.stderr if "takes no more" in line)
-    assert "let the servers' operator remove older runs ('offloop server remove RUN') or raise the limit" in said
+    assert "let the servers' operator remove older runs ('offloop server remove RUN --stream " in said
 
 
 TRIED = (
