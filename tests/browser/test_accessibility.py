@@ -44,7 +44,7 @@ def test_the_table_of_all_runs(served, browser, look):
         there.waits_for(lambda: there.page.locator("tbody .name").count() == 4, "the runs")
         has_nothing_serious(there)
         there.page.get_by_label(f"Actions for {NAMES[0]}").click()
-        there.page.get_by_role("menuitem", name="Rename…").wait_for()
+        there.page.get_by_role("menuitem", name="Archive").wait_for()
         has_nothing_serious(there)
         there.page.keyboard.press("Escape")
         there.page.get_by_role("button", name="Columns").click()

@@ -115,10 +115,12 @@ class Sender:
     def __init__(self, *commands: tuple[Argument, ...], at: int = 3, run: str = RUN) -> None:
         self._commands, self._at, self._run = commands, at, run
         self._outcomes: list[Outcome] = []
+        self._batch = 0
         self._thread = threading.Thread(target=self._send)
 
     def step(self, batch: int) -> None:
         """Begins at the batch that it waits for."""
+        self._batch = batch
         if batch == self._at:
             self._thread.start()
 
@@ -142,3 +144,5 @@ class Sender:
         run = wait_for(live, f"run {self._run} to be live")
         for name, *arguments in self._commands:
             self._outcomes.append(send_command(run, str(name), *arguments, wait=20))
+            if name == "resume":
+                wait_for(lambda: self._batch > (self._outcomes[-1].batch or 0), "a batch after the pause")
