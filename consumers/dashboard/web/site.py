@@ -215,7 +215,7 @@ class Site:
         ui.context.client.on_delete(leave)
         problems = [f"There is no run {one_line(name[:_LONGEST])!r} any more." for name in names if name not in known]
         if len(asked) > MOST_COMPARED:
-            problems = [f"The first {MOST_COMPARED} of {len(asked):,} runs are shown."]
+            problems.append(f"The first {MOST_COMPARED} of {len(asked):,} runs are shown.")
         # NATS has none to give, and may be slow.
         tags = {places.split(key)[1]: key for key in known if not places.is_elsewhere(key)}
 
