@@ -50,9 +50,13 @@ class _OwnArguments(ArgumentGroup):
     loggers: Any | Sequence[Any] | None = None
     run_name: Annotated[str | None, Option(metavar="NAME")] = None
     seed: Annotated[int | None, Option(least=0, most=2**32 - 1)] = None
-    device: Annotated["str | torch.device | Device", Option(choices=["auto", "cpu", "gpu"])] = "auto"
+    device: Annotated["str | torch.device | Device", Option(choices=["auto", "cpu", "gpu"], help="where to train.")] = (
+        "auto"
+    )
     _: KW_ONLY
-    train_subset_num_batches: Annotated[int, check_subset, Option("--train-batches", metavar="N", least=1)] = -1
+    train_subset_num_batches: Annotated[
+        int, check_subset, Option("--train-batches", metavar="N", least=1, help="batches in an epoch; by default all.")
+    ] = -1
     iteration_length: Annotated[
         TimeInput | None, check_iteration_length, Option(metavar="TIME", read=check_iteration_length)
     ] = None

@@ -14,7 +14,7 @@ from offloop.consumers.api.logger import Logger
 
 class TrainerMetrics(Callback):
     """Training loss, training and evaluation metrics, how far the run is, and what algorithms or a loop's
-    :meth:`offloop.bus.Publisher.log` logged.
+    ``Publisher.log`` logged.
 
     Names, values and steps are those of a trainer that logs by itself (reference: ``composer/trainer/trainer.py``):
 

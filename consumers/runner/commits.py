@@ -118,7 +118,7 @@ class Commits:
             self.problem = str(error)
 
     def store(self, ending: Ending | None = None) -> None:
-        """As :meth:`commit`.
+        """Commits, or raises where :meth:`commit` shows and tries again.
 
         Raises:
             RunDirectoryError: it cannot be stored at this moment.

@@ -240,7 +240,7 @@ def run_session(
     callbacks: Sequence[Callback],
     destinations: Sequence[LoggerDestination],
     on_error: OnError = "continue",
-    open_progress: StateStore | None = None,
+    progress: StateStore | None = None,
     commit_every: int = COMMIT_EVENTS,
     on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
     checkpoint_states: CheckpointStates | None = None,
@@ -248,15 +248,14 @@ def run_session(
     """Runs callbacks until the run has ended, each of those with a stream of its own beside the others; returns the
     stream that the others share.
 
-    ``open_progress`` keeps its progress, ``checkpoint_states`` the callbacks' states at checkpoints. ``on_start`` is
-    called when all is open, with the shared stream and what was committed before. Raises what :meth:`Runner.run`
-    does."""
+    ``progress`` keeps its progress and is closed at the end, ``checkpoint_states`` keeps the states at checkpoints.
+    ``on_start`` is called when all is open, with the shared stream and what was committed before. Raises what
+    :meth:`Runner.run` does."""
     watchers = [EventForwarder(destination) for destination in destinations if destination.watches]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition([*callbacks, *watchers])
     with contextlib.ExitStack() as opened:
-        progress = None if open_progress is None else opened.enter_context(open_progress)
-        committed = None if progress is None else progress.load()
+        committed = None if progress is None else opened.enter_context(progress).load()
         workers = {} if committed is None else {worker.callback.name: worker.positions for worker in committed.workers}
 
         def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:

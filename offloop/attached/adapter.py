@@ -43,6 +43,8 @@ def contain(*names: str, hooks: bool = False, outside: str = "") -> Callable[[_A
     ``outside``, which ends the time without a run."""
 
     def decorate(adapter: _Adapter) -> _Adapter:
+        if missing := set(names) - vars(adapter).keys():
+            raise AttributeError(f"{adapter.__name__} has no {', '.join(sorted(missing))}")
         for name, method in list(vars(adapter).items()):
             if name in names or (hooks and name.startswith("on_") and name != outside):
                 setattr(adapter, name, contained(method))

@@ -158,7 +158,11 @@ class EvalConfig(ArgumentGroup):
 
     eval_interval: Annotated[TimeInput, check_interval, Option(metavar="TIME", read=_read_interval)] = "1ep"
     _: KW_ONLY
-    eval_subset_num_batches: Annotated[int, check_subset, Option("--eval-batches", metavar="N", least=1)] = -1
+    eval_subset_num_batches: Annotated[
+        int,
+        check_subset,
+        Option("--eval-batches", metavar="N", least=1, help="batches in an evaluation; by default all."),
+    ] = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +226,16 @@ class CheckpointConfig(ArgumentGroup):
     save_interval: Annotated[
         TimeInput, check_interval, Option(metavar="TIME", read=_read_interval, needs=["save_folder"])
     ] = "1ep"
-    save_num_checkpoints_to_keep: Annotated[int, Option("--keep", metavar="N", least=1, needs=["save_folder"])] = -1
+    save_num_checkpoints_to_keep: Annotated[
+        int,
+        Option(
+            "--keep",
+            metavar="N",
+            least=1,
+            needs=["save_folder"],
+            help="how many checkpoints to keep, the newest ones; by default all.",
+        ),
+    ] = -1
     save_overwrite: Annotated[bool, Option(needs=["save_folder"])] = False
     save_weights_only: bool = False
     load_path: Annotated[PathInput | None, check_path, Option(metavar="PATH", path="existing")] = None
@@ -252,7 +265,8 @@ class StreamConfig(ArgumentGroup):
         record: events to record beside the base set, such as ``batch_start``, or ``all``; others are recorded while a
             consumer requests them.
         flight_recorder: how many of the last batches to keep in memory with all of their events and phases, such as
-            ``200ba``; they are written to a recording of their own when the run fails, hangs or sees NaN, or is asked.
+            ``200ba``; they are written to a recording of their own when a rank fails, dies or has a loss that is not
+            finite, and when asked.
         max_delay: seconds by which the events of batches may be late in a fast loop, see
             :class:`offloop.bus.Publisher`.
         backlog_bytes: bound of the memory for events that the broker does not have on disk yet, by default 64 MiB.

@@ -84,6 +84,7 @@ class Checkpoints:
         self._planned: Interval | None = None
         self._last_batch: int | None = None
         self._last_evaluation: Any = None
+        self._has_saved = False
         self.watched: frozenset[Event] = frozenset()
         """The events at which a checkpoint may be due."""
         self._folder: CheckpointFolder | None = None
@@ -106,6 +107,7 @@ class Checkpoints:
     def use_run_name(self) -> None:
         """Writes checkpoints to the folder of the state's run name from now on."""
         config = self._config
+        self._has_saved = False
         if config.save_folder is not None:
             unreadable = {} if self._folder is None else self._folder.unreadable
             self._folder = CheckpointFolder(
@@ -235,9 +237,9 @@ class Checkpoints:
             self.save_now()
 
     def save_last(self) -> None:
-        """Writes the last checkpoint again if the model has been evaluated since."""
+        """Writes the last checkpoint of this training again if the model has been evaluated since."""
         state = self._state
-        if self._folder is None or self._config.save_weights_only:
+        if self._folder is None or not self._has_saved or self._config.save_weights_only:
             return
         # Each evaluation makes a new object.
         if self._last_batch == state.timestamp.values.batch and self._last_evaluation is not state.eval_metric_values:
@@ -250,6 +252,7 @@ class Checkpoints:
             raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
         if self._last_batch != self._state.timestamp.values.batch:
             self._save(partial(self._folder.save, self._state.timestamp))
+            self._has_saved = True
         return self._folder.last_path
 
     def write(self, path: Path) -> Path:
@@ -318,7 +321,7 @@ class Checkpoints:
     def forget(self) -> None:
         """Forgets the checkpoint of a training that begins anew."""
         self._last_batch = None
-        self.resumed = False
+        self._has_saved = self.resumed = False
 
     def _read(self, path: Path, sharding: "FullySharded | None") -> dict[str, Any]:
         tree, optimizers = read_checkpoint(path), self._state.optimizers

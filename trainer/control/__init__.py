@@ -1,4 +1,4 @@
-"""Changes of a training from outside: commands, settings, consumers that are waited for, signals.
+"""Changes of a training from outside: commands, settings, signals.
 
 Begin with ``remote_control``.
 """

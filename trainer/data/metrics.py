@@ -23,7 +23,7 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
         what = f"has no {', '.join(missing)}" if isinstance(model, nn.Module) else "is not a torch.nn.Module"
         raise ConfigurationError(
             f"model {type(model).__name__} {what}: wrap a plain module in offloop.trainer.Classifier(module), "
-            "or see trainer.models.Model for the methods to define"
+            "or see offloop.trainer.data.models.Model for the methods to define"
         )
 
 

@@ -146,6 +146,7 @@ class TrainStep:
             # Only here, where the error and with it everything that the failed pass held is gone.
             state.device_train_microbatch_size = size = max(1, min(size, rows) // 2)
             state.outputs = state.loss = None
+            self._losses = {}
             for optimizer in state.optimizers:
                 optimizer.zero_grad()
             if self._on_gpu:

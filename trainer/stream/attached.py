@@ -24,9 +24,9 @@ class AttachedConsumers:
     """A process that runs callbacks and loggers for one run, as ``consumer`` would.
 
     It reads the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the trainer,
-    and ends when the stream has ended and everything is handled. Its input is a line of JSON with ``sys_path`` and
-    ``where``, then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the user's script itself. A
-    text among them is a name, as ``consumer`` takes it."""
+    and ends when the stream has ended and everything is handled. Its input is a line of JSON with ``sys_path`` and what
+    ``where`` has, then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the user's script itself.
+    A text among them is a name, as ``consumer`` takes it."""
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class Compared:
     """The runs of a page as they are compared at one moment.
 
     Args:
-        tags_of: the tags of a run, by its name.
+        tags_of: the tags of a run.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Compared:
         runs: Sequence[MonitoredRun],
         labels: Sequence[str],
         hidden: Collection[int] = (),
-        tags_of: Callable[[str], Sequence[str]] = lambda run: (),
+        tags_of: Callable[[MonitoredRun], Sequence[str]] = lambda run: (),
     ) -> None:
         self._runs, self._labels, self._hidden = runs, labels, hidden
         self._told = [run.view.hyperparameters for run in runs]
@@ -126,7 +126,7 @@ class Compared:
         if self.column == "status":
             return self._runs[number].view.status
         if self.column == "tags":
-            return ", ".join(sorted(self._tags_of(self._runs[number].view.run_name))) or None
+            return ", ".join(sorted(self._tags_of(self._runs[number]))) or None
         return self._told[number].get(self.column or "")
 
     def _groups(self) -> tuple[CurveGroup, ...]:

@@ -40,7 +40,6 @@ _KEYS = (
     ("?", "this list"),
     ("↑ / ↓ / Page Up / Page Down", "in the table: scroll"),
     ("Enter", "on a name: the page of that run; on a column's head: sort by it"),
-    ("← / →, Space, Enter", "on a scatter plot: from run to run, select, open"),
     ("Escape", "leave a tag or a note as it was"),
     ("Tab", "next button, link or box"),
 )

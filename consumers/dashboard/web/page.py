@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import OffloopError
+from offloop.bus.index.annotations import read_annotations
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.dashboard.view.phases import PublishingView
 from offloop.consumers.dashboard.view.progress import ProgressView, duration
@@ -157,16 +159,15 @@ class Page:
         opening: Opening,
         home: str = "",
         problems: Sequence[str] = (),
-        comparison: Comparison | None = None,
-        tags_of: Callable[[str], Sequence[str]] = lambda run: (),
     ) -> None:
         self._runs = runs
         self._home = home
         """The address of the page of all runs, where there is one."""
         self._problems = problems
         self._opening = opening
-        self._comparison = comparison or Comparison()
-        self._tags_of = tags_of
+        self._comparison = Comparison.from_query(opening.asked)
+        # Read once for a page.
+        self._tags_in = functools.cache(lambda run_dir: read_annotations(run_dir).tags)
         self._lines = Lines()
         self._marks = MarkNews()
         self._look = Look()
@@ -196,6 +197,9 @@ class Page:
         self._dialogs = ui.element("div")
         self._panels = Panels(compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self.refresh)
+
+    def _tags_of(self, run: MonitoredRun) -> Sequence[str]:
+        return () if run.run_dir is None else self._tags_in(run.run_dir)
 
     async def refresh(self) -> None:
         """Sends what has changed, and waits until it is drawn."""

@@ -35,7 +35,7 @@ const STEPS_OF = { batch: WHOLE_STEPS, sample: WHOLE_STEPS, epoch: ROUND_STEPS, 
 //   isLog    whether that is logarithmic
 //   scale    the units of values
 //   lines    {id, run, label, color, width, dash, fill, isStepped, xs, ys, isQuiet, low, high, note}; a quiet one is not
-//            found by the pointer, and note(place) gives [value, more] for the box at the pointer
+//            found by the pointer, and note(x) gives [value, more] for the box at the pointer
 //   odd      {x, isAbove, color} of values that are not finite, and `cut` of those beyond the edges
 //   marks    see page_marks.js
 export class LineChart {
@@ -291,7 +291,8 @@ function triangle(pen, x, y, size, color) {
 
 let tip = null;
 
-// Shows the box at the pointer: what the lines of a chart are at its place, nearest lines first, and the marks there. At so many pixels of an element; `rows` are {x, y, apart, run, cells: {color, name, value, more}}, `marks` {color, text, when}.
+// Shows the box at the pointer, so many pixels from a corner of an element: the nearest lines, the highest value first, and
+// the marks there. `rows` are {x, y, apart, run, cells: {color, name, value, more}}, `marks` {color, text, when}.
 function showTip(element, left, top, { rows, focused, marks, placeText }) {
   if (!rows.length && !marks.length) return hideTip();
   const near = [...rows].sort((one, other) => one.apart - other.apart);

@@ -139,7 +139,7 @@ export default /** @type {Component} */ ({
                   aria-label="Select all runs that are found" @change="toggleAll()"></th>
               <th class="name" :aria-sort="ariaSort('run')"><button type="button" @click="sortBy('run', false)">name<span class="arrow" aria-hidden="true">{{ arrow("run") }}</span></button></th>
               <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)" draggable="true"
-                  @dragstart="dragged = column.name" @dragover.prevent @drop.prevent="moveColumn(dragged, column.name)">
+                  @dragstart="dragged = column.name" @dragend="dragged = null" @dragover="dragged && $event.preventDefault()" @drop.prevent="moveColumn(dragged, column.name)">
                 <button type="button" :title="column.which ? column.which + ' of ' + column.hint : column.hint" @click="sortBy(column.name, column.downwards)"
                   ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button
                 ><span class="resize" draggable="true" aria-hidden="true" @dragstart.prevent.stop @pointerdown="resize(column, $event)"></span>
@@ -245,6 +245,7 @@ export default /** @type {Component} */ ({
     newTag: "",
     edited: { run: null, what: "", text: "", before: "" },
     menu: { isOpen: false, target: false, row: null },
+    dragged: null, // the column whose head is being moved
     now: Date.now() / 1000,
     isNarrow: false,
     rowPixels: ROW_PIXELS,

@@ -142,7 +142,6 @@ export function colorOfPhase(name) {
   return PHASE_COLORS[name]?.[isDark() ? 1 : 0] || "#888888";
 }
 
-
 // The ends that a chart needs for the values that are not outliers: single points, or up to four in a row, that lie
 // more than twice as far beyond the others as those are apart. What is an outlier is found by a running median, for
 // which the first and the last value go on outwards: where a line begins and where it is now can always be seen.

@@ -1,8 +1,6 @@
 """The server of the web dashboard, in a thread of its own with an event loop of its own, and its pages."""
 
-import contextlib
 import errno
-import functools
 import socket
 import threading
 import webbrowser
@@ -10,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from offloop.bus.errors import ConfigurationError, OffloopError
-from offloop.bus.index.annotations import read_annotations
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line, say
 from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
@@ -78,7 +75,7 @@ class Site:
             self._pages["/"] = self._pages[ALL_RUNS] = lambda opening: HomePage(all_runs, opening).build()
             self._pages[CHOSEN_RUNS] = lambda opening: self._build_chosen(chosen, known, opening)
         if runs is not None:
-            self._pages["/"] = lambda opening: self._build_runs(runs, opening)
+            self._pages["/"] = lambda opening: Page(runs, opening, self._home).build()
 
     def start(self) -> None:
         """Begins to serve, and says where on standard error. Whoever opens the page in that moment waits for it.
@@ -206,38 +203,17 @@ class Site:
         from nicegui import ui
 
         asked = list(dict.fromkeys(value for name, value in opening.asked if name == "run"))
-        comparison = Comparison.from_query(opening.asked)
+        baseline = Comparison.from_query(opening.asked).baseline
         names = asked[:MOST_COMPARED]
-        if comparison.baseline is not None and comparison.baseline not in names:
-            names = [*names[: MOST_COMPARED - 1], comparison.baseline]
+        if baseline is not None and baseline not in names:
+            names = [*names[: MOST_COMPARED - 1], baseline]
         known = [name for name in names if places.has(name)]
         runs, leave = chosen.open(known)
         ui.context.client.on_delete(leave)
         problems = [f"There is no run {one_line(name[:_LONGEST])!r} any more." for name in names if name not in known]
         if len(asked) > MOST_COMPARED:
-            problems = [f"The first {MOST_COMPARED} of {len(asked):,} runs are shown."]
-        # NATS has none to give, and may be slow.
-        tags = {places.split(key)[1]: key for key in known if not places.is_elsewhere(key)}
-
-        @functools.cache
-        def tags_of(run: str) -> Sequence[str]:
-            with contextlib.suppress(OffloopError, KeyError):
-                info = places.find(tags[run]).info
-                return () if info is None else read_annotations(info.path).tags
-            return ()
-
-        self._build_runs(runs, opening, problems, comparison, tags_of)
-
-    def _build_runs(
-        self,
-        runs: Sequence[MonitoredRun],
-        opening: Opening,
-        problems: Sequence[str] = (),
-        comparison: Comparison | None = None,
-        tags_of: Callable[[str], Sequence[str]] = lambda run: (),
-    ) -> None:
-        comparison = comparison or Comparison.from_query(opening.asked)
-        Page(runs, opening, self._home, problems, comparison, tags_of).build()
+            problems.append(f"The first {MOST_COMPARED} of {len(asked):,} runs are shown.")
+        Page(runs, opening, self._home, problems).build()
 
 
 def _listen(listening: Listening) -> socket.socket:

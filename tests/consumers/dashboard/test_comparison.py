@@ -25,7 +25,9 @@ def run(name: str, values: list[float] = (), **config: object) -> MonitoredRun: 
 
 
 def compared(runs: list[MonitoredRun], *hidden: int, tags=None, **asked: object) -> Compared:
-    return Compared(look_in(asked, Comparison), runs, labels_of(runs), hidden, (tags or {}).get)
+    return Compared(
+        look_in(asked, Comparison), runs, labels_of(runs), hidden, lambda run: (tags or {})[run.view.run_name]
+    )
 
 
 def labels(found: Compared) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from attached_runs import note_marks
 from fake_gpu import reads
 from gold import GoldMLP, gold_data
 from paths import SUPPORT
@@ -188,11 +189,21 @@ def test_killed_again_and_again_and_resumed_it_ends_with_the_same_weights(tmp_pa
     assert first.attempt == 4
 
 
-def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(tmp_path: Path) -> None:
-    train(tmp_path, run_name="done", max_duration="7ba")
-    with make(tmp_path, run_name="done", autoresume=True, max_duration="7ba") as trainer:
+def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, run_name="done", max_duration="7ba", eval_interval=0)
+    marks, latest = note_marks(monkeypatch), tmp_path / "latest-rank0.safetensors"
+    before = latest.read_bytes()
+    with make(
+        tmp_path, run_name="done", autoresume=True, max_duration="7ba", publish=True, runs_dir=tmp_path / "runs"
+    ) as trainer:
         trainer.fit()
     assert int(trainer.state.timestamp.batch) == 7
+    assert trainer.state.eval_metric_values["eval"]
+    # It writes no checkpoint, and says of none that it was saved.
+    assert marks == [("load", 7)]
+    assert latest.read_bytes() == before
 
 
 def test_the_last_checkpoint_goes_on_after_the_epoch_that_it_ended_with(tmp_path: Path) -> None:

@@ -266,6 +266,19 @@ def test_automatic_microbatches_halve_until_they_fit_and_lose_no_batch(
     ]
 
 
+def test_parts_of_a_loss_are_counted_once_where_the_batch_is_repeated() -> None:
+    class WithParts(Greedy):
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return {"whole": super().loss(outputs, batch)}
+
+    with gold_trainer(
+        model=WithParts(2, "backward"), max_duration="1ba", device_train_microbatch_size="auto"
+    ) as trainer:
+        trainer.fit()
+    assert trainer.state.batch_loss is not None
+    assert float(trainer.state.batch_losses["whole"]) == pytest.approx(float(trainer.state.batch_loss))
+
+
 def test_what_never_fits_and_other_errors_are_raised_as_they_are() -> None:
     with (
         pytest.raises(torch.OutOfMemoryError),
