@@ -54,7 +54,7 @@ def test_the_recording_is_rebuilt_byte_for_byte(server, run, tmp_path):
         with downloaded(there.address, "r") as path:
             assert path.name == "r-1.mcap"
             assert digest(path) == digest(run / "recording-1.mcap") == digest(tmp_path / "rebuilt.mcap")
-            assert path.stat().st_size == size > 100_000
+            assert path.stat().st_size == size > 50_000
         assert not path.exists()
         with (
             pytest.raises(RunNotFoundError, match="has no run 'other': 'offloop runs --stream nats://"),
@@ -96,7 +96,7 @@ def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
         assert (library.problem, [*library.table.entries]) == (None, ["r"])
         assert library.table.entries["r"].status == "finished"
         assert place.in_words == f"NATS at {server.address}"
-        with pytest.raises(ConfigurationError, match="tag, rename and delete it on its own machine"):
+        with pytest.raises(ConfigurationError, match="tag and delete it on its own machine"):
             library.annotate("r", tags=["mine"])
     listed = command("offloop.bus", "runs", "--stream", server.address, "--where", "status == finished")
     assert listed.splitlines()[1].split()[:2] == ["r", "finished"]

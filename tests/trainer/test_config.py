@@ -141,8 +141,8 @@ def test_an_argument_is_documented_once(name: str) -> None:
 
 
 def test_an_option_says_what_the_documentation_says() -> None:
-    [option] = [option for option in COMMON_OPTIONS["Checkpoints"] if option.name == "keep"]
-    text = ARGUMENTS["save_num_checkpoints_to_keep"].help
+    [option] = [option for option in COMMON_OPTIONS["Checkpoints"] if option.name == "save_overwrite"]
+    text = ARGUMENTS["save_overwrite"].help
     assert option.help == text[0].upper() + text[1:]
     assert all(option.help for options in COMMON_OPTIONS.values() for option in options)
 
