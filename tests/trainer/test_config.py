@@ -144,6 +144,12 @@ def test_an_option_says_what_the_documentation_says() -> None:
     [option] = [option for option in COMMON_OPTIONS["Checkpoints"] if option.name == "save_overwrite"]
     text = ARGUMENTS["save_overwrite"].help
     assert option.help == text[0].upper() + text[1:]
+    # The command refuses -1, which Python takes.
+    [keep] = [option for option in COMMON_OPTIONS["Checkpoints"] if option.name == "keep"]
+    assert (keep.help, "-1 for all" in ARGUMENTS["save_num_checkpoints_to_keep"].help) == (
+        "How many checkpoints to keep, the newest ones; by default all.",
+        True,
+    )
     assert all(option.help for options in COMMON_OPTIONS.values() for option in options)
 
 
