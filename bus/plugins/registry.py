@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 import traceback
@@ -10,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -20,6 +21,7 @@ from offloop.bus.plugins.options import PluginOption, convert_options, options_o
 from offloop.bus.processes import current_folder
 
 T = TypeVar("T")
+_log = logging.getLogger("offloop")
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,20 @@ class Registry(Generic[T]):
 
     def _plugins(self) -> dict[str, EntryPoint]:
         """The entry points by name."""
-        # The first of two of one name counts, and before these ours.
-        points = reversed(entry_points(group=self._group))
-        return {point.name: point for point in points if point.name not in self._own}
+        # Of two installations of a package the first on the path counts; of two packages with one name the first by
+        # the package's name, and before these ours.
+        packages = {str(one.name): one for one in reversed([*distributions()])}
+        found: dict[str, EntryPoint] = {}
+        for package, one in sorted(packages.items()):
+            try:
+                points = one.entry_points.select(group=self._group)
+            except Exception as error:  # noqa: BLE001  a damaged file of one package must not hide all others
+                _log.warning("the entry points of package %s cannot be read (%s): install it again", package, error)
+                continue
+            for point in points:
+                if point.name not in self._own:
+                    found.setdefault(point.name, point)
+        return found
 
     def _load(self, name: str, target: str) -> type[T]:
         # Behind the class, an entry point may name extras: "module:Class [extra]".

@@ -108,11 +108,19 @@ def test_what_is_not_asked_for_is_not_imported(consumer: Run, packages: Path, ru
     assert "  lr  " in done.out
 
 
-def test_of_two_packages_with_one_name_one_has_it(packages: Path) -> None:
+def test_of_two_packages_with_one_name_the_first_has_it(packages: Path) -> None:
     install(packages, "zz-second", "[offloop.callbacks]\ncount = json:JSONDecoder\nfresh = plugin_package:Counter\n")
     summaries = {entry.name: entry.summary for entry in CALLBACKS.entries()}
     assert summaries["fresh"] == "Counts batches. (from zz-second)"
-    assert any(f"(from {package})" in summaries["count"] for package in ("plugin-package", "zz-second"))
+    assert "(from plugin-package)" in summaries["count"]
+
+
+def test_a_package_whose_entry_points_cannot_be_read_hides_no_other(
+    packages: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(packages, "damaged", "[offloop.callbacks]\nthis is no entry point\n")
+    assert CALLBACKS.find("count").__name__ == "Counter"
+    assert "the entry points of package damaged cannot be read" in caplog.text
 
 
 def test_a_broken_one_that_is_asked_for_is_an_error_in_one_line(consumer: Run, packages: Path) -> None:

@@ -2,6 +2,7 @@
 
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_plug_ins_are_listed_and_a_broken_one_says_why(monkeypatch: pytest.Monke
         EntryPoint(name, value, "offloop.callbacks")
         for name, value in [("mine", "consumers:LRMonitor"), ("broken", "no_such_module:X"), ("lr", "json:X")]
     )
-    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(registry, "distributions", lambda: [SimpleNamespace(name="plug-ins", entry_points=points)])
     assert CALLBACKS.find("mine") is CALLBACKS.find("lr") is LRMonitor
     entries = {entry.name: entry.summary for entry in CALLBACKS.entries()}
     assert {"broken", "lr", "metrics", "mine", "speed"} <= set(entries)

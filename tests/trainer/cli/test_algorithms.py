@@ -4,6 +4,7 @@ import math
 import re
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def test_options_reach_the_algorithm_by_either_name() -> None:
 
 def test_algorithms_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     points = EntryPoints([EntryPoint("average", "offloop.trainer.algorithms:EMA", "offloop.algorithms")])
-    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr(registry, "distributions", lambda: [SimpleNamespace(name="plug-ins", entry_points=points)])
     assert ALGORITHMS.find("average") is EMA
 
 
