@@ -203,6 +203,7 @@ class FilesPanel(Panel):
         from nicegui import ui
 
         super().__init__("Files", "folder_open", is_open=False)
+        self.show(True)
         with self.box:
             self._note = ui.label().classes("soft")
             self._table = table("Files", "key")

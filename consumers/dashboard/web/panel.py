@@ -35,6 +35,8 @@ class Panel:
         from nicegui import ui
 
         self.box: Any = ui.expansion(title, icon=icon, value=is_open).classes("panel").props("dense")
+        # Hidden until it has something to show: the server ignores a click on what it has just hidden.
+        self.show(False)
         self._filled: dict[int, Any] = {}
 
     @property

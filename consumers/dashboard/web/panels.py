@@ -86,6 +86,7 @@ class LogPanel(Panel):
         from nicegui import ui
 
         super().__init__("Events and commands", "list_alt", is_open=True)
+        self.show(True)
         self._logged: dict[int, int] = {}
         with self.box:
             self._log = ui.log(max_lines=LOG_LINES).classes("log")
