@@ -28,7 +28,7 @@ _OURS = {event: Event(event.value) for event in composer.Event}
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
-@contain("run_event", "close", "load_state_dict", "_mark_checkpoint")
+@contain("_take", "close", "load_state_dict", "_mark_checkpoint")
 class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     """Publishes all events of a Composer trainer as a run, at Composer's own training time. All ranks have one.
 
@@ -40,14 +40,18 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(options)
-        self.detached = not is_enabled(options)
         self._resumed: Mapping[str, Any] | None = None
         self._restored: list[tuple[Any, str, Any]] = []
         handlers = {event: getattr(self, f"_on_{event.value}", None) for event in Event}
         self._handlers = {event: handler for event, handler in handlers.items() if handler is not None}
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        ours = _OURS[event]
+        if event is composer.Event.INIT:
+            # Each trainer that it is given to has a run, also after an error of offloop in another one.
+            self.detached = not is_enabled(self._options)
+        self._take(_OURS[event], state)
+
+    def _take(self, ours: Event, state: Any) -> None:
         if ours is Event.INIT:
             self._start(state)
         elif (training := getattr(self, "_training", None)) is None:
@@ -62,8 +66,6 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     def close(self, state: Any, logger: Any) -> None:
         if hasattr(self, "_training"):
             self._end(getattr(sys, "last_value", None) if self._training.state.fitting else None)
-            # It may be given to another trainer.
-            self.detached = False
 
     def state_dict(self) -> dict[str, Any]:
         # Called when a checkpoint is written.

@@ -15,7 +15,7 @@ from offloop.bus.protocol.flight_ring import FlightRingReader
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
 from offloop.bus.runs.directory import RunDirectory, new_run_id
-from offloop.bus.runs.flight import ANNOUNCED_DUMP, MOST_DUMPS, AnnouncedDump, dump_path
+from offloop.bus.runs.flight import ANNOUNCED_DUMPS, MOST_DUMPS, AnnouncedDump, dump_path
 
 _log = logging.getLogger("offloop.broker")
 
@@ -44,6 +44,7 @@ class FlightRecorder:
         self._attempt = attempt
         self._alerted = -math.inf
         self._met: set[str] = set()
+        self._announced: list[AnnouncedDump] = []
         self._thread = ThreadPoolExecutor(1, "offloop-flight")
         self._writing: dict[int, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
         """By number of the dump."""
@@ -126,9 +127,9 @@ class FlightRecorder:
             _log.warning("%s", problem)
             return problem
         detail = detail[:_MOST_DETAIL]
-        announced = AnnouncedDump(identity or new_run_id(), self._attempt, reason, detail, time.time())
+        self._announced.append(AnnouncedDump(identity or new_run_id(), self._attempt, reason, detail, time.time()))
         try:
-            ANNOUNCED_DUMP.write(self._directory.path, announced)
+            ANNOUNCED_DUMPS.write(self._directory.path, self._announced[-MOST_DUMPS:])
         except OffloopError as error:
             _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
         about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,6 @@ from offloop.bus.cli.options import (
     output_option,
     read_by,
     runs_dir_option,
-    split_names,
     start_option,
     stream_options,
     until_option,
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 
 _TEAM = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_NAME = re.compile(r"\$?[A-Za-z0-9_-]{1,100}")
-_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}")
 _DEFAULT_TEAM = "offloop"
 _FILE = click.Path(path_type=Path)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -192,6 +189,17 @@ def _users(role: str, help_text: str) -> Callable[[Callable[..., None]], Callabl
     return click.option(f"--{role}", role, multiple=True, metavar="[TEAM:]KEY", help=help_text)
 
 
+def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Callable[..., Any]:
+    """An option whose text, where it is given, has to fit a pattern, which is said in words."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ConfigurationError(f"{text!r} is not allowed: {allowed}")
+        return text
+
+    return click.option(name, callback=read_by(check), **settings)
+
+
 @server.command(
     "nats-config",
     cls=CliCommand,
@@ -204,37 +212,35 @@ def _users(role: str, help_text: str) -> Callable[[Callable[..., None]], Callabl
 @_users("remover", "Who also removes runs.")
 @certificate_option
 @certificate_key_option
-@click.option(
-    "--listen",
+@_text_option(
+    *("--listen", r"\S+:\d{1,5}", "write HOST:PORT"),
     metavar="HOST:PORT",
     show_default="127.0.0.1:4222, with TLS 0.0.0.0:4222",
     help="Address to listen at.",
 )
 @click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
-@click.option(
-    "--cluster", callback=split_names, metavar="HOST,HOST,...", help="The hosts of all servers, if these are several."
+@_text_option(
+    *("--cluster", r"[A-Za-z0-9.,\s-]*", "write one.example,two.example,three.example"),
+    metavar="HOST,HOST,...",
+    help="The hosts of all servers, if these are several.",
 )
 @click.option("--cluster-ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
-@click.option("--server-name", metavar="NAME", help="With --cluster: this server's name, or $VARIABLE.")
-@click.option(
-    "--advertise", metavar="HOST", help="Clients reach this server as HOST, or $VARIABLE. Default: by --server-name."
+@_text_option(
+    *("--server-name", r"\$?[A-Za-z0-9_-]{1,100}", "use letters, digits, '_' and '-', or $VARIABLE"),
+    metavar="NAME",
+    help="With --cluster: this server's name, or $VARIABLE.",
 )
-@click.option("--max-store", metavar="SIZE", help="How much each team may store: 100GB. Default: all there is.")
-def nats_config(
-    publisher: tuple[str, ...],
-    viewer: tuple[str, ...],
-    commander: tuple[str, ...],
-    remover: tuple[str, ...],
-    certificate: Path | None,
-    certificate_key: Path | None,
-    listen: str | None,
-    store_dir: Path,
-    cluster: list[str] | None,
-    cluster_ca: Path | None,
-    server_name: str | None,
-    advertise: str | None,
-    max_store: str | None,
-) -> None:
+@_text_option(
+    *("--advertise", r"\$?[A-Za-z0-9._:-]{1,253}", "write one.example, or $VARIABLE"),
+    metavar="HOST",
+    help="Clients reach this server as HOST, or $VARIABLE. Default: by --server-name.",
+)
+@_text_option(
+    *("--max-store", r"\d+(KB|MB|GB|TB)?", "write a number of bytes, or 500MB, 100GB, 2TB"),
+    metavar="SIZE",
+    help="How much each team may store: 100GB. Default: all there is.",
+)
+def nats_config(listen: str | None, cluster: str | None, **given: Any) -> None:
     """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
     its users may do.
 
@@ -242,47 +248,26 @@ def nats_config(
     nothing of another's runs. Paths are those on the server's machine.
     """
     from offloop.bus.jetstream.connection import is_loopback
-    from offloop.bus.jetstream.server_config import server_config
+    from offloop.bus.jetstream.server_config import ServerConfig
 
-    teams = _teams({"publish": publisher, "view": viewer, "command": commander, "remove": remover})
-    hosts = cluster or []
-    if bool(certificate) != bool(certificate_key):
+    roles = {"publish": "publisher", "view": "viewer", "command": "commander", "remove": "remover"}
+    teams = _teams({role: given.pop(option) for role, option in roles.items()})
+    has_tls = given["certificate"] is not None
+    if has_tls != (given["certificate_key"] is not None):
         raise click.UsageError("--certificate and --certificate-key go together")
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            raise click.UsageError(f"{host!r} is not a host: write --cluster one.example,two.example,three.example")
-    if hosts and not (certificate and cluster_ca and server_name):
+    if cluster and not (has_tls and given["cluster_ca"] and given["server_name"]):
         raise click.UsageError(
             "servers of a cluster prove who they are to each other: add --certificate, --certificate-key, "
             "--cluster-ca and --server-name"
         )
-    if server_name and not _NAME.fullmatch(server_name):
-        raise click.UsageError(f"{server_name!r} is not a name: use letters, digits, '_' and '-', or $VARIABLE")
-    if listen and not re.fullmatch(r"\S+:\d{1,5}", listen):
-        raise click.UsageError(f"{listen!r} is not an address to listen at: write HOST:PORT")
-    if advertise and not re.fullmatch(r"\$?[A-Za-z0-9._:-]{1,253}", advertise):
-        raise click.UsageError(f"{advertise!r} is not a host: write --advertise one.example, or $VARIABLE")
-    if max_store and not re.fullmatch(r"\d+(KB|MB|GB|TB)?", max_store):
-        raise click.UsageError(f"{max_store!r} is not a size: write a number of bytes, or 500MB, 100GB, 2TB")
-    listen = listen or ("0.0.0.0:4222" if certificate else "127.0.0.1:4222")
-    if certificate is None and not is_loopback(listen.rpartition(":")[0]):
+    listen = listen or ("0.0.0.0:4222" if has_tls else "127.0.0.1:4222")
+    if not has_tls and not is_loopback(listen.rpartition(":")[0]):
         raise click.UsageError(
             f"beyond this machine a server needs TLS: add --certificate and --certificate-key to --listen {listen}"
         )
-    config = server_config(
-        listen,
-        store_dir,
-        teams,
-        certificate,
-        certificate_key,
-        cluster_ca,
-        server_name,
-        hosts,
-        advertise,
-        max_store,
-    )
+    hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
     # As it is, for a file.
-    click.echo(config, nl=False)
+    click.echo(ServerConfig(teams, listen, cluster=hosts, **given), nl=False)
 
 
 def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:

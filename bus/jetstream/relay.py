@@ -25,7 +25,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.protocol.frames import MAX_RANGE, Control, decode_control, encode_control, split_frame
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.runs.directory import RunInfo, read_run
-from offloop.bus.runs.flight import ANNOUNCED_DUMP, AnnouncedDump
+from offloop.bus.runs.flight import ANNOUNCED_DUMPS, AnnouncedDump
 
 KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")
 """Control messages that are passed on to the broker."""
@@ -246,16 +246,16 @@ class _DumpRelay:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _announce_new(self) -> None:
-        dump = ANNOUNCED_DUMP.find(self._path)
-        if dump is None or dump.id in self._known or time.time() - dump.time > _RECENT_SECONDS:
-            return
-        # It comes back to this host, too, which has written it already.
-        self._known.append(dump.id)
-        try:
-            await self._client.publish(self._subject, json.dumps({**asdict(dump), "host": self._host}).encode())
-            await self._client.flush()
-        except PASSING:
-            self._known.remove(dump.id)  # it is tried again
+        for dump in ANNOUNCED_DUMPS.find(self._path) or ():
+            if dump.id in self._known or time.time() - dump.time > _RECENT_SECONDS:
+                continue
+            # It comes back to this host, too, which has written it already.
+            self._known.append(dump.id)
+            try:
+                await self._client.publish(self._subject, json.dumps({**asdict(dump), "host": self._host}).encode())
+                await self._client.flush()
+            except PASSING:
+                self._known.remove(dump.id)  # it is tried again
 
     async def _take(self, message: Msg) -> None:
         if message.subject != self._subject:

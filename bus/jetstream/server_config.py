@@ -6,6 +6,7 @@ What a role lacks is nowhere allowed: there is no general permission for the API
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,65 +64,64 @@ def _covers(pattern: str, subject: str) -> bool:
     return len(parts) == len(tokens) and all(a in ("*", b) for a, b in zip(tokens, parts, strict=True))
 
 
-def server_config(
-    listen: str,
-    store: Path,
-    teams: Mapping[str, Mapping[str, Sequence[str]]],
-    certificate: Path | None = None,
-    certificate_key: Path | None = None,
-    ca: Path | None = None,
-    name: str | None = None,
-    cluster: Sequence[str] = (),
-    advertise: str | None = None,
-    max_store: str | None = None,
-) -> str:
-    """The configuration of a server.
+@dataclass(frozen=True)
+class ServerConfig:
+    """The configuration of a server."""
 
-    Args:
-        listen: host and port.
-        store: folder of the streams.
-        teams: the roles of each public nkey, by team.
-        certificate: the server's certificate.
-        certificate_key: its key.
-        ca: who signed the certificates of the other servers.
-        name: of the server; may be ``$VARIABLE``, as may ``advertise``.
-        cluster: hosts of all servers.
-        advertise: by what clients reach this server; by default the host in ``cluster`` whose name is or begins with
-            ``name``.
-        max_store: how much each team may store.
-    """
-    files = f"cert_file: {_text(certificate)}, key_file: {_text(certificate_key)}"
-    # Certificates are for names: clients that know one server hear of the others by theirs.
-    advertise = advertise or next((host for host in cluster if name in (host, host.partition(".")[0])), None)
-    lines = [
-        "# Made by 'offloop server nats-config'. To check it: nats-server -t -c FILE",
-        # Without quotes, because it may stand for a variable of the environment.
-        *([f"server_name: {name}"] if name else []),
-        f"listen: {_text(listen)}",
-        *([f"client_advertise: {advertise if advertise[0] == '$' else _text(advertise)}"] if advertise else []),
-        "jetstream {",
-        f"  store_dir: {_text(store)}",
-        "  # Where a power failure of all servers at once must lose nothing, from nats-server 2.10 on:",
-        "  # sync_interval: always",
-        "}",
-        *([f"tls {{ {files}, timeout: 5 }}"] if certificate else []),
-        "accounts {",
-    ]
-    for team, users in teams.items():
-        lines += [f"  {team} {{", f"    jetstream: {f'{{ max_file: {max_store} }}' if max_store else 'enabled'}"]
-        lines += ["    users: [", *(line for key, roles in users.items() for line in _user(key, roles)), "    ]", "  }"]
-    lines.append("}")
-    if cluster:
-        routes = ", ".join(_text(f"nats://{host}:6222") for host in cluster)
-        lines += [
-            "cluster {",
-            "  name: offloop",
-            '  listen: "0.0.0.0:6222"',
-            f"  routes: [{routes}]",
-            f"  tls {{ {files}, ca_file: {_text(ca)}, verify: true, timeout: 5 }}",
+    teams: Mapping[str, Mapping[str, Sequence[str]]]
+    """The roles of each public nkey, by team."""
+    listen: str
+    """Host and port."""
+    store_dir: Path
+    """Folder of the streams."""
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    cluster: Sequence[str] = ()
+    """Hosts of all servers."""
+    cluster_ca: Path | None = None
+    """Who signed the certificates of the other servers."""
+    server_name: str | None = None
+    """May be ``$VARIABLE``, as may :attr:`advertise`."""
+    advertise: str | None = None
+    """By what clients reach this server; by default the host in the cluster whose name is or begins with its name."""
+    max_store: str | None = None
+    """How much each team may store."""
+
+    def __str__(self) -> str:
+        files = f"cert_file: {_text(self.certificate)}, key_file: {_text(self.certificate_key)}"
+        # Certificates are for names: clients that know one server hear of the others by theirs.
+        own = (host for host in self.cluster if self.server_name in (host, host.partition(".")[0]))
+        advertise = self.advertise or next(own, None)
+        lines = [
+            "# Made by 'offloop server nats-config'. To check it: nats-server -t -c FILE",
+            # Without quotes, because it may stand for a variable of the environment.
+            *([f"server_name: {self.server_name}"] if self.server_name else []),
+            f"listen: {_text(self.listen)}",
+            *([f"client_advertise: {advertise if advertise[0] == '$' else _text(advertise)}"] if advertise else []),
+            "jetstream {",
+            f"  store_dir: {_text(self.store_dir)}",
+            "  # Where a power failure of all servers at once must lose nothing, from nats-server 2.10 on:",
+            "  # sync_interval: always",
             "}",
+            *([f"tls {{ {files}, timeout: 5 }}"] if self.certificate else []),
+            "accounts {",
         ]
-    return "\n".join([*lines, ""])
+        storage = f"{{ max_file: {self.max_store} }}" if self.max_store else "enabled"
+        for team, users in self.teams.items():
+            lines += [f"  {team} {{", f"    jetstream: {storage}", "    users: ["]
+            lines += [*(line for key, roles in users.items() for line in _user(key, roles)), "    ]", "  }"]
+        lines.append("}")
+        if self.cluster:
+            routes = ", ".join(_text(f"nats://{host}:6222") for host in self.cluster)
+            lines += [
+                "cluster {",
+                "  name: offloop",
+                '  listen: "0.0.0.0:6222"',
+                f"  routes: [{routes}]",
+                f"  tls {{ {files}, ca_file: {_text(self.cluster_ca)}, verify: true, timeout: 5 }}",
+                "}",
+            ]
+        return "\n".join([*lines, ""])
 
 
 def _user(key: str, roles: Sequence[str]) -> list[str]:

@@ -26,8 +26,8 @@ class AnnouncedDump:
     """In seconds since 1970."""
 
 
-ANNOUNCED_DUMP = JsonFile("flight.json", AnnouncedDump)
-"""The newest dump of its broker, from when it is decided on: what bridges look at to let other hosts know."""
+ANNOUNCED_DUMPS = JsonFile("flight.json", list[AnnouncedDump])
+"""The newest dumps of its broker, from when they are decided on: what bridges look at to let other hosts know."""
 
 
 def dump_path(run: Path, attempt: int, number: int) -> Path:

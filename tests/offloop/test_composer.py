@@ -125,6 +125,8 @@ def test_errors_of_ours_detach_and_those_of_the_user_end_the_run(
     same, lines, detached = json.loads(shown.splitlines()[-1])
     assert (same, detached, len(lines), "a defect of ours" in lines[0]) == (True, True, 1, True)
     assert "a defect of ours" in str(Recording(find_run("defect").path).read_endings()[0].error)
+    # The next trainer with the same callback has a run again.
+    assert find_run("defect-2").status == "finished"
     assert (process.returncode, "the user's" in said) == (1, True)
     ending = Recording(find_run(RUN).path).read_endings()[0]
     assert (ending.status, ending.error) == ("failed", "ZeroDivisionError: the user's")

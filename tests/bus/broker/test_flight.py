@@ -16,7 +16,7 @@ from offloop.bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, Fligh
 from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, event_encoder, pack_map, split_frame
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.runs.flight import ANNOUNCED_DUMP, MOST_DUMPS, list_dumps
+from offloop.bus.runs.flight import ANNOUNCED_DUMPS, MOST_DUMPS, list_dumps
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import TrainingTime
 
@@ -111,7 +111,7 @@ def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tm
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer), "abc")
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer))
     assert answers == [(None, "another alert had it written less than 60 s ago")]
-    announced = ANNOUNCED_DUMP.find(tmp_path)
+    (announced,) = ANNOUNCED_DUMPS.find(tmp_path)
     assert (announced.id, announced.reason, announced.detail) == ("abc", "alert", "loss > 3")
     settle(recorder)
     assert answers[1] == ("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None)
@@ -187,7 +187,7 @@ def test_a_long_reason_is_cut_for_all_hosts_alike(recorder, tmp_path):
     recorder.note_end(LiveRank(0), {"status": "failed", "error": "é" * 50_000})
     settle(recorder)
     (dump,) = list_dumps(tmp_path)
-    assert ANNOUNCED_DUMP.find(tmp_path).detail == Recording(dump).flight[1] == "rank 0: " + "é" * 992
+    assert ANNOUNCED_DUMPS.find(tmp_path)[-1].detail == Recording(dump).flight[1] == "rank 0: " + "é" * 992
 
 
 def test_a_disk_that_fails_ends_no_broker(recorder, tmp_path, monkeypatch):

@@ -48,12 +48,13 @@ def host(name, runs, nats_server):
                 bridge.kill()
 
 
-def test_a_dump_of_one_host_is_one_of_all_with_the_reason_and_whose_it_is(tmp_path, nats_server):
+def test_each_dump_of_one_host_is_one_of_all_with_the_reason_and_whose_it_is(tmp_path, nats_server):
     with host("one", tmp_path / "1", nats_server) as first, host("two", tmp_path / "2", nats_server) as second:
         send_command(read_run(first), "dump", reason="look at it")
-        wait_for(lambda: list_dumps(second), "the dump of the other host")
-    # It does not go back and forth.
-    (own,), (others,) = list_dumps(first), list_dumps(second)
-    assert Recording(own).flight == ("asked", "look at it")
-    assert Recording(others).flight == ("asked", "on host one: look at it")
-    assert [one.fields["loss"] for one in Recording(others)] == [0.5]
+        send_command(read_run(first), "dump", reason="and again")
+        wait_for(lambda: len(list_dumps(second)) == 2, "the dumps of the other host")
+    # They do not go back and forth.
+    own, others = list_dumps(first), list_dumps(second)
+    assert [Recording(one).flight for one in own] == [("asked", "look at it"), ("asked", "and again")]
+    assert [Recording(one).flight[1] for one in others] == ["on host one: look at it", "on host one: and again"]
+    assert [one.fields["loss"] for one in Recording(others[0])] == [0.5]

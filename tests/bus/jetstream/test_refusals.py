@@ -12,7 +12,7 @@ from run_folders import write_run
 from offloop.bus import BrokerError, ConfigurationError
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.jetstream.server_config import server_config
+from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
 
 PYTHON = (sys.executable, "-m")
@@ -54,7 +54,7 @@ def bus(*arguments):
 
 
 def with_users(users, certificate=(None, None)):
-    return lambda server: server_config(f"127.0.0.1:{server.port}", server.store, {"team": users}, *certificate)
+    return lambda server: str(ServerConfig({"team": users}, f"127.0.0.1:{server.port}", server.store, *certificate))
 
 
 @pytest.mark.needs("openssl")

@@ -19,7 +19,7 @@ from offloop.bus.cli.server import nats_config
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsServers, connected
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.jetstream.server_config import server_config
+from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.runs.bridged import read_bridge
@@ -50,7 +50,7 @@ class Roles:
             "vision": {self.nkeys[role]: [role] for role in ("publish", "view", "command", "remove")},
             "speech": {self.nkeys["other"]: ["publish", "view", "command"]},
         }
-        config = server_config(f"127.0.0.1:{server.port}", server.store, teams)
+        config = str(ServerConfig(teams, f"127.0.0.1:{server.port}", server.store))
         return config.replace("jetstream: enabled", f"jetstream: {self.limits}")
 
     def servers(self, name):
