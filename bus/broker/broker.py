@@ -296,8 +296,11 @@ class Broker:
     def _reap_dead_publishers(self, now: float) -> None:
         """Ends the streams of publishers that are gone, once everything they sent is collected."""
         run = self._service.run
-        for rank in () if run is None else run.ranks.values():
-            if run is None or rank.ended:
+        if run is None:
+            return
+        run.flight.look(now)
+        for rank in run.ranks.values():
+            if rank.ended:
                 continue
             rank.note_presence(self._service.is_there(rank), now)
             if rank.is_dead(self._heard, now):

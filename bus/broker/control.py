@@ -135,6 +135,7 @@ class ControlHandler:
             self.reject_unknown(request.identity)
             return
         _, rank = place
+        rank.reported_at = time.monotonic()
         if len(report) > 1:
             rank.report = report
         if report.get("last_sent", 0) > rank.seq:

@@ -50,7 +50,7 @@ class LeaseMessage(msgspec.Struct):
     run: Text
     demand: dict[str, Any]
     name: Text | None = None
-    report: dict[str, int | float] = {}
+    report: Annotated[dict[Annotated[str, msgspec.Meta(max_length=100)], int | float], msgspec.Meta(max_length=64)] = {}
     barrier_events: list[Any] | None = None
     handled: list[tuple[Count, Count]] = []
     viewer: bool = False

@@ -66,6 +66,8 @@ class LiveRank:
     """When its process was found dead, or the connection gone of one that cannot be seen."""
     report: Mapping[str, Any] = field(default_factory=dict)
     """Its last report."""
+    reported_at: float = 0.0
+    """When that came."""
     names: dict[bytes, str] = field(default_factory=dict)
     """The topics that its connection has used, and the names of events in them."""
     _acknowledgement_sent: int = 0

@@ -77,6 +77,7 @@ class BrokerRun:
         self.lost = 0
         """Events that came but are not in the recording."""
         self.flush_soon = False
+        self._is_full = False
         self.flight = FlightRecorder(directory, attempt)
         """Its flight recorder."""
         self._retry_at = 0.0
@@ -120,6 +121,8 @@ class BrokerRun:
         if name is None:
             try:
                 name = rank.add_topic(self.name, topic, frame)
+                if name != END and not self.writer.has_room_for(topic):
+                    return self._refuse_topic(rank, name, topic, body)
             except ProtocolError:
                 self._skip_refused(rank, None)
                 raise
@@ -150,6 +153,20 @@ class BrokerRun:
         elif placement is Placement.DUPLICATE and not self.record(rank, topic, event, body):
             self._statistics.duplicates += 1
         return placement
+
+    def _refuse_topic(self, rank: LiveRank, name: str, topic: bytes, body: bytes) -> Placement:
+        """The recording has no room for a topic: its events are lost, all others are recorded.
+
+        Raises:
+            ProtocolError: it is the first one.
+        """
+        del rank.names[topic]
+        self._skip_refused(rank, sequence_number(body))
+        if self._is_full:
+            self._statistics.refused += 1
+            return Placement.DUPLICATE
+        self._is_full = True
+        raise ProtocolError(f"a recording has no room for further topics: {name} of rank {rank.rank} is lost")
 
     def take_in_order(self, rank: LiveRank, frames: Sequence[bytes]) -> int:
         """Takes and records the first of these events, as :meth:`take` would, as long as there is nothing special about

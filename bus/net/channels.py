@@ -130,9 +130,9 @@ class RequestClient:
             BrokerError: no broker answers, or the broker refuses.
         """
         asked = os.urandom(8).hex()
-        self._channel.send(kind, {**content, "id": asked})
         deadline = time.monotonic() + self._patience
-        while self._channel.wait(deadline - time.monotonic()):
+        is_sent = self._channel.send(kind, {**content, "id": asked})
+        while is_sent and self._channel.wait(deadline - time.monotonic()):
             answer = self._channel.receive()
             if answer is None or answer.content.get("id") != asked:
                 continue

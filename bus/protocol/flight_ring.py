@@ -186,6 +186,15 @@ class FlightRingReader:
             raise ProtocolError("the front of a flight recorder is malformed")
         return batches, blocks, newest
 
+    def newest(self) -> bytes | None:
+        """The frame of the newest event; ``None`` before the first one of its block.
+
+        Raises:
+            ProtocolError: the memory is malformed.
+        """
+        *_, newest = self._front()
+        return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
+
     def copy(self) -> list[bytes]:
         """The frames of the events in the ring, the oldest first. Blocks that are overwritten or entered meanwhile are
         left out.

@@ -3,6 +3,7 @@ that (:meth:`Publisher.wait_until_handled`)."""
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -72,6 +73,7 @@ class Publisher(EventSender):
     broker writes a recording when there is a reason; what is put there is the caller's affair.
 
     Raises:
+        ConfigurationError: an argument cannot be what it is, or this is a Python without its global lock (GIL).
         RunIsLiveError: the run that is to be resumed has a live publisher.
         RunDirectoryError: the run's directory cannot be written.
         BrokerError: the broker did not start, or refused.
@@ -99,6 +101,8 @@ class Publisher(EventSender):
         stream_to: str | None = None,
         resume: bool = False,
     ) -> None:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise ConfigurationError("a publisher needs Python's global lock: start this Python with PYTHON_GIL=1")
         check_max_delay(max_delay)
         check_backlog_bytes(backlog_bytes)
         timeouts = timeouts or Timeouts.default

@@ -31,6 +31,9 @@ class _Channel(NamedTuple):
     is_end: bool
 
 
+_ROOM_FOR_ENDS = 4096
+
+
 class RecordingWriter:
     """Appends frames to a recording in the order in which they are given; nothing is on disk before :meth:`flush`.
 
@@ -190,6 +193,10 @@ class RecordingWriter:
         self._appended += len(events)
         if len(buffer) >= CHUNK_BYTES:
             self.flush()
+
+    def has_room_for(self, topic: bytes) -> bool:
+        """The topic is one of the recording, or may become one, with room left for the ends of ranks."""
+        return self._last_identity < MAX_TOPICS - _ROOM_FOR_ENDS or topic.decode() in self._identities
 
     def _open_channel(self, topic: bytes) -> None:
         """The first message of a topic in a chunk: the chunk holds the channel too, so that it stands alone."""

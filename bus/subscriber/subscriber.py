@@ -1,6 +1,7 @@
 """The receiving end: a run's whole history and then what happens live, as one sequence of snapshots."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ from offloop.bus.types.timeouts import Timeouts
 if TYPE_CHECKING:
     from offloop.bus.jetstream.connection import NatsServers
     from offloop.bus.jetstream.nats_connection import NatsConnection
+
+_log = logging.getLogger("offloop")
 
 BURST = 1000
 
@@ -155,6 +158,7 @@ class Subscriber(RunStream):
         self._chunks = self._reader.read()
         self._following = Following(self._order, self._timeouts)
         self._closed = False
+        self._refusal = ""
         self._subscription: LiveSubscription | None = None
         self._given = self._last_seq = 0
         # The stream first, then the history: what comes in between is in both.
@@ -265,6 +269,11 @@ class Subscriber(RunStream):
 
     def _take_answer(self, answer: Control) -> None:
         self._commands.take(answer, time.monotonic())
+        if answer.kind == "refused" and "id" not in answer.content:
+            reason = str(answer.content.get("reason"))
+            if reason != self._refusal:
+                _log.warning("run %s: what is requested of it is refused: %s", self.run_name, reason)
+            self._refusal = reason
 
     def command(
         self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None

@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, str] = {
 for ``dump``, which the broker obeys."""
 
 DUMP = "dump"
-DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan")
+DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
 """Reasons for writing a flight recorder: the argument of ``dump``."""
 
 WAIT_SECONDS = 30.0

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, BrokerStatistics
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.protocol.order import Missing, StreamOrder
+from offloop.bus.recording import writer
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.event import Event
@@ -87,6 +89,22 @@ def test_those_in_order_are_taken_in_one_call(tmp_path: Path) -> None:
     assert run.take_in_order(rank, [*frames[1:], frame(20, 20, x=b"x" * LIVE_FRAME)]) == 18
     assert (rank.seq, rank.recorded, run.writer.written) == (19, 19, 19)
     run.writer.discard()
+
+
+def test_topics_without_room_are_reported_once_and_all_else_is_recorded(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(writer, "MAX_TOPICS", writer._ROOM_FOR_ENDS + 1)
+    run = live_run(tmp_path / "a.mcap", BrokerStatistics())
+    rank = run.ranks[0] = LiveRank(0)
+    run.take(rank, frame(1, 1))
+    with pytest.raises(ProtocolError, match="no room for further topics: fit_end of rank 0 is lost"):
+        run.take(rank, frame(2, 2, "fit_end"))
+    run.take(rank, frame(3, 3, "init"))
+    run.take(rank, frame(4, 4))
+    run.take(rank, frame(5, 5, "$end", status="finished"))
+    run.writer.close()
+    assert (run.write_error, run.lost, rank.ended) == (None, 2, True)
+    with RecordingReader(tmp_path / "a.mcap") as reader:
+        assert [topic for chunk in reader.read() for topic, *_ in chunk] == ["r/batch_end/0"] * 2 + ["r/$end/0"]
 
 
 def read(order: StreamOrder, frames: list[bytes]) -> tuple[list[Any], Missing | None]:

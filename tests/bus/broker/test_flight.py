@@ -9,7 +9,7 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import Publisher, find_run
-from offloop.bus.broker.flight import FlightRecorder
+from offloop.bus.broker.flight import STALLED_SECONDS, FlightRecorder
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError
 from offloop.bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader
@@ -124,6 +124,54 @@ def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tm
     assert not list(tmp_path.glob(".*"))
 
 
+def look(recorder, begin, end):
+    """Has it look as often as it does, between two moments in units of what a stall takes."""
+    for step in range(round(20 * begin), round(20 * end)):
+        recorder.look(step * STALLED_SECONDS / 20 + 0.1)
+    settle(recorder)
+
+
+def test_a_rank_that_does_nothing_is_dumped_once_until_it_continues_unless_it_is_paused(recorder, ring, tmp_path):
+    look(recorder, 0, 1)
+    assert not list_dumps(tmp_path)
+    look(recorder, 1, 3)
+    (dump,) = list_dumps(tmp_path)
+    assert Recording(dump).flight == ("stalled", "rank 0 has done nothing for 300 s")
+    put_batch(ring, 2)
+    for moment in range(3, 8):
+        # A paused one reports.
+        recorder.rings[0].rank.reported_at = moment * STALLED_SECONDS
+        look(recorder, moment, moment + 1)
+    # Nor is it stalled where the broker stood still, too.
+    recorder.look(20 * STALLED_SECONDS)
+    assert not recorder.is_writing
+    look(recorder, 20, 22)
+    assert len(list_dumps(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("last", ["init", "after_load", "fit_end", "eval_after_all", "predict_end"])
+def test_a_rank_whose_user_does_something_else_is_not_stalled(recorder, ring, tmp_path, last):
+    ring.put(event_encoder(Topic("r", last, 0), 1)(3, 3, 1, TrainingTime(), None, {}, _CONTEXT))
+    look(recorder, 0, 3)
+    recorder.rings[0].rank.ended = True
+    put_batch(ring, 2)
+    look(recorder, 3, 6)
+    assert not list_dumps(tmp_path)
+
+
+def test_hosts_that_stall_together_are_dumped_once_each(recorder, ring):
+    answers = []
+    look(recorder, 0, 0.5)
+    # Another host is the first to see it.
+    for host in ("on host b", "on host c"):
+        recorder.ask("stalled", host, lambda *answer: answers.append(answer))
+    look(recorder, 0.5, 3)
+    assert answers == [
+        (None, "it was written because of 'stalled' already"),
+        ("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None),
+    ]
+
+
 def dumped(recorder):
     answers = []
     recorder.ask("asked", "", lambda *answer: answers.append(answer))
@@ -162,6 +210,7 @@ def test_ranks_that_fail_together_are_dumped_once_with_how_the_first_one_did(rec
     settle(recorder)
     found = [Recording(dump).flight for dump in list_dumps(tmp_path)]
     assert found == [("failed", "rank 0: mistake 0"), ("lost", "rank 8: lost")]
+    assert [one.reason for one in ANNOUNCED_DUMPS.find(tmp_path)] == ["failed", "lost"]
 
 
 def test_events_that_come_while_a_ring_is_copied_leave_no_hole(ring, monkeypatch):

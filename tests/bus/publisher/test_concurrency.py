@@ -349,3 +349,9 @@ def test_where_a_signal_handler_raises_what_others_have_published_meanwhile_is_n
     assert raised > 50
     assert set(published) == {("other", number) for number in numbers}
     assert set(logged) == set(numbers)
+
+
+def test_a_python_without_a_global_lock_is_refused(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(ConfigurationError, match="PYTHON_GIL=1"):
+        Publisher("r")

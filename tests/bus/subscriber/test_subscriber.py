@@ -14,6 +14,7 @@ from helpers import wait_for
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
 from offloop.bus.protocol.order import Missing, Numbers
 from offloop.bus.subscriber.subscription import LiveSubscription
+from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.timeouts import Timeouts
 
 
@@ -281,3 +282,14 @@ print("over")
 def test_a_subscriber_in_a_cycle_can_be_collected(runs_dir):
     done = subprocess.run([sys.executable, "-c", CYCLE], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "over\n"
+
+
+def test_a_refused_request_is_reported_once(runs_dir, caplog):
+    def demand(name):
+        return Demand({Event.BATCH_END: EventDemand(fields={f"{name}{number}": 1 for number in range(40)})})
+
+    with Publisher("r"), Subscriber("r", demand=demand("a")), Subscriber("r", demand=demand("b")):
+        wait_for(lambda: caplog.messages, "the refusal")
+        time.sleep(1.5)  # the lease is renewed once a second
+    (message,) = caplog.messages
+    assert "all consumers of this run together request too much" in message
