@@ -89,7 +89,7 @@ class SimulatedHost(asyncio.Protocol):
         self._ranks = tuple(range(number * RANKS, (number + 1) * RANKS))
         self._world = world
         self._subject = names.windows_subject(RUN, 1, self._host)
-        self._key = f"$KV.{names.RUNS_BUCKET}.{names.run_key(RUN, 1, self._host)}"
+        self._key = f"$KV.{names.RUNS_BUCKET}.{names.key(RUN, 1, self._host)}"
         self._quantities = quantities(self._ranks)
         self._batch = self._offset = self._sequence = 0
         self._sent_at = 0.0
@@ -312,8 +312,8 @@ async def make_stream(address: str) -> None:
 
     client = await nats.connect(address)
     streams = {
-        names.stream_of(RUN): names.all_recordings(RUN),
-        names.windows_stream_of(RUN): names.all_windows(RUN),
+        names.stream_of(RUN): names.recording_subject(RUN),
+        names.windows_stream_of(RUN): names.windows_subject(RUN),
     }
     for name, subjects in streams.items():
         config = StreamConfig(

@@ -341,7 +341,7 @@ class Bridge:
         reached = None if self._progress is None else self._progress.reached()
         listed = list_run(self._run, self._host, self.status, reached)
         bucket = await open_bucket(self._client, names.RUNS_BUCKET, self._replicas)
-        await bucket.put(names.run_key(listed.run, listed.attempt, self._host), msgspec.json.encode(listed))
+        await bucket.put(names.key(listed.run, listed.attempt, self._host), msgspec.json.encode(listed))
 
     def _write_status(self) -> None:
         self._note()

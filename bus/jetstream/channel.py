@@ -97,7 +97,7 @@ class StreamChannel:
 
     async def _take(self, message: Msg) -> None:
         if message.headers and message.headers.get("Status") == "503":
-            self._refuse(_NO_BRIDGE, names.replied_to(message.subject))
+            self._refuse(_NO_BRIDGE, names.split_reply(message.subject)[1])
             return
         with suppress(ProtocolError):
             topic, body = split_frame(message.data)

@@ -9,16 +9,21 @@ one.
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from offloop.bus.errors import BrokerError, RecordingError
+from offloop.bus.jetstream import names
 from offloop.bus.jetstream.asking import Asking
-from offloop.bus.jetstream.connection import PASSING
-from offloop.bus.jetstream.run_stream import Copied, RunFileStream
+from offloop.bus.jetstream.connection import PASSING, answer_of
+from offloop.bus.jetstream.run_stream import RunFileStream
+from offloop.bus.jetstream.stored import get, last_range
 from offloop.bus.printing import one_line
 from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows
 
 _LOOK_SECONDS = 0.1
+_MAX_MESSAGE = 512 * 1024
+"""Bytes of a file in one message: servers take 1 MiB unless configured otherwise."""
 
 
 class BridgeReplacedError(BrokerError):
@@ -27,6 +32,19 @@ class BridgeReplacedError(BrokerError):
 
 class ShorterError(RecordingError):
     """A file is the beginning of its copy in the stream: its newest part was not on the disk in a power failure."""
+
+
+class Copied(NamedTuple):
+    """How far the copy of a file goes."""
+
+    offset: int = 0
+    """Bytes that are there and stay."""
+    end: int = 0
+    """Bytes that are there, with those behind the last check record of a closed file."""
+    sequence: int = 0
+    """Number of the subject's last message."""
+    bridge: str = ""
+    """Who sent that."""
 
 
 class FileCopy:
@@ -78,9 +96,10 @@ class FileCopy:
         begin = at.offset if final is None else max(at.end, final)
         if final is not None and at.end > end:
             begin = final
-        data = self.file.piece(begin, end, self._stream.most)
+        most = min(_MAX_MESSAGE, max(self._stream.client.max_payload - 4096, 1024))
+        data = self.file.piece(begin, end, most)
         try:
-            sequence = await self._stream.publish(self._subject, begin, data, at.sequence, final)
+            sequence = await self._publish(begin, data, final)
         except PASSING as error:
             await self._asking.note_refused(self._subject, error)
             # It may have arrived.
@@ -90,24 +109,49 @@ class FileCopy:
             end = begin + len(data)
             self.at = Copied(end if final is None else final, end, sequence, self._stream.bridge)
 
+    async def _publish(self, begin: int, data: bytes, final: int | None) -> int:
+        """Sends a range of the file as the message behind the last one; returns its number."""
+        stream = self._stream
+        headers = {
+            names.OFFSET: str(begin),
+            names.BRIDGE: stream.bridge,
+            "Nats-Expected-Last-Subject-Sequence": str(self.at.sequence),
+            **({} if stream.run_id is None else {names.RUN_ID: stream.run_id}),
+            **({} if final is None else {names.FINAL: str(final)}),
+        }
+        sending = stream.client.js.publish(self._subject, data, headers=headers, stream=stream.name)
+        return (await answer_of(stream.client, sending)).seq
+
     async def check(self) -> None:
         """Looks whether another bridge took the place of this one.
 
         Raises:
             BridgeReplacedError: it did."""
-        await self._look(self.at)
+        await self._look()
 
-    async def _look(self, before: Copied) -> tuple[Copied, bytes]:
-        bridge = self._stream.bridge
+    async def _look(self) -> tuple[Copied, bytes]:
+        """How far the copy goes, and the content of its last message."""
+        before, bridge = self.at, self._stream.bridge
         at: Copied
-        at, data = await self._asking.until_answered(lambda: self._stream.last(self._subject))
+        at, data = await self._asking.until_answered(self._last)
         if at.bridge not in ("", bridge) and before.bridge == bridge and at.end > before.end:
             raise BridgeReplacedError(f"another bridge, {one_line(at.bridge)}, copies run {self._stream.run!r} now")
         return at, data
 
+    async def _last(self) -> tuple[Copied, bytes]:
+        message, number = await last_range(self._stream.client, self._stream.name, self._subject)
+        if message is None or message.offset is None:
+            # The stream may have been removed.
+            await self._stream.make()
+            return Copied(sequence=number), b""
+        self._stream.check_owner(message.headers.get(names.RUN_ID))
+        end = message.offset + len(message.data)
+        offset = end if message.final is None else message.final
+        return Copied(offset, end, number, message.headers.get(names.BRIDGE, "?")), message.data
+
     async def _find(self) -> None:
         before = self.at
-        at, data = await self._look(before)
+        at, data = await self._look()
         # Who was here before is what a later one is compared with.
         self.at = at = at._replace(bridge=self._stream.bridge)
         await self._compare(at, data)
@@ -126,7 +170,8 @@ class FileCopy:
         stream, path, end = self._stream.name, self.file.path, self.file.look()
         begin = at.end - len(last)
         if at.offset > end and begin >= end:
-            begin, last = await self._asking.until_answered(lambda: self._stream.first(self._subject))
+            found = await self._asking.until_answered(lambda: get(self._stream.client, stream, self._subject, 1))
+            begin, last = (0, b"") if found is None else (found.offset or 0, found.data)
         # What is behind the last check record may be written anew, or is what a power failure left.
         copied = last[: max(0, min(at.offset, end) - begin)]
         if self.file.read_at(begin, len(copied)) != copied:

@@ -1,6 +1,7 @@
 """What bridges say of their runs, as a reader elsewhere knows it."""
 
 import asyncio
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ FRESH_SECONDS = 5.0
 PATIENCE = 60.0
 """For how long the bridge of a run that continues is waited for, in seconds, when the stream lacks something."""
 _SILENT_SECONDS = 20.0
-"""How often an entry of a live run of which nothing is heard is looked up."""
+"""How often entries of live runs of which nothing is heard are looked up."""
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
 _LOOK_SECONDS = 0.05
@@ -30,12 +31,10 @@ _FIRST_SECONDS = 2.5
 @dataclass
 class _Entry:
     said: ListedRun
-    heard: float
-    """When it was last said anew, by this machine's ``time.monotonic``; minus infinity for one that was found."""
     found: float
-    """When this reader first had it."""
-    looked: float
-    """When it was last looked up."""
+    """When this reader first had it, by this machine's ``time.monotonic``."""
+    heard: float = -math.inf
+    """When it was last said anew; never for one that was found."""
 
 
 class KnownRuns:
@@ -45,24 +44,31 @@ class KnownRuns:
 
     def __init__(self, client: NatsClient) -> None:
         self._client = client
-        self._entries: dict[str, dict[str, _Entry]] = {}
-        """Those of each run by their subjects; the run as the first token of their keys."""
+        self._entries: dict[str, _Entry] = {}
+        """By subject."""
         self._connection = -1
         """After how many lost connections all entries were looked up; -1 before the first time."""
 
     async def follow(self) -> None:
         """Keeps the entries up to date until it is cancelled: looks all of them up after each lost connection, and
-        once in a while those of which nothing is heard."""
+        once in a while those of live runs of which nothing is heard."""
         # The subscription is there again after each lost connection.
         await self._client.subscribe(f"{_SUBJECTS}>", cb=self._hear)
+        looked = -math.inf
         while True:
             with suppress(*PASSING):
-                connection = self._client.stats["reconnects"]
+                connection, now = self._client.stats["reconnects"], time.monotonic()
+                subjects: set[str] = set()
                 if connection != self._connection:
-                    found = await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>")
-                    await self._look_up({*found, *(subject for of_run in self._entries.values() for subject in of_run)})
-                    self._connection = connection
-                await self._look_up(self._silent())
+                    subjects = {*await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>"), *self._entries}
+                elif now - looked > _SILENT_SECONDS:
+                    silent = now - _SILENT_SECONDS
+                    subjects = {one for one, entry in self._entries.items() if entry.said.live and entry.heard < silent}
+                    looked = now
+                found = {one.subject: one.data for one in await last_of_each(self._client, _STREAM, subjects)}
+                for subject in subjects:
+                    self._take(subject, found.get(subject, b""), is_heard=False)
+                self._connection = connection
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     async def until_known(self, run: str | None) -> None:
@@ -93,9 +99,8 @@ class KnownRuns:
         return sorted(runs, key=lambda run: run.started or 0.0, reverse=True)
 
     def _of(self, run: str | None) -> list[_Entry]:
-        # Copied in one step each: the connection's thread changes them.
-        chosen = list(self._entries.values()) if run is None else [self._entries.get(names.token(run), {})]
-        return [entry for entries in chosen for entry in list(entries.values())]
+        # Copied in one step: the connection's thread changes them.
+        return [entry for entry in list(self._entries.values()) if run in (None, entry.said.run)]
 
     def is_going_on(self, run: str, host: str | None = None, attempt: int | None = None) -> bool:
         """Whether more of a run may come, from one host or any, of one attempt or the newest, by what was last said of
@@ -125,42 +130,26 @@ class KnownRuns:
         bridge = None if newest is None else newest.said.bridge
         return bridge.copied if bridge is not None and bridge.has_all(attempt) else 0
 
-    def _silent(self) -> set[str]:
-        now = time.monotonic()
-        return {
-            subject
-            for entries in self._entries.values()
-            for subject, entry in entries.items()
-            if entry.said.live and now - max(entry.heard, entry.looked) > _SILENT_SECONDS
-        }
-
-    async def _look_up(self, subjects: set[str]) -> None:
-        found = {one.subject: one for one in await last_of_each(self._client, _STREAM, subjects)}
-        for subject in subjects:
-            self._take(subject, found[subject].data if subject in found else b"", is_heard=False)
-
     async def _hear(self, message: Msg) -> None:
         if message.subject.startswith(_SUBJECTS):  # as in names.is_request
             self._take(message.subject, message.data, is_heard=True)
 
     def _take(self, subject: str, value: bytes, is_heard: bool) -> None:
-        run, now = names.run_token(subject.removeprefix(_SUBJECTS)), time.monotonic()
         if not value:  # it was removed
-            self._entries.get(run, {}).pop(subject, None)
+            self._entries.pop(subject, None)
             return
         try:
             said = msgspec.json.decode(value, type=ListedRun)
         except (ValueError, RecursionError):
             return
-        if names.token(said.run) != run:
+        if not subject.startswith(f"{_SUBJECTS}{names.token(said.run)}."):
             return
-        known = self._entries.setdefault(run, {}).get(subject)
-        if known is None or is_heard or _time_of(said) > _time_of(known.said):
+        now, known = time.monotonic(), self._entries.get(subject)
+        if known is None:
+            self._entries[subject] = _Entry(said, now, now if is_heard else -math.inf)
+        elif is_heard or _time_of(said) > _time_of(known.said):
             # What has changed since it was last seen was said in between.
-            heard = now if is_heard or known is not None else float("-inf")
-            self._entries[run][subject] = _Entry(said, heard, now if known is None else known.found, now)
-        else:
-            known.looked = now
+            self._entries[subject] = _Entry(said, known.found, now)
 
 
 def _precedence(entry: _Entry) -> tuple[int, bool]:

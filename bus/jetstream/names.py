@@ -43,24 +43,18 @@ def windows_stream_of(run: str) -> str:
     return f"olw_{token(check_run_name(run))}"
 
 
-def recording_subject(run: str, attempt: int | str, host: str) -> str:
-    """The subject of a host's recording."""
-    return f"ol.r.{token(run)}.{attempt}.{token(host) if host != '*' else host}"
+def recording_subject(run: str, attempt: int | str = "*", host: str = "*") -> str:
+    """The subject of a host's recording; by default of all recordings of a run."""
+    return _subject("r", run, attempt, host)
 
 
-def all_recordings(run: str) -> str:
-    """The subjects of all recordings of a run."""
-    return f"ol.r.{token(run)}.*.*"
+def windows_subject(run: str, attempt: int | str = "*", host: str = "*") -> str:
+    """The subject of a host's windows; by default of all windows of a run."""
+    return _subject("w", run, attempt, host)
 
 
-def windows_subject(run: str, attempt: int, host: str) -> str:
-    """The subject of a host's windows."""
-    return f"ol.w.{token(run)}.{attempt}.{token(host)}"
-
-
-def all_windows(run: str) -> str:
-    """The subjects of the windows of all hosts of a run."""
-    return f"ol.w.{token(run)}.*.*"
+def _subject(kind: str, run: str, attempt: int | str, host: str) -> str:
+    return f"ol.{kind}.{token(run)}.{attempt}.{host if host == '*' else token(host)}"
 
 
 def request_subject(run: str, kind: str, host: str | None = None, *, may_command: bool = True) -> str:
@@ -75,14 +69,10 @@ def dump_subject(run: str) -> str:
     return f"ol.d.{token(run)}"
 
 
-def run_key(run: str, attempt: int, host: str) -> str:
-    """The key of what a host says of an attempt."""
-    return f"{token(run)}.{attempt}.{token(host)}"
-
-
-def run_token(key: str) -> str:
-    """The run of a :func:`run_key`, as a token."""
-    return key.partition(".")[0]
+def key(*parts: str | int) -> str:
+    """A key: of what a host says of an attempt (run, attempt, host), of who works under a consumer's name (run, name),
+    and of how far it is in an attempt (run, name, attempt)."""
+    return ".".join(token(str(part)) for part in parts)
 
 
 def reply_subject(inbox: str, kind: str, asked: str | None) -> str:
@@ -90,15 +80,10 @@ def reply_subject(inbox: str, kind: str, asked: str | None) -> str:
     return f"{inbox}.{kind}.{asked if asked is not None and _PLAIN.fullmatch(asked) else '-'}"
 
 
-def replied_to(reply: str) -> str | None:
-    """The identity of the request whose :func:`reply_subject` that is."""
-    asked = reply.rpartition(".")[2]
-    return None if asked == "-" else asked
-
-
-def reader_of(reply: str) -> str:
-    """The inbox of the reader whose :func:`reply_subject` that is."""
-    return reply.rsplit(".", 2)[0]
+def split_reply(reply: str) -> tuple[str, str | None]:
+    """The inbox of a :func:`reply_subject`, and the identity of the request."""
+    inbox, _, asked = reply.rsplit(".", 2)
+    return inbox, None if asked == "-" else asked
 
 
 def is_request(subject: str, sent_to: str, reply: str) -> bool:
@@ -108,13 +93,3 @@ def is_request(subject: str, sent_to: str, reply: str) -> bool:
     message keeps the subject that it has in the stream. And a reader may name any subject for an answer, also one to
     which only hosts may write."""
     return sent_to == subject and reply.startswith("_INBOX.")
-
-
-def holder_key(run: str, consumer: str) -> str:
-    """The key of who works as a consumer of that name."""
-    return f"{token(run)}.{token(consumer)}"
-
-
-def position_key(run: str, consumer: str, attempt: int) -> str:
-    """The key of how far a consumer is."""
-    return f"{token(run)}.{token(consumer)}.{attempt}"

@@ -136,8 +136,8 @@ class HeldPosition:
     async def _claim(self, attempt: int) -> bytes:
         # Servers of which one died choose a leader for some seconds.
         bucket = await _until_answered(self._bucket)
-        self._holder = _Entry(bucket, names.holder_key(self._run, self._name))
-        self._position = _Entry(bucket, names.position_key(self._run, self._name, attempt))
+        self._holder = _Entry(bucket, names.key(self._run, self._name))
+        self._position = _Entry(bucket, names.key(self._run, self._name, attempt))
         if holder := await _until_answered(self._holder.read):
             await self._watch(holder)
         try:

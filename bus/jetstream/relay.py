@@ -92,7 +92,7 @@ class Relay:
             else:
                 # A broker knows by the mark that the sender may only view.
                 mark = {} if may_command else {"viewer": True}
-                reader = self._reader(names.reader_of(message.reply), may_command)
+                reader = self._reader(names.split_reply(message.reply)[0], may_command)
                 await reader.send(encode_control(kind, {**control.content, **mark}))
         except OffloopError as error:
             asked = (message.headers or {}).get("Ol-Id")

@@ -1,18 +1,16 @@
 """The streams of a run and the buckets beside them, as its bridge writes them."""
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import NatsClient, answer_of, in_words
-from offloop.bus.jetstream.stored import get, last_of_each, last_range, list_subjects
-
-MAX_MESSAGE = 512 * 1024
-"""Bytes of a recording in one message: servers take 1 MiB unless configured otherwise."""
+from offloop.bus.jetstream.connection import NatsClient, in_words
+from offloop.bus.jetstream.stored import last_of_each, list_subjects
 
 STREAM_FULL = 10077
 """The stream has reached its own limit."""
@@ -40,57 +38,27 @@ async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes:
         return await client.js.create_key_value(bucket=bucket, replicas=replicas, max_bytes=max_bytes)
 
 
-class Copied(NamedTuple):
-    """How far the copy of a recording goes."""
-
-    offset: int = 0
-    """Bytes that are there and stay."""
-    end: int = 0
-    """Bytes that are there, with those behind the last check record of a closed file."""
-    sequence: int = 0
-    """Number of the subject's last message."""
-    bridge: str = ""
-    """Who sent that."""
-
-
+@dataclass(frozen=True)
 class RunFileStream:
-    """A stream of a run: holds the copies of its files.
+    """A stream of a run: holds the copies of its files."""
 
-    Args:
-        client: the connection.
-        run: the run's name.
-        run_id: its identity, if it has one.
-        bridge: who writes: stands in each message.
-        replicas: how many servers keep each message; for a stream that does not exist yet.
-        max_bytes: how large it may grow, where that is to be limited; for one that does not exist yet.
-        has_windows: whether it holds windows of hosts, for a limited time, and not recordings.
-    """
-
-    def __init__(
-        self,
-        client: NatsClient,
-        run: str,
-        run_id: str | None,
-        bridge: str,
-        replicas: int,
-        max_bytes: int | None = None,
-        *,
-        has_windows: bool = False,
-    ) -> None:
-        self.name = names.windows_stream_of(run) if has_windows else names.stream_of(run)
-        self._subjects = names.all_windows(run) if has_windows else names.all_recordings(run)
-        self._max_age = _WINDOWS_SECONDS if has_windows else None
-        self._client = client
-        self.run = run
-        self._run_id = run_id
-        self.bridge = bridge
-        self._replicas = replicas
-        self._max_bytes = max_bytes
+    client: NatsClient
+    run: str
+    run_id: str | None
+    """The run's identity, if it has one."""
+    bridge: str
+    """Who writes: stands in each message."""
+    replicas: int
+    """How many servers keep each message; for a stream that does not exist yet, as :attr:`max_bytes`."""
+    max_bytes: int | None = None
+    """How large it may grow, where that is to be limited."""
+    has_windows: bool = False
+    """Whether it holds windows of hosts, for a limited time, and not recordings."""
 
     @property
-    def most(self) -> int:
-        """Bytes of a file that fit into a message."""
-        return min(MAX_MESSAGE, max(self._client.max_payload - 4096, 1024))
+    def name(self) -> str:
+        """The stream's name."""
+        return names.windows_stream_of(self.run) if self.has_windows else names.stream_of(self.run)
 
     async def make(self) -> None:
         """Makes it, unless it is there.
@@ -98,72 +66,39 @@ class RunFileStream:
         Raises:
             BrokerError: the servers do not make it, for good, or it is another run's.
         """
+        subjects = names.windows_subject if self.has_windows else names.recording_subject
         config = StreamConfig(
             name=self.name,
-            subjects=[self._subjects],
+            subjects=[subjects(self.run)],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,
-            max_bytes=self._max_bytes or -1,
-            max_age=self._max_age,
-            num_replicas=self._replicas,
+            max_bytes=self.max_bytes or -1,
+            max_age=_WINDOWS_SECONDS if self.has_windows else None,
+            num_replicas=self.replicas,
             allow_direct=False,
-            metadata=None if self._run_id is None else {names.RUN_ID_METADATA: self._run_id},
+            metadata=None if self.run_id is None else {names.RUN_ID_METADATA: self.run_id},
         )
         try:
-            await self._client.js.add_stream(config)
+            await self.client.js.add_stream(config)
         except APIError as error:
             if error.err_code == _EXISTS:
-                known = (await self._client.js.stream_info(self.name)).config
-                self._check_owner((known.metadata or {}).get(names.RUN_ID_METADATA))
+                known = (await self.client.js.stream_info(self.name)).config
+                self.check_owner((known.metadata or {}).get(names.RUN_ID_METADATA))
                 return
             is_for_good = isinstance(error, BadRequestError) and error.err_code not in (_TOO_FEW_SERVERS, *FULL)
             if not is_for_good and error.err_code != _NO_CLUSTER:
                 raise
             raise BrokerError(f"NATS does not make the stream {self.name}: {in_words(error)}") from None
 
-    def _check_owner(self, run_id: str | None) -> None:
-        if run_id not in (None, self._run_id):
+    def check_owner(self, run_id: str | None) -> None:
+        """Raises :class:`BrokerError` where it is another run's, by that one's identity."""
+        if run_id not in (None, self.run_id):
             raise BrokerError(
                 f"the stream {self.name} holds another run that is called {self.run!r}: give this one another name "
                 f"('--run-name'), or remove that one with 'offloop server remove {self.run} "
-                f"--stream {self._client.address}'"
+                f"--stream {self.client.address}'"
             )
-
-    async def publish(self, subject: str, begin: int, data: bytes, after: int, final: int | None) -> int:
-        """Sends a range of a file that begins there, as the message behind the subject's message of number ``after``;
-        ``final`` is as in the header of that name. Returns its number."""
-        headers = {
-            names.OFFSET: str(begin),
-            names.BRIDGE: self.bridge,
-            "Nats-Expected-Last-Subject-Sequence": str(after),
-        }
-        if self._run_id is not None:
-            headers[names.RUN_ID] = self._run_id
-        if final is not None:
-            headers[names.FINAL] = str(final)
-        sending = self._client.js.publish(subject, data, headers=headers, stream=self.name)
-        return (await answer_of(self._client, sending)).seq
-
-    async def first(self, subject: str) -> tuple[int, bytes]:
-        """The beginning of what the stream holds of the file, and its offset."""
-        message = await get(self._client, self.name, subject, 1)
-        return (0, b"") if message is None else (message.offset or 0, message.data)
-
-    async def last(self, subject: str) -> tuple[Copied, bytes]:
-        """How far the copy of a file goes, and the content of its last message. A stream that was removed is made.
-
-        Raises:
-            BrokerError: the stream is of something else.
-        """
-        message, number = await last_range(self._client, self.name, subject)
-        if message is None or message.offset is None:
-            await self.make()
-            return Copied(sequence=number), b""
-        self._check_owner(message.headers.get(names.RUN_ID))
-        end = message.offset + len(message.data)
-        offset = end if message.final is None else message.final
-        return Copied(offset, end, number, message.headers.get(names.BRIDGE, "?")), message.data
 
 
 async def remove_run(client: NatsClient, run: str) -> list[str]:

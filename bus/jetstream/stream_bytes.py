@@ -62,7 +62,7 @@ class StreamBytes:
         self._host = host
         self._patient = patient
         self._stream = names.stream_of(run)
-        self._subjects = names.recording_subject(run, attempt, "*")
+        self._subjects = names.recording_subject(run, attempt)
         self._lock = threading.Lock()
         self._start = 0
         self._data = bytearray()

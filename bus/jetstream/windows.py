@@ -23,7 +23,7 @@ class StreamWindows:
     def __init__(self, client: NatsClient, run: str) -> None:
         self._client = client
         self._stream = names.windows_stream_of(run)
-        self._subjects = names.all_windows(run)
+        self._subjects = names.windows_subject(run)
         self._kept: deque[tuple[int, bytes]] = deque()
         self._size = 0
         self._known: dict[str, int] = {}

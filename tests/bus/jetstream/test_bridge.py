@@ -23,9 +23,8 @@ from offloop.bus.errors import ConfigurationError, OffloopError, RecordingError,
 from offloop.bus.jetstream import bridge, known
 from offloop.bus.jetstream.bridge import Bridge
 from offloop.bus.jetstream.download import download
-from offloop.bus.jetstream.file_copy import BridgeReplacedError
+from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy
 from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.jetstream.run_stream import RunFileStream
 from offloop.bus.jetstream.stream_bytes import StreamBytes
 from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.recording.writer import RecordingWriter
@@ -323,7 +322,7 @@ def test_servers_that_answer_and_store_nothing_are_named_with_what_lags_behind(
         await asyncio.sleep(0.1)
         raise nats.errors.TimeoutError
 
-    monkeypatch.setattr(RunFileStream, "publish", publish)
+    monkeypatch.setattr(FileCopy, "_publish", publish)
     run.train([0.5] * 10)
     wait_for(lambda: (live.status.state, live.status.lag_events) == ("paused", 10), "the full disk")
     assert "a disk of theirs is full" in live.status.reason

@@ -334,11 +334,11 @@ async def _misuse(roles, host):
     stream = client.jetstream()
     fetch = encode_control("fetch", {"run": "r", "host": host, "attempt": 1, "offset": 0})
     recording = names.recording_subject("r", 1, host)
-    for reply in ("a.b.c", "_INBOX.", "_INBOX.a..b", recording, names.run_key("r", 1, host)):
+    for reply in ("a.b.c", "_INBOX.", "_INBOX.a..b", recording, names.key("r", 1, host)):
         await client.publish(names.request_subject("r", "fetch", host, may_command=False), fetch, reply=reply)
         await client.publish("ol.v.r.statistics", encode_control("statistics", {"run": "r"}), reply=reply)
     # Answers of the servers where hosts write and take requests.
-    for reply in ("ol.q.r.command", f"$KV.ol_runs.{names.run_key('r', 1, host)}", recording):
+    for reply in ("ol.q.r.command", f"$KV.ol_runs.{names.key('r', 1, host)}", recording):
         for source in ("ol_r", "KV_ol_pos"):
             await client.publish(f"$JS.API.STREAM.MSG.GET.{source}", json.dumps({"seq": 1}).encode(), reply=reply)
     for _ in range(3):

@@ -21,7 +21,7 @@ SUBJECT = names.recording_subject("r", 1, "here")
 
 
 async def make_stream(jetstream):
-    await jetstream.add_stream(name="ol_r", subjects=[names.all_recordings("r")])
+    await jetstream.add_stream(name="ol_r", subjects=[names.recording_subject("r")])
 
 
 def sending(parts, begin=0):
@@ -69,7 +69,7 @@ def test_what_passes_and_is_not_stored_does_not_count(nats_server):
         await jetstream._nc.flush()
 
     async def make_full(jetstream):
-        await jetstream.add_stream(name="ol_r", subjects=[names.all_recordings("r")], max_msgs=1, discard="new")
+        await jetstream.add_stream(name="ol_r", subjects=[names.recording_subject("r")], max_msgs=1, discard="new")
 
     nats_server.operate(make_full)
     nats_server.operate(sending([b"good"]))
