@@ -1,12 +1,17 @@
 """Tells people when something that a run says is not as it should be."""
 
+import http.client
 import json
 import os
 import shutil
 import signal
 import subprocess
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
 
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import say
@@ -27,6 +32,8 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 # Fields that are there without being asked for.
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
 _LOSSES, _METRICS = "loss/", "metrics/"
+_PAUSES = (1.0, 2.0)
+"""Seconds between the attempts to reach a webhook."""
 
 
 class Notice(NamedTuple):
@@ -45,6 +52,10 @@ class Notice(NamedTuple):
     time: float
     """Time of the event: seconds since 1970, UTC."""
 
+    def to_json(self) -> bytes:
+        """Numbers that JSON does not have are texts, such as ``NaN``."""
+        return json.dumps(plain(self._asdict())).encode()
+
     def __str__(self) -> str:
         what = "ALERT" if self.status == "firing" else "resolved"
         where = f"run {self.run}, epoch {self.epoch}, batch {self.batch}"
@@ -52,8 +63,8 @@ class Notice(NamedTuple):
 
 
 class Alert(Callback):
-    """Alerts when a rule holds, and again when it no longer does: on standard error, to a command, and on the page of
-    the run, by ``alerts.json`` in the run's directory.
+    """Alerts when a rule holds, and again when it no longer does: on standard error, to a command or a web address, and
+    on the page of the run, by ``alerts.json`` in the run's directory.
 
     A rule is written as one of ::
 
@@ -78,14 +89,15 @@ class Alert(Callback):
 
     A rule whose metric never had a value is named on standard error when the consumer ends.
 
-    ``command`` is a program and its arguments, run without a shell for at most ``timeout`` seconds. On its standard
-    input is a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``,
-    ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``; in its environment are ``ALERT_STATUS``, ``ALERT_RULE`` and
-    so on. Its failure is reported on standard error. A consumer that is killed and resumes may repeat a notice, with
-    the same ``id``. With ``dump`` the flight recorder of a live run is written, see ``docs/flight.md``.
+    ``webhook`` is a web address to which a JSON object is posted, in three attempts of at most ``timeout`` seconds:
+    ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``, ``attempt``, ``epoch``,
+    ``batch``, ``time`` and ``id``. ``command`` is a program and its arguments, run without a shell for at most
+    ``timeout`` seconds, with that object on its standard input, and ``ALERT_STATUS``, ``ALERT_RULE`` and so on in its
+    environment. Failures are reported on standard error, without the address, which may be a secret. A consumer that is
+    killed and resumes may repeat a notice, with the same ``id``. With ``dump`` the flight recorder of a live run is written, see ``docs/flight.md``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule,
-    and for a ``command`` that is not there.
+    for a ``webhook`` that is no web address, and for a ``command`` that is not there.
     """
 
     background: ClassVar[bool] = True
@@ -94,6 +106,7 @@ class Alert(Callback):
         self,
         rules: Sequence[str],
         console: bool = True,
+        webhook: str | None = None,
         command: Sequence[str] | None = None,
         timeout: float = 10.0,
         every: int = 1,
@@ -105,6 +118,9 @@ class Alert(Callback):
         if not timeout > 0:
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
         self._is_shown = console
+        if webhook is not None and not (urlsplit(webhook).hostname and webhook.startswith(("https://", "http://"))):
+            raise ConfigurationError("webhook is no web address: use one that begins with https:// or http://")
+        self._webhook = webhook
         self._command = None if command is None else _checked(_listed(command))
         self._timeout = timeout
         asked = (rule.field for rule in self._rules)
@@ -171,8 +187,10 @@ class Alert(Callback):
             _dump(notice, run)
         if self._is_shown:
             _say(str(notice))
+        if self._webhook and (problem := _post(notice, self._webhook, self._timeout)):
+            _say_failure(f"webhook {urlsplit(self._webhook).hostname}", notice, problem)
         if self._command and (problem := _give(notice, self._command, self._timeout)):
-            _say(f"command {self._command[0]} did not take the notice of {notice.rule!r} ({notice.status}): {problem}")
+            _say_failure(f"command {self._command[0]}", notice, problem)
 
 
 def _dump(notice: Notice, run: RunContext) -> None:
@@ -205,13 +223,42 @@ def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
         return str(error)
     with process:
         try:
-            process.communicate(json.dumps(plain(notice._asdict())).encode(), timeout=timeout)
+            process.communicate(notice.to_json(), timeout=timeout)
         except subprocess.TimeoutExpired:
             # With everything that it started.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"it took more than {timeout:g} s and was killed"
     return f"exit code {process.returncode}" if process.returncode else None
+
+
+def _post(notice: Notice, address: str, timeout: float) -> str | None:
+    """POST a notice, in up to three attempts; return the problem of the last one."""
+    headers = {"Content-Type": "application/json", "User-Agent": "offloop"}
+    request = urllib.request.Request(address, notice.to_json(), headers, method="POST")
+    problem = None
+    for pause in (0.0, *_PAUSES):
+        time.sleep(pause)
+        try:
+            _WITHOUT_REDIRECTS.open(request, timeout=timeout).close()
+            return None
+        except urllib.error.HTTPError as error:
+            error.close()
+            problem = f"it answered {error.code} {error.reason}"
+            if error.code < 500 and error.code not in (408, 429):
+                break
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            problem = str(getattr(error, "reason", "")) or type(error).__name__
+    return problem
+
+
+class _RefusedRedirect(urllib.request.HTTPRedirectHandler):
+    # urllib would follow with a GET, which tells nobody anything.
+    def redirect_request(self, *arguments: Any, **more: Any) -> None:
+        return None
+
+
+_WITHOUT_REDIRECTS = urllib.request.build_opener(_RefusedRedirect)
 
 
 def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
@@ -231,6 +278,10 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
 
 def _say(message: str) -> None:
     say(message, err=True)
+
+
+def _say_failure(name: str, notice: Notice, problem: str) -> None:
+    _say(f"{name} did not take the notice of {notice.rule!r} ({notice.status}): {problem}")
 
 
 def _notice(status: Any, identity: str, rule: Rule, name: str, value: float, state: Snapshot) -> Notice:

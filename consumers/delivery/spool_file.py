@@ -68,7 +68,8 @@ class SpoolDirectory:
         if parent is not None:
             with contextlib.suppress(OSError):
                 parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path = tempfile.mkdtemp(prefix=f"{prefix}-", dir=parent)
+                # Absolute: the consumer may continue in another working directory.
+                path = tempfile.mkdtemp(prefix=f"{prefix}-", dir=parent.absolute())
         made = cls(Path(path or tempfile.mkdtemp(prefix=f"offloop-{prefix}-")))
         (made.path / _FILES).mkdir()
         made._write_position(made.position)

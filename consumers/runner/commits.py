@@ -65,7 +65,7 @@ class Commits:
             ConfigurationError: it is of other callbacks or destinations.
             RecordingError: it is damaged.
         """
-        committed = None if self._progress is None else self._progress.load()
+        committed = None if self._progress is None else self._progress.found
         if committed is None:
             return False
         shared, workers = self._shared, self._workers

@@ -255,7 +255,7 @@ def run_session(
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition([*callbacks, *watchers])
     with contextlib.ExitStack() as opened:
-        committed = None if progress is None else opened.enter_context(progress).load()
+        committed = None if progress is None else opened.enter_context(progress).found
         workers = {} if committed is None else {worker.callback.name: worker.positions for worker in committed.workers}
 
         def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:

@@ -5,6 +5,7 @@ import fcntl
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,6 +35,11 @@ class StateStore(ABC):
         self.name = check_name(name)
         self._run = (run_name, attempt)
         self._place = place
+
+    @cached_property
+    def found(self) -> Committed | None:
+        """What :meth:`load` returned at first: read once."""
+        return self.load()
 
     def load(self) -> Committed | None:
         """Returns what was committed last; ``None`` when nothing was.

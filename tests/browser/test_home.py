@@ -268,6 +268,12 @@ def test_a_new_column_is_the_first_and_columns_are_moved_and_resized(served, bro
         shows(there, 12)
         assert heads.nth(0).bounding_box()["width"] == before + 80
         assert heads.all_inner_texts()[:3] == ["status", "lr", "width"]
+        heads.nth(2).get_by_role("button").focus()
+        there.page.keyboard.press("Shift+ArrowLeft")
+        there.waits_for(lambda: heads.all_inner_texts()[:3] == ["status", "width", "lr"], "it moved by a key")
+        width = heads.nth(1).bounding_box()["width"]
+        there.page.keyboard.press("+")
+        there.waits_for(lambda: heads.nth(1).bounding_box()["width"] == width + 20, "it wider by a key")
 
 
 def test_runs_are_grouped_with_mean_and_range_and_a_group_is_compared(served, browser):

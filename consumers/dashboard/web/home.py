@@ -40,6 +40,9 @@ _KEYS = (
     ("?", "this list"),
     ("↑ / ↓ / Page Up / Page Down", "in the table: scroll"),
     ("Enter", "on a name: the page of that run; on a column's head: sort by it"),
+    ("Shift + ← / →", "on a column's head: move the column"),
+    ("+ / -", "on a column's head: make the column wider / narrower"),
+    ("arrows / Space / Enter", "on a plot: next run / select it / its page"),
     ("Escape", "leave a tag or a note as it was"),
     ("Tab", "next button, link or box"),
 )

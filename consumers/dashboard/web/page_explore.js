@@ -37,10 +37,10 @@ export const Explore = {
       <p v-if="about?.problem" class="home-error" role="alert">{{ about.problem }}</p>
       <figure class="explore-card">
         <div class="explore-scroll">
-          <div ref="plot" class="explore-plot" role="img" :aria-label="plotText" aria-describedby="explore-summary"
-               :style="isScatter ? {} : {minWidth: parallelWidth + 'px'}" @pointerdown="isHeld = true"></div>
+          <div ref="plot" class="explore-plot" role="application" tabindex="0" :aria-label="plotText" aria-describedby="explore-summary"
+               :style="isScatter ? {} : {minWidth: parallelWidth + 'px'}" @pointerdown="isHeld = true" @keydown="onKey($event)" @blur="leaveKeys()"></div>
         </div>
-        <p id="explore-summary" class="explore-summary">{{ summary }}</p>
+        <p id="explore-summary" class="explore-summary" aria-live="polite">{{ atText || summary }}</p>
         <p v-if="emptyText" class="explore-empty">{{ emptyText }}</p>
       </figure>
     </section>`,
@@ -48,7 +48,8 @@ export const Explore = {
   props: { explored: Object, settings: Object, names: Object, linkTo: Function, emptyText: String },
   emits: ["look"],
   // `within`: how many runs are within the ranges on axes; null without ranges.
-  data: () => ({ options: [], within: null }),
+  // `at`: the run that keys have come to.
+  data: () => ({ options: [], within: null, at: null }),
   computed: {
     isScatter() {
       return this.settings.view === "scatter";
@@ -85,7 +86,13 @@ export const Explore = {
     },
     chosen() {
       const names = new Set(this.settings.runs);
-      return this.drawn.filter((run) => names.has(this.explored.runs[run]));
+      return this.drawn.filter((run) => run === this.at || names.has(this.explored.runs[run]));
+    },
+    atText() {
+      return this.drawn.includes(this.at) ? [this.labelOf(this.at), ...this.shownColumns.map((column) => `${column.title} ${textOf(column, column.values[this.at])}`)].join(", ") : "";
+    },
+    shownColumns() {
+      return this.isScatter ? [...new Set([this.about.x, this.about.y, this.about.color].filter(Boolean))].map((name) => this.column(name)) : this.axisColumns;
     },
     plotText() {
       if (!this.isReady) return "Nothing is drawn yet";
@@ -210,9 +217,22 @@ export const Explore = {
     },
     tooltip(run) {
       if (run === undefined) return "";
-      const columns = this.isScatter ? [...new Set([this.about.x, this.about.y, this.about.color].filter(Boolean))].map((name) => this.column(name)) : this.axisColumns;
-      const rows = columns.map((column) => `<tr><td>${this.encode(column.title)}</td><td class="number">${this.encode(textOf(column, column.values[run]))}</td></tr>`);
+      const rows = this.shownColumns.map((column) => `<tr><td>${this.encode(column.title)}</td><td class="number">${this.encode(textOf(column, column.values[run]))}</td></tr>`);
       return `<div class="tip"><strong>${this.encode(this.labelOf(run))}</strong><table>${rows.join("")}</table></div>`;
+    },
+    onKey(event) {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const count = this.drawn.length;
+      if (step && count) this.at = this.drawn[(Math.max(this.drawn.indexOf(this.at), step < 0 ? 0 : -1) + step + count) % count];
+      else if (event.key === "Enter" && this.at !== null) this.open(this.at);
+      else if (event.key === " " && this.at !== null) this.select(this.at);
+      else return;
+      event.preventDefault();
+      this.redraw();
+    },
+    leaveKeys() {
+      this.at = null;
+      this.redraw();
     },
     onClick(event) {
       const run = this.runAt(event);

@@ -13,6 +13,7 @@ const OF_METRIC = ["last", "best", "min", "max"];
 const WIDTHS = { status: 104, time: 124, number: 100, progress: 196, tags: 190, note: 230, text: 132 };
 const WIDTHS_KEY = "widths of columns";
 const LEAST_WIDTH = 60;
+const KEY_PIXELS = 20;
 const NAME_WIDTH = 250;
 const LONGEST_NAME = 28;
 const NAME_END = 12;
@@ -141,7 +142,7 @@ export default /** @type {Component} */ ({
               <th v-for="column in columns" :key="column.name" :class="'of-' + column.kind" :aria-sort="ariaSort(column.name)" draggable="true"
                   @dragstart="dragged = column.name" @dragend="dragged = null" @dragover="dragged && $event.preventDefault()" @drop.prevent="moveColumn(dragged, column.name)">
                 <button type="button" :title="column.which ? column.which + ' of ' + column.hint : column.hint" @click="sortBy(column.name, column.downwards)"
-                  ><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button
+                  aria-keyshortcuts="Shift+ArrowLeft Shift+ArrowRight + -" @keydown="onHeadKey(column, $event)"><small v-if="column.which">{{ column.which }}</small><span class="title">{{ column.title }}</span><span class="arrow" aria-hidden="true">{{ arrow(column.name) }}</span></button
                 ><span class="resize" draggable="true" aria-hidden="true" @dragstart.prevent.stop @pointerdown="resize(column, $event)"></span>
               </th>
               <th class="more"><span class="sr-only">actions</span></th>
@@ -352,9 +353,12 @@ export default /** @type {Component} */ ({
     // What the server calls: everything that has changed. The answer lets it send the next.
     async frame({ number, ...update }) {
       const began = performance.now();
+      const focused = /** @type {HTMLElement} */ (document.activeElement);
       this.explored = takeExplored(this.explored, update);
       for (const name of Object.keys(update)) this[name] = update[name];
       await this.$nextTick();
+      // A head that was moved is still the one that keys are for.
+      if (document.activeElement === document.body && focused.isConnected) focused.focus();
       return [number, (performance.now() - began) / 1000];
     },
     // What the server calls: the names of all runs that are found.
@@ -428,7 +432,17 @@ export default /** @type {Component} */ ({
       window.addEventListener("pointermove", move);
       window.addEventListener("pointerup", () => window.removeEventListener("pointermove", move), { once: true });
     },
+    onHeadKey(column, event) {
+      const names = this.columns.map(({ name }) => name);
+      const step = event.shiftKey && { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const wider = { "+": KEY_PIXELS, "-": -KEY_PIXELS }[event.key];
+      if (step) this.moveColumn(column.name, names[names.indexOf(column.name) + step]);
+      else if (wider) this.widths[column.name] = Math.max(this.widthOf(column) + wider, LEAST_WIDTH);
+      else return;
+      event.preventDefault();
+    },
     moveColumn(name, target) {
+      if (!target) return;
       const names = this.columns.map((column) => column.name);
       const others = names.filter((one) => one !== name);
       others.splice(names.indexOf(target), 0, name);

@@ -1,5 +1,6 @@
 """What the panels below the charts have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ class PanelData(NamedTuple):
         return list(newest.values())
 
 
-class Panel:
+class Panel(ABC):
     """A part of the page that can be opened and closed. One that is closed is not kept up to date."""
 
     def __init__(self, title: str, icon: str, is_open: bool) -> None:
@@ -48,9 +49,9 @@ class Panel:
         """Whether it is there at all."""
         self.box.set_visibility(is_shown)
 
+    @abstractmethod
     def update(self, shown: PanelData) -> None:
         """Brings it up to date, if it is open."""
-        raise NotImplementedError
 
     def fill(self, table: Any, columns: list[tuple[str, str]], rows: list[dict[str, Any]]) -> None:
         """Brings a table of its own up to date, by the keys of the rows and the columns' heads. The column ``run`` is

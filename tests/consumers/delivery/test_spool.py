@@ -457,6 +457,25 @@ def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
     return state
 
 
+def test_a_consumer_that_goes_on_in_another_working_directory_finds_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = RunContext("demo", 1, Path("run"))
+    first = opened(here, Server())
+    state = first.state_dict()
+    first.close()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    server = Server()
+    second = go_on(state, server, here)
+    log(second, 1)
+    second.state_dict()
+    second.on_commit()
+    second.close()
+    assert server.steps == [1]
+
+
 def test_what_was_sent_at_the_very_end_is_not_sent_again(context: RunContext) -> None:
     first = Server()
     spool = opened(context, first)
