@@ -94,7 +94,8 @@ class Alert(Callback):
     ``batch``, ``time`` and ``id``. ``command`` is a program and its arguments, run without a shell for at most
     ``timeout`` seconds, with that object on its standard input, and ``ALERT_STATUS``, ``ALERT_RULE`` and so on in its
     environment. Failures are reported on standard error, without the address, which may be a secret. A consumer that is
-    killed and resumes may repeat a notice, with the same ``id``. With ``dump`` the flight recorder of a live run is written, see ``docs/flight.md``.
+    killed and resumes may repeat a notice, with the same ``id``. With ``dump`` the flight recorder of a live run is
+    written, see ``docs/flight.md``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule,
     for a ``webhook`` that is no web address, and for a ``command`` that is not there.
