@@ -79,7 +79,7 @@ check: $(READY) tools/scripts/node_modules
 	$(BIN)/python -m pytest tests/test_imports.py
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/python tools/build_site.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/all.py $(BENCH)

@@ -147,6 +147,38 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
     )
 
 
+class ScaledLoop(Loop):
+    """A training in mixed precision, whose third step overflows."""
+
+    def step(self, index: int, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if index == 0:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        loss = torch.nn.functional.cross_entropy(self.model(rows), labels)
+        self.scaler.scale(loss).backward()
+        if index == 2:
+            self.model[0].weight.grad.fill_(float("inf"))
+        self.scaler.unscale_(self.optimizer)
+        self.norms.append(float(torch.nn.utils.get_total_norm([one.grad for one in self.model.parameters()])))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        return loss
+
+
+def test_a_step_that_a_scaler_skips_counts_into_the_next_batch_and_norms_are_unscaled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})}))
+    stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    loop = ScaledLoop().watched(epochs=1)
+    sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
+    assert [one["gradient_norm"] for one in sent] == pytest.approx(loop.norms[:2] + loop.norms[3:], rel=1e-6)
+    third = (loop.losses[2] + loop.losses[3]) / 2
+    assert [one["loss"] for one in sent] == pytest.approx([*loop.losses[:2], third, *loop.losses[4:]], abs=1e-6)
+
+
 def test_the_gradients_of_the_step_are_had_although_the_loop_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases")
     stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(names, 1))}))

@@ -14,8 +14,8 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import build_site
 import pytest
-import site_commands
 from command_lines import COMMANDS, problem
 from commands import command
 from documents import NOT_RUN, PAGES, ROOT, Block, blocks, command_lines
@@ -329,7 +329,7 @@ def test_the_page_of_commands_has_every_command_that_is_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(project["scripts"]) == set(COMMANDS)
     named = set(re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE))
-    assert named == set(site_commands.paths()) - {"offloop"}
+    assert named == set(build_site.commands()) - {"offloop"}
 
 
 @pytest.mark.parametrize("page", PAGES)
