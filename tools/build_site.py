@@ -1,10 +1,10 @@
-"""Builds the site of the documentation with Zensical: ``python tools/build_site.py [FOLDER]``, by default into ``site/``.
+"""Builds the site with Zensical: ``python tools/build_site.py [FOLDER]``, by default into ``site/``.
 
 The site is made of a copy of ``docs/`` that has more than the repository:
 
 - The page on commands shows what each of them says with ``--help``.
-- A page says ``[examples/plain_loop.py](../examples/plain_loop.py)``, which works where the repository is browsed. Every
-  file outside of ``docs/`` that is linked to becomes a page that shows it.
+- A page links to ``../examples/plain_loop.py``, which works where the repository is browsed. Every file outside of
+  ``docs/`` that is linked to becomes a page that shows it.
 """
 
 import posixpath
@@ -38,7 +38,8 @@ def build(folder: Path) -> int:
         shutil.copytree(_ROOT / "docs", project / "docs")
         _add_commands(project / "docs" / "commands.md")
         _add_sources(project / "docs")
-        code = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=project, check=False).returncode
+        zensical = [sys.executable, "-m", "zensical", "build", "--strict"]
+        code = subprocess.run(zensical, cwd=project, check=False).returncode
         if code == 0:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.move(project / "site", folder)

@@ -66,7 +66,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built once from the sources as they are."""
     built = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "tools/build_site.py", built]
+    command = [sys.executable, "tools/build_site.py", str(built)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return built
