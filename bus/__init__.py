@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from offloop.bus.protocol.order import Gap as Gap
     from offloop.bus.protocol.snapshot import Snapshot as Snapshot
     from offloop.bus.publisher.publisher import Publisher as Publisher
-    from offloop.bus.publisher.sender import PublisherStatistics as PublisherStatistics
+    from offloop.bus.publisher.publisher import PublisherStatistics as PublisherStatistics
     from offloop.bus.recording.recording import Recording as Recording
     from offloop.bus.runs.directory import Attempt as Attempt
     from offloop.bus.runs.directory import RunInfo as RunInfo

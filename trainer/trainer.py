@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from offloop.bus.errors import ClosedError, ConfigurationError, RankError
-from offloop.bus.publisher.sender import ending_for
+from offloop.bus.publisher.publisher import ending_for
 from offloop.bus.types.time import TimeInput
 from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.checks import check_function, check_path, check_subset

@@ -49,7 +49,7 @@ def main() -> None:
         sys.exit(1)
     signal.signal(signal.SIGTERM, lambda *_: broker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _say({"ready": broker.control_endpoint, **taken})
+    _say({"ready": broker.addresses[0], **taken})
     broker.serve()
 
 

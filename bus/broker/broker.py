@@ -11,12 +11,11 @@ from offloop.bus.broker.bridging import BridgeProcess
 from offloop.bus.broker.control import MAX_REASON, ControlHandler
 from offloop.bus.broker.flight import FlightRecorder
 from offloop.bus.broker.rank import LiveRank, Placement
-from offloop.bus.broker.run import LIVE_FRAME, BrokerRun
-from offloop.bus.broker.service import RunService
-from offloop.bus.errors import ProtocolError
+from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, BrokerStatistics
+from offloop.bus.errors import ProtocolError, RunDirectoryError
 from offloop.bus.index.index import add_run
 from offloop.bus.net.sockets import listen
-from offloop.bus.processes import allow_many_connections
+from offloop.bus.processes import allow_many_connections, is_running
 from offloop.bus.protocol.frames import (
     ALL,
     BASE,
@@ -64,42 +63,47 @@ class Broker:
     and sent out once, in the order in which it came. With ``bridge_to``, addresses of NATS servers, the run is copied
     there by a process of its own.
 
-    Raises:
-        BrokerError: it cannot listen there.
-        ConfigurationError: the path of the directory is too long for a socket, or not UTF-8.
-    """
+    Raises BrokerError: it cannot listen there; ConfigurationError: the path of the directory is too long for a socket,
+    or not UTF-8."""
 
     def __init__(self, directory: RunDirectory, *, bridge_to: str | None = None) -> None:
-        self._directory = directory
+        self.directory = directory
+        self.run: BrokerRun | None = None
+        """The run while it is live."""
+        self.has_ended = False
+        """It was live and is not any more."""
+        self.statistics = BrokerStatistics()
+        self.publishers: dict[bytes, LiveRank] = {}
+        """The ranks of publishers, by their connections."""
         self._bridge = BridgeProcess(directory.path, bridge_to) if bridge_to else None
         self._clock = wall_clock()
         self._heard = 0.0
         self._stopping = False
         self._named = 0
         self._flight: FlightRecorder | None = None
-        self.control_endpoint, event_feed = (socket_address(directory.path / name) for name in SOCKET_FILES)
+        self.addresses = (
+            socket_address(directory.path / SOCKET_FILES[0]),
+            socket_address(directory.path / SOCKET_FILES[1]),
+        )
+        """Of the control endpoint and the event feed."""
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._control_socket = listen(self._context, zmq.ROUTER, self.control_endpoint)
-            self._feed_socket = listen(self._context, zmq.PUB, event_feed)
+            self._control_socket = listen(self._context, zmq.ROUTER, self.addresses[0])
+            self._feed_socket = listen(self._context, zmq.PUB, self.addresses[1])
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._service = RunService(directory, self.control_endpoint, event_feed, self._send)
-        self._control = ControlHandler(self._service, self._send)
+        self._control = ControlHandler(self)
 
     def stop(self) -> None:
         """Makes :meth:`serve` end soon; may be called from a signal handler."""
         self._stopping = True
 
     def resume(self) -> None:
-        """Resumes the run where the broker before this one left it.
-
-        Raises:
-            BrokerError: its newest attempt has ended, or there is none.
-        """
-        self._service.resume()
+        """Resumes the run where the broker before this one left it. Raises BrokerError: its newest attempt has ended,
+        or there is none."""
+        self.run = BrokerRun.resume(self.directory, self.addresses, self.statistics)
 
     def serve(self) -> None:
         """Collects, records and fans out until the run has ended, or it is stopped; then closes the recording in
@@ -113,31 +117,31 @@ class Broker:
                 now = time.monotonic()
                 if has_messages:
                     self._heard = now
-                run = self._service.run
-                if now >= next_flush or (run is not None and run.flush_soon):
+                if self.run is not None and (now >= next_flush or self.run.flush_soon):
                     next_flush = now + RECORD_EVERY
-                    self._flush(now)
+                    self._flush(self.run, now)
                 if now >= next_heartbeat:
                     next_heartbeat = now + HEARTBEAT_EVERY
-                    self._send_heartbeat()
-                    self._reap_dead_publishers(now)
-                    self._tend_bridge()
                     self._named = 0
-                if flight := self._flight if self._service.run is None else self._service.run.flight:
+                    if self.run is not None:
+                        self._send_heartbeat(self.run)
+                        self._look_at_publishers(self.run, now)
+                        self._tend_bridge(self.run)
+                if flight := self._flight if self.run is None else self.run.flight:
                     flight.report()
-                if has_time and now >= next_summary and (run := self._service.run) is not None:
+                if has_time and now >= next_summary and self.run is not None:
                     next_summary = now + SUMMARIZE_EVERY
-                    run.summarize(time.monotonic() + SUMMARIZE_SECONDS)
+                    self.run.summarize(time.monotonic() + SUMMARIZE_SECONDS)
         finally:
             self._close()
 
     def _is_done(self, begun: float) -> bool:
-        if self._service.has_ended:
+        if self.has_ended:
             # What the flight recorder held is written completely.
             return self._flight is None or not self._flight.is_writing
-        return self._service.run is None and time.monotonic() - begun > FIRST_RUN_SECONDS
+        return self.run is None and time.monotonic() - begun > FIRST_RUN_SECONDS
 
-    def _send(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
+    def send(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
         """Sends a control message, which is dropped when the peer does not read; returns whether it is connected."""
         try:
             self._control_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
@@ -146,6 +150,24 @@ class Broker:
         except zmq.ZMQError:
             return False
         return True
+
+    def publisher(self, identity: bytes) -> tuple[BrokerRun, LiveRank] | None:
+        """The run and the rank whose connection that is, if it is a publisher's."""
+        rank = self.publishers.get(identity)
+        return None if rank is None or self.run is None else (self.run, rank)
+
+    def request_missing(self, rank: LiveRank) -> None:
+        """Requests that a rank's missing events are sent again, unless that was done just now."""
+        if rank.identity is not None and rank.should_request(time.monotonic()):
+            self.statistics.asked_again += 1
+            self.send(rank.identity, "retransmit", {"after": rank.retransmit_after})
+
+    def forget_connection(self, rank: LiveRank) -> None:
+        """Ignores further messages of a rank's connection: it has ended, or has another one."""
+        rank.died = None
+        rank.names.clear()
+        if rank.identity is not None:
+            self.publishers.pop(rank.identity, None)
 
     # -- collect -> record -> fan out ---------------------------------------------------------------------------------
 
@@ -183,12 +205,12 @@ class Broker:
         """Records and forwards events, together where in order; ``batch`` is their message if they came as one."""
         left = frames
         while left:
-            place = self._service.publisher(identity)
+            place = self.publisher(identity)
             if place is None:
                 # Most likely of a broker before this one, and sent again once the peer has said who it is.
                 split_frame(left[0])
-                self._service.statistics().refused += 1
-                self._control.reject_unknown(identity)
+                self.statistics.refused += 1
+                self.send(identity, "unknown", {})
                 return
             run, rank = place
             base_seq = rank.base_seq
@@ -201,13 +223,13 @@ class Broker:
                     self._take(run, rank, left[count])
                 except ProtocolError as error:
                     if self._is_named(identity, error):
-                        self._send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
+                        self.send(identity, "refused", {"reason": str(error)[:MAX_REASON], "error": "ProtocolError"})
             left = left[count + 1 :]
 
     def _is_named(self, identity: bytes, error: ProtocolError) -> bool:
         """Counts a message that is dropped; returns whether it is named. A mistake that is in each event is named a few
         times alone."""
-        self._service.statistics().refused += 1
+        self.statistics.refused += 1
         self._named += 1
         if self._named > NAMED_REFUSALS:
             return False
@@ -238,7 +260,7 @@ class Broker:
             return
         if placement is Placement.EARLY or (rank.recorded < rank.seq and run.write_error is None):
             # Something was lost on the way, or in a broker before this one.
-            self._service.request_missing(rank)
+            self.request_missing(rank)
         if placement is Placement.EARLY:
             return
         if len(frame) <= LIVE_FRAME:
@@ -248,22 +270,19 @@ class Broker:
             run.flush_soon = True
         if rank.ended:
             if rank.identity is not None:
-                self._send(rank.identity, "ended", {})
+                self.send(rank.identity, "ended", {})
             if run.over:
                 self._end_run(run)
 
     # -- what time brings ---------------------------------------------------------------------------------------------
 
-    def _flush(self, now: float) -> None:
-        run = self._service.run
-        if run is None:
-            return
+    def _flush(self, run: BrokerRun, now: float) -> None:
         was_well = run.write_error is None
         run.flush()
         if run.retry_write(now):
             self._send_all(run, "recovered", {})
             for rank in run.ranks.values():
-                self._service.request_missing(rank)
+                self.request_missing(rank)
         elif was_well and run.write_error is not None:
             self._send_all(run, "trouble", {"reason": run.write_error})
         self._acknowledge(run)
@@ -277,61 +296,68 @@ class Broker:
 
     def _send_all(self, run: BrokerRun, kind: str, content: dict[str, Any]) -> None:
         for identity, _ in run.connected():
-            self._send(identity, kind, content)
+            self.send(identity, kind, content)
 
     def _acknowledge(self, run: BrokerRun) -> None:
         for identity, rank in run.connected():
             if (number := rank.acknowledgement()) is not None:
-                self._send(identity, "ack", {"seq": number})
+                self.send(identity, "ack", {"seq": number})
 
-    def _send_heartbeat(self) -> None:
-        run = self._service.run
-        if run is None:
-            return
+    def _send_heartbeat(self, run: BrokerRun) -> None:
         positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
         on_disk = {number: (place.seq, place.base_seq) for number, place in run.writer.positions.items()}
         heartbeat = encode_heartbeat(run.name, run.attempt, self._clock(), positions, run.writer.size, on_disk)
         self._feed_socket.send(heartbeat, zmq.NOBLOCK)
 
-    def _reap_dead_publishers(self, now: float) -> None:
-        """Ends the streams of publishers that are gone, once everything they sent is collected."""
-        run = self._service.run
-        if run is None:
-            return
+    def _look_at_publishers(self, run: BrokerRun, now: float) -> None:
+        """Finds ranks that stall, and ends the streams of those whose process is gone once everything they sent is
+        collected."""
         run.flight.look(now)
         for rank in run.ranks.values():
             if rank.ended:
                 continue
-            rank.note_presence(self._service.is_there(rank), now)
+            if rank.pid is not None:
+                is_there = is_running(rank.pid, rank.started)
+            else:
+                is_there = rank.identity is not None and self.send(rank.identity, "beat", {})
+            rank.note_presence(is_there, now)
             if rank.is_dead(self._heard, now):
                 why = "the trainer could not be reached" if rank.pid is None else "the trainer's process died"
                 self._end_as_lost(run, rank, why)
 
     def _end_as_lost(self, run: BrokerRun, rank: LiveRank, error: str) -> None:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
-        self._service.forget_connection(rank)
+        self.forget_connection(rank)
         rank.identity = None
         encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
         numbers = rank.seq + 1, rank.base_seq + 1, max(self._clock(), rank.time)
         fields, context = {"status": "lost", "error": error}, mark_context(run.world_size, run.local_world_size)
         self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, context))
 
-    def _tend_bridge(self) -> None:
-        run = self._service.run
-        if self._bridge is not None and run is not None:
+    def _tend_bridge(self, run: BrokerRun) -> None:
+        if self._bridge is not None:
             self._bridge.tend()
             if text := self._bridge.report():
                 self._send_all(run, "notice", {"text": text})
 
     def _end_run(self, run: BrokerRun) -> None:
+        """Closes the recording, writes down how the run ended, and gives its directory back."""
         # Also of a run that was over before the first heartbeat.
-        self._tend_bridge()
+        self._tend_bridge(run)
         was_well = run.write_error is None
-        unwritten = self._service.end(run)
-        self._control.end()
-        if unwritten is not None:
+        run.close_recording()
+        try:
+            run.directory.end_attempt(run.ending, run.incomplete, run.reached, gaps=run.gaps)
+        except RunDirectoryError as error:
+            unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
+            _log.error("run %s: %s", run.name, unwritten)
             # Where the directory cannot be written, our log most likely cannot either.
             self._send_all(run, "notice", {"text": unwritten})
+        run.directory.release()
+        for rank in run.ranks.values():
+            self.forget_connection(rank)
+        self.run, self.has_ended = None, True
+        self._control.end()
         if was_well and run.write_error is not None:
             self._send_all(run, "trouble", {"reason": run.write_error})
         # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
@@ -342,7 +368,7 @@ class Broker:
         add_run(run.directory.path, LAST_SUMMARY_SECONDS)
 
     def _close(self) -> None:
-        run = self._service.run
+        run = self.run
         if run is not None:
             run.note_ending(Ending("lost", "the broker was stopped"))
             self._end_run(run)
@@ -351,7 +377,7 @@ class Broker:
         if self._bridge is not None:
             self._bridge.leave()
         # Where no run came; otherwise it is given back already.
-        self._directory.release()
+        self.directory.release()
         self._context.destroy()
 
 

@@ -49,11 +49,8 @@ class Consumers:
         handled: Sequence[tuple[int, int]] = (),
         report: Mapping[str, float] | None = None,
     ) -> bool:
-        """Records a consumer's demand and what it says of itself; returns whether publishers have to know of it.
-
-        Raises:
-            BrokerError: all consumers together demand too much. What this one demanded before stays.
-        """
+        """Records a consumer's demand and what it says of itself; returns whether publishers have to know of it. Raises
+        BrokerError: all consumers together demand too much. What this one demanded before stays."""
         lease = self._leases.get(consumer)
         if lease is None or lease.demand != demand:
             others = [one.demand for key, one in self._leases.items() if key != consumer]

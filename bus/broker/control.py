@@ -1,12 +1,16 @@
 """What peers ask of a broker at its control endpoint, events aside."""
 
+import json
+import logging
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from offloop.bus import processes
 from offloop.bus.broker.consumers import LEASE_SECONDS
 from offloop.bus.broker.flight import ASKED
 from offloop.bus.broker.messages import (
@@ -19,12 +23,17 @@ from offloop.bus.broker.messages import (
 )
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.broker.run import BrokerRun
-from offloop.bus.broker.service import RunService, Send
-from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
-from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control
+from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError, RunDirectoryError
+from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control, check_run_name
+from offloop.bus.runs.directory import is_name_for
 from offloop.bus.tensors.transfer import read_piece
 from offloop.bus.types.commands import DUMP, Command, check_command, new_command_id
 from offloop.bus.types.demand import Demand
+
+if TYPE_CHECKING:
+    from offloop.bus.broker.broker import Broker
+
+_log = logging.getLogger("offloop.broker")
 
 MAX_LISTED = 1000
 MAX_REASON = 1000
@@ -38,11 +47,11 @@ class _Request(NamedTuple):
 
 
 class ControlHandler:
-    """Answers control messages, by ``send``."""
+    """Answers the control messages to a broker."""
 
-    def __init__(self, service: RunService, send: Send) -> None:
-        self._service = service
-        self._send = send
+    def __init__(self, broker: "Broker") -> None:
+        self._broker = broker
+        self._send = broker.send
         self._senders: dict[str, bytes] = {}
         """The senders of commands that have not been answered, by the commands' ids."""
         self._kinds: dict[str, tuple[Any, Callable[[_Request, Any], None]]] = {
@@ -61,9 +70,7 @@ class ControlHandler:
         """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
         carries the ``id`` of its request.
 
-        Raises:
-            ProtocolError: it is not a message of this protocol; its sender has been answered.
-        """
+        Raises ProtocolError: it is not a message of this protocol; its sender has been answered."""
         request = _Request(identity)
         try:
             asked = message.content.get("id")
@@ -89,20 +96,53 @@ class ControlHandler:
     def _refuse_kind(self, request: _Request, content: dict[str, Any]) -> None:
         raise ProtocolError(f"there is no such message to a broker; there are {', '.join(sorted(self._kinds))}")
 
+    def _find(self, name: str) -> BrokerRun:
+        run = self._broker.run
+        if run is None or run.name != name:
+            raise BrokerError(f"run {name!r} is not live here")
+        return run
+
     def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
         self._send(request.identity, kind, content if request.id is None else {**content, "id": request.id})
 
     # -- publishers ---------------------------------------------------------------------------------------------------
 
     def _welcome(self, request: _Request, hello: HelloMessage) -> None:
-        run, rank = self._service.greet(request.identity, hello)
+        """Takes in a publisher: of a new attempt, which begins with it, as a further rank, or again after its
+        connection or the broker was lost."""
+        if hello.rank >= hello.world_size:
+            raise ConfigurationError(f"rank {hello.rank} of {hello.world_size}: ranks go from 0 to world_size - 1")
+        if (hello.local_world_size or 1) > hello.world_size:
+            raise ConfigurationError(
+                f"local_world_size is {hello.local_world_size}: it is at most world_size, {hello.world_size}"
+            )
+        held = Demand.from_wire(hello.demand) if hello.attempt is not None and hello.demand else None
+        # It is written down as JSON, which does not take everything that travels: seen before anything is made.
+        json.dumps(hello.info, default=str)
+        broker, directory = self._broker, self._broker.directory
+        own = directory.name
+        if hello.run != own and not (hello.new and is_name_for(own, check_run_name(hello.run))):
+            raise BrokerError(
+                f"this broker serves run {own!r} alone: start a publisher of {hello.run!r} without broker="
+            )
+        if broker.run is None:
+            if broker.has_ended:
+                raise BrokerError(f"run {own!r} has ended: publish without broker=, which starts another broker")
+            if hello.attempt is not None:
+                status = directory.describe_status()
+                raise BrokerError(f"attempt {hello.attempt} of run {own!r} cannot continue: {status}")
+            broker.run = BrokerRun.begin(directory, hello, broker.addresses, broker.statistics)
+        run = broker.run
+        rank = self._admit(run, request.identity, hello)
+        if held is not None:
+            run.consumers.hold(hello.rank, held, time.monotonic())
         self.push_demand(run)
         recording = run.writer.path
         welcome = {
             "run": run.name,
             "attempt": run.attempt,
-            "id": run.directory.run_id,
-            "event_feed": self._service.event_feed,
+            "id": directory.run_id,
+            "event_feed": broker.addresses[1],
             "path": str(recording.parent),
             "recording": recording.name,
             **self._news(run, rank),
@@ -113,26 +153,44 @@ class ControlHandler:
         if run.write_error is not None:
             self._send(request.identity, "trouble", {"reason": run.write_error})
 
-    def reject_unknown(self, identity: bytes) -> None:
-        """Answers an unknown publisher: it may have known an earlier broker of this run."""
-        self._send(identity, "unknown", {})
+    def _admit(self, run: BrokerRun, identity: bytes, hello: HelloMessage) -> LiveRank:
+        rank = run.rank_of(hello)
+        self._broker.forget_connection(rank)
+        rank.identity, rank.may_cut = identity, hello.replay
+        self._broker.publishers[identity] = rank
+        # A container may have the name of its host, and processes of its own.
+        is_seen = hello.host == socket.gethostname() and processes.is_running(hello.pid, hello.started)
+        rank.pid, rank.started = (hello.pid, hello.started) if is_seen else (None, None)
+        if hello.flight is not None and (problem := run.flight.attach(rank, hello.flight)) is not None:
+            _log.warning("run %s: %s", run.name, problem)
+            self._send(identity, "notice", {"text": problem})
+        process = {"pid": hello.pid, "started": hello.started, "host": hello.host}
+        try:
+            run.directory.note_publisher({"rank": hello.rank, "publisher_id": hello.publisher_id, **process})
+        except (OSError, RunDirectoryError) as error:
+            _log.error("run %s: %s", run.name, error)
+        return rank
+
+    def _publisher(self, identity: bytes) -> tuple[BrokerRun, LiveRank] | None:
+        """The run and rank of a publisher; one that is unknown, perhaps of an earlier broker of this run, hears so."""
+        place = self._broker.publisher(identity)
+        if place is None:
+            self._send(identity, "unknown", {})
+        return place
 
     def _resume(self, request: _Request, resume: ResumeMessage) -> None:
-        place = self._service.publisher(request.identity)
-        if place is None:
-            self.reject_unknown(request.identity)
-        elif resume.after is not None and place[1].seq < resume.after:
+        if (place := self._publisher(request.identity)) is None:
+            return
+        run, rank = place
+        if resume.after is not None and rank.seq < resume.after:
             # What was sent before it was lost on the way.
-            self._service.request_missing(place[1])
+            self._broker.request_missing(rank)
         else:
-            run, rank = place
             run.skip_to(rank, resume.first)
 
     def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
         report = parse({name: value for name, value in content.items() if name != "id"}, dict[str, int | float])
-        place = self._service.publisher(request.identity)
-        if place is None:
-            self.reject_unknown(request.identity)
+        if (place := self._publisher(request.identity)) is None:
             return
         _, rank = place
         rank.reported_at = time.monotonic()
@@ -140,13 +198,13 @@ class ControlHandler:
             rank.report = report
         if report.get("last_sent", 0) > rank.seq:
             # It was sent before this message on the same connection, so it was lost on the way.
-            self._service.request_missing(rank)
+            self._broker.request_missing(rank)
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
     def _lease(self, request: _Request, lease: LeaseMessage) -> None:
         identity = request.identity
-        run = self._service.find(lease.run)
+        run = self._find(lease.run)
         is_news = run.consumers.renew(
             identity,
             Demand() if lease.viewer else Demand.from_wire(lease.demand),
@@ -163,7 +221,7 @@ class ControlHandler:
             self._push_progress(run, identity)
 
     def _note_handled(self, request: _Request, handled: HandledMessage) -> None:
-        run = self._service.find(handled.run)
+        run = self._find(handled.run)
         run.consumers.note_handled(request.identity, handled.handled)
         self._push_progress(run, request.identity)
 
@@ -187,14 +245,14 @@ class ControlHandler:
         return {"demand": run.reported[0].to_wire(), "consumers": run.consumers.to_wire(rank.rank)}
 
     def _fetch_segment(self, request: _Request, content: dict[str, Any]) -> None:
-        run = self._service.find(content["run"])
+        run = self._find(content["run"])
         publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
         self._reply(request, "segment_data", read_piece(publishers, content))
 
     # -- anyone -------------------------------------------------------------------------------------------------------
 
     def _relay(self, request: _Request, content: dict[str, Any]) -> None:
-        run, command = self._service.find(content["run"]), Command.from_wire(content)
+        run, command = self._find(content["run"]), Command.from_wire(content)
         check_command(command.name, command.arguments)
         command = command if command.id else msgspec.structs.replace(command, id=new_command_id())
         if command.name == DUMP:
@@ -225,7 +283,7 @@ class ControlHandler:
         run.flight.ask(reason, command.reason or "", answer, command.id)
 
     def _report_outcome(self, request: _Request, outcome: OutcomeMessage) -> None:
-        is_publisher = self._service.publisher(request.identity) is not None
+        is_publisher = self._broker.publisher(request.identity) is not None
         sender = self._senders.pop(outcome.id, None) if is_publisher else None
         if sender is not None:
             self._send(sender, "applied", msgspec.structs.asdict(outcome))
@@ -238,9 +296,9 @@ class ControlHandler:
         self._senders.clear()
 
     def _send_statistics(self, request: _Request, content: dict[str, Any]) -> None:
-        run = self._service.find(content["run"])
+        run = self._find(content["run"])
         statistics = {
-            "broker": asdict(self._service.statistics()),
+            "broker": asdict(self._broker.statistics) | {"recorded": run.writer.written},
             "publishers": [{"rank": number, **rank.report} for number, rank in run.ranks.items()],
             "consumers": run.consumers.describe(time.monotonic())[:MAX_LISTED],
             "trouble": run.write_error,

@@ -154,11 +154,8 @@ class FlightRecorder:
                         self._dump(STALLED, f"rank {number} has done nothing for {STALLED_SECONDS:g} s")
 
     def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
-        """Write the rings because a peer requests it, whose request has that ``identity``.
-
-        Raises:
-            BrokerError: there are no rings, or too many dumps.
-        """
+        """Write the rings because a peer requests it, whose request has that ``identity``. Raises BrokerError: there
+        are no rings, or too many dumps."""
         if not self.rings:
             raise BrokerError(
                 f"run {self._run!r} has no flight recorder: start the training with flight_recorder='200ba', or "
@@ -248,9 +245,7 @@ def write_dump(path: Path, run: str, attempt: int, about: Mapping[str, str], rin
 
     ``about`` is further metadata of the recording; the rings are given by rank.
 
-    Raises:
-        OSError, OffloopError: it cannot be written, and nothing is left of it.
-    """
+    Raises OSError, OffloopError: it cannot be written, and nothing is left of it."""
     kept = []
     for number, ring in rings.items():
         try:

@@ -78,11 +78,7 @@ Message = TypeVar("Message")
 
 
 def parse(content: dict[Any, Any], form: type[Message]) -> Message:
-    """Reads the content of a message.
-
-    Raises:
-        ProtocolError: a key is missing, or a value is of another type.
-    """
+    """Reads the content of a message. Raises ProtocolError: a key is missing, or a value is of another type."""
     try:
         return msgspec.convert(content, form)
     except msgspec.ValidationError as error:

@@ -80,10 +80,7 @@ class LiveRank:
 
     def add_topic(self, run: str, topic: bytes, frame: bytes) -> str:
         """The name of the event in the first frame that begins with ``topic``; it is in :attr:`names` from then on.
-
-        Raises:
-            ProtocolError: it is not one that this rank of that run may send.
-        """
+        Raises ProtocolError: it is not one that this rank of that run may send."""
         parsed, _ = split_frame(frame)
         if parsed is None or (parsed.run, parsed.rank) != (run, self.rank):
             raise ProtocolError(f"an event of {parsed} from the publisher of {run}/{self.rank}")
@@ -96,11 +93,8 @@ class LiveRank:
         return name
 
     def take(self, name: str, event: EventBody) -> Placement:
-        """Accepts an event that is the next one.
-
-        Raises:
-            ProtocolError: it would be, but cannot be what it says, or comes after the end.
-        """
+        """Accepts an event that is the next one. Raises ProtocolError: it would be, but cannot be what it says, or
+        comes after the end."""
         seq = event.seq
         if seq <= self.seq:
             return Placement.DUPLICATE

@@ -1,17 +1,21 @@
 """What the broker keeps of a run while it is live: its ranks, its recording, and the demand of its consumers."""
 
 import logging
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offloop.bus import processes
 from offloop.bus.broker.consumers import Consumers
 from offloop.bus.broker.flight import FlightRecorder
+from offloop.bus.broker.messages import HelloMessage
 from offloop.bus.broker.rank import LiveRank, Placement
-from offloop.bus.errors import OffloopError, ProtocolError, RunDirectoryError
+from offloop.bus.errors import BrokerError, OffloopError, ProtocolError, RunDirectoryError, RunIsLiveError
 from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, sequence_number
 from offloop.bus.protocol.order import BASE_STEPS, Ending, Gap, worst_of
 from offloop.bus.protocol.run_state import Pause, Reached
+from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import RunDirectory
@@ -83,16 +87,80 @@ class BrokerRun:
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
         self._is_summarized = True
-        for number, position in writer.positions.items():
+        for number, at in writer.positions.items():
             self.ranks[number] = LiveRank(
-                number,
-                seq=position.seq,
-                base_seq=position.base_seq,
-                base_seq_at=position.seq,
-                time=position.time,
-                ended=position.ended,
+                number, seq=at.seq, base_seq=at.base_seq, base_seq_at=at.seq, time=at.time, ended=at.ended
             )
         self._back_to_disk()
+
+    @classmethod
+    def begin(
+        cls, directory: RunDirectory, hello: HelloMessage, addresses: tuple[str, str], statistics: BrokerStatistics
+    ) -> "BrokerRun":
+        """Begins an attempt with its first publisher; ``addresses`` are where the broker listens."""
+        _refuse_if_away(directory, hello.pid)
+        # The recording first: a reader that finds the run live may open it at once.
+        number, recording = directory.next_attempt()
+        agreed = hello.new_attempt
+        if agreed is not None and agreed > number:
+            number, recording = agreed, recording.with_name(f"recording-{agreed}.mcap")
+        elif agreed not in (None, number):
+            raise BrokerError(f"attempt {agreed} of run {directory.name!r} cannot begin: another one has begun since")
+        local = hello.local_world_size or hello.world_size
+        writer = RecordingWriter(recording, directory.name, number, directory.run_id)
+        try:
+            directory.begin_attempt(recording, number, hello.info, hello.world_size, local_world_size=local)
+            directory.announce(number, *addresses)
+            return cls(directory, number, writer, hello.world_size, local, statistics)
+        except BaseException:
+            writer.discard()
+            raise
+
+    @classmethod
+    def resume(cls, directory: RunDirectory, addresses: tuple[str, str], statistics: BrokerStatistics) -> "BrokerRun":
+        """Resumes the newest attempt where the broker before this one left it. Raises BrokerError: it has ended, or
+        there is none."""
+        entry = directory.resumable()
+        attempt = 0 if entry is None else int(entry["attempt"])
+        recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
+        writer = RecordingWriter.resume(recording, directory.name, attempt, directory.run_id)
+        run = cls(directory, attempt, writer, world_size, local_world_size, statistics)
+        directory.announce(attempt, *addresses)
+        for entry in publishers:
+            rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
+            rank.publisher_id = str(entry.get("publisher_id"))
+            if entry.get("host") == socket.gethostname():
+                rank.pid, rank.started = entry.get("pid"), entry.get("started")
+        if any(rank.ended for rank in run.ranks.values()):
+            for ending in Recording(recording).read_endings():
+                run.note_ending(ending)
+            run.last_end = time.monotonic()
+        _log.warning("attempt %d of run %s continues with a new broker", attempt, directory.name)
+        return run
+
+    def rank_of(self, hello: HelloMessage) -> LiveRank:
+        """The rank that says hello: a new one, or the same one again. Raises BrokerError: it cannot publish here."""
+        number, attempt, name = hello.rank, hello.attempt or hello.new_attempt, self.name
+        if attempt not in (None, self.attempt):
+            raise BrokerError(
+                f"attempt {attempt} of run {name!r} cannot continue: attempt {self.attempt} has begun since"
+            )
+        rank = self.ranks.get(number)
+        if rank is None and number < self.world_size:
+            if len(self.ranks) >= self.local_world_size:
+                raise BrokerError(
+                    f"rank {number} of run {name!r} is one more than the {self.local_world_size} that publish to this "
+                    "broker: name the broker of its own host, or give all ranks here the same local_world_size"
+                )
+            rank = self.ranks[number] = LiveRank(number, hello.publisher_id)
+        elif rank is not None and not rank.publisher_id:
+            # It could not be written down before the broker was lost.
+            rank.publisher_id = hello.publisher_id
+        elif rank is None or rank.publisher_id != hello.publisher_id:
+            raise BrokerError(
+                f"rank {number} of run {name!r} is there already: choose another run name, or wait until it ends"
+            )
+        return rank
 
     @property
     def over(self) -> bool:
@@ -110,11 +178,8 @@ class BrokerRun:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def take(self, rank: LiveRank, frame: bytes) -> Placement:
-        """Accepts an event, and records it if it is the next one.
-
-        Raises:
-            ProtocolError: it is refused. If it was the next one, it is lost.
-        """
+        """Accepts an event, and records it if it is the next one. Raises ProtocolError: it is refused. If it was the
+        next one, it is lost."""
         end = frame.find(b"\0", 0, 257)
         topic, body = frame[:end], frame[end + 1 :]
         name = rank.names.get(topic)
@@ -155,11 +220,8 @@ class BrokerRun:
         return placement
 
     def _refuse_topic(self, rank: LiveRank, name: str, topic: bytes, body: bytes) -> Placement:
-        """The recording has no room for a topic: its events are lost, all others are recorded.
-
-        Raises:
-            ProtocolError: it is the first one.
-        """
+        """The recording has no room for a topic: its events are lost, all others are recorded. Raises ProtocolError: it
+        is the first one."""
         del rank.names[topic]
         self._skip_refused(rank, sequence_number(body))
         if self._is_full:
@@ -369,3 +431,18 @@ class BrokerRun:
             for rank in self.ranks.values():
                 rank.recorded = rank.acknowledged
             _log.error("run %s is not recorded at the moment: %s", self.name, error)
+
+
+def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
+    """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
+    what it continues."""
+    entry = directory.resumable()
+    for publisher in (entry or {}).get("publishers", ()):
+        other = publisher.get("pid")
+        here = publisher.get("host") == socket.gethostname()
+        if here and other != pid and processes.is_running(other, publisher.get("started")):
+            raise RunIsLiveError(
+                f"run {directory.name!r} is live already: its trainer, process {other}, continues and finds this "
+                "broker again; choose another run name, or end that process",
+                run=directory.name,
+            )

@@ -61,11 +61,8 @@ MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
 
 
 class FlightRing:
-    """The writing end, in a rank's process: holds the last ``batches`` batches, in at most ``size`` bytes.
-
-    Raises:
-        OSError: the system has no memory for it.
-    """
+    """The writing end, in a rank's process: holds the last ``batches`` batches, in at most ``size`` bytes. Raises
+    OSError: the system has no memory for it."""
 
     def __init__(self, batches: int, size: int = MEMORY) -> None:
         self.batch = 0
@@ -155,10 +152,7 @@ class FlightRingReader:
     The memory stays as long as this is open, also when that process is gone. It is read and not mapped: a map of
     memory that its owner shortens would end the broker.
 
-    Raises:
-        ProtocolError: it is something else.
-        OSError: it cannot be opened from here.
-    """
+    Raises ProtocolError: it is something else; OSError: it cannot be opened from here."""
 
     def __init__(self, pid: int, wire: Mapping[str, Any]) -> None:
         shared, token = wire.get("fd"), wire.get("token")
@@ -187,22 +181,14 @@ class FlightRingReader:
         return batches, blocks, newest
 
     def newest(self) -> bytes | None:
-        """The frame of the newest event; ``None`` before the first one of its block.
-
-        Raises:
-            ProtocolError: the memory is malformed.
-        """
+        """The frame of the newest event; ``None`` before the first one of its block. Raises ProtocolError: the memory
+        is malformed."""
         *_, newest = self._front()
         return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
 
     def copy(self) -> list[bytes]:
         """The frames of the events in the ring, the oldest first. Blocks that are overwritten or entered meanwhile are
-        left out.
-
-        Raises:
-            ProtocolError: the memory is malformed.
-            OSError: there is no memory for the copy.
-        """
+        left out. Raises ProtocolError: the memory is malformed; OSError: there is no memory for the copy."""
         _, count, newest = self._front()
         last = self._number(newest)
         check_available(count * BLOCK)

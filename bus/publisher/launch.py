@@ -35,9 +35,7 @@ class BrokerProcess:
     :func:`offloop.bus.runs.directory.free_name`. ``run_id`` is the identity of a run that is new here, ``servers`` are
     those of NATS to which it is copied, by default those that the environment names.
 
-    Raises:
-        OffloopError: the one that the process named, when it could not begin.
-    """
+    Raises OffloopError: the one that the process named, when it could not begin."""
 
     def __init__(
         self,

@@ -98,11 +98,8 @@ class _LateEntries:
 
 
 def check_values(values: Mapping[str, Any], known: set[str]) -> dict[str, "float | Deferred"]:
-    """Values that can be logged, as they are sent. ``known`` are names that need not be looked at again.
-
-    Raises:
-        ConfigurationError: one of them cannot be.
-    """
+    """Values that can be logged, as they are sent. ``known`` are names that need not be looked at again. Raises
+    ConfigurationError: one of them cannot be."""
     if type(values) is not dict and not isinstance(values, Mapping):
         raise ConfigurationError(f"values are of type {type(values).__name__}: log a map of names to numbers")
     checked = {
@@ -122,11 +119,7 @@ def _size(values: Mapping[str, Any]) -> int:
 
 
 def checked_step(step: Any) -> int:
-    """A step as a whole number.
-
-    Raises:
-        ConfigurationError: it is none from 0 on.
-    """
+    """A step as a whole number. Raises ConfigurationError: it is none from 0 on."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -137,11 +130,8 @@ def checked_step(step: Any) -> int:
 
 
 def check_name(name: Any, known: set[str]) -> str:
-    """A name that values can be logged under, which is ``known`` from here on.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
+    """A name that values can be logged under, which is ``known`` from here on. Raises ConfigurationError: it is
+    none."""
     if not isinstance(name, str):
         raise ConfigurationError(
             f"{repr(name)[:100]} cannot be the name of a logged value: use text, such as 'train/accuracy'"
@@ -161,11 +151,7 @@ def check_name(name: Any, known: set[str]) -> str:
 
 
 def check_value(name: str, value: Any) -> "float | Deferred":
-    """A value as it is sent.
-
-    Raises:
-        ConfigurationError: it is not a number.
-    """
+    """A value as it is sent. Raises ConfigurationError: it is not a number."""
     kind = type(value)
     if kind is float or (kind is int and _SMALLEST <= value <= _LARGEST):
         return value  # type: ignore[no-any-return]  # its type was looked at

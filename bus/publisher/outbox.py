@@ -74,11 +74,8 @@ class Outbox:
         return self.seq - len(self._frames) + 1
 
     def put(self, frame: bytes, base_seq: int = 0) -> None:
-        """Puts a frame at the end; ``base_seq`` is the number of base events up to it.
-
-        Raises:
-            ConfigurationError: it is larger than the protocol allows.
-        """
+        """Puts a frame at the end; ``base_seq`` is the number of base events up to it. Raises ConfigurationError: it is
+        larger than the protocol allows."""
         size = len(frame)
         if size > MAX_FRAME:
             check_size(size)

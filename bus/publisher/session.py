@@ -233,9 +233,7 @@ def connect(
     """Joins the broker at ``broker``, or starts one in the run's directory; the arguments are those of
     :class:`offloop.bus.Publisher`. With ``is_replay`` the broker learns that what comes was recorded before.
 
-    Raises:
-        OffloopError: one of its errors that says why that did not work.
-    """
+    Raises OffloopError: one of its errors that says why that did not work."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     _check_ranks(rank, world_size, local_world_size)
     if broker is not None and stream_to is not None:

@@ -31,10 +31,8 @@ def send_command(
 
     ``reason`` says why and by whom, see :func:`sent_by`.
 
-    Raises:
-        ConfigurationError: there is no such command, or the run is not live.
-        BrokerError: the broker does not answer, or refuses.
-    """
+    Raises ConfigurationError: there is no such command, or the run is not live; BrokerError: the broker does not
+    answer, or refuses."""
     command = check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
         raise ConfigurationError(
@@ -44,11 +42,8 @@ def send_command(
 
 
 def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    """Sends a command by a channel, waits for its outcome, and closes the channel.
-
-    Raises:
-        BrokerError: the broker does not answer, or refuses.
-    """
+    """Sends a command by a channel, waits for its outcome, and closes the channel. Raises BrokerError: the broker does
+    not answer, or refuses."""
     with contextlib.closing(channel):
         channel.send("command", exchange.begin(time.monotonic()))
         while channel.wait(exchange.deadline - time.monotonic()):
@@ -93,11 +88,8 @@ class CommandExchange:
         return {"run": self._run, **self._command.to_wire()}
 
     def take(self, answer: Control, now: float) -> Outcome | None:
-        """Handles a message of the broker; returns the outcome if it is in there.
-
-        Raises:
-            BrokerError: the broker refuses, or has no connection to the trainer.
-        """
+        """Handles a message of the broker; returns the outcome if it is in there. Raises BrokerError: the broker
+        refuses, or has no connection to the trainer."""
         content = answer.content
         if answer.kind == "refused" and content.get("id") in (None, self._command.id):
             raise BrokerError(str(content.get("reason", "the broker refused without a reason")))
@@ -116,11 +108,7 @@ class CommandExchange:
         return None
 
     def give_up(self, peer: str) -> Outcome:
-        """The outcome as it is known at the deadline.
-
-        Raises:
-            BrokerError: the broker has not answered.
-        """
+        """The outcome as it is known at the deadline. Raises BrokerError: the broker has not answered."""
         if not self._is_forwarded:
             raise BrokerError(f"{peer} does not answer: it may be busy or gone; 'offloop runs' shows")
         return Outcome(self._command, None, None)

@@ -50,11 +50,8 @@ class RunSource:
         raise NotImplementedError
 
     def open_channel(self) -> Channel:
-        """A channel to the broker of a live run, as it was when last looked at.
-
-        Raises:
-            ConfigurationError: the run is not live.
-        """
+        """A channel to the broker of a live run, as it was when last looked at. Raises ConfigurationError: the run is
+        not live."""
         raise NotImplementedError
 
     def newest_positions(self) -> dict[int, tuple[int, int]]:

@@ -18,12 +18,8 @@ from offloop.bus.subscriber.source import RunSource
 
 
 def connect(stream: str | NatsServers) -> NatsConnection:
-    """The connection of this process to NATS servers.
-
-    Raises:
-        ConfigurationError: the address is malformed, or a key or certificate cannot be read.
-        BrokerError: no server answers, or it refuses.
-    """
+    """The connection of this process to NATS servers. Raises ConfigurationError: the address is malformed, or a key or
+    certificate cannot be read; BrokerError: no server answers, or it refuses."""
     return NatsConnection.shared(NatsServers.parse(stream) if isinstance(stream, str) else stream)
 
 
@@ -31,10 +27,7 @@ class StreamRun(RunSource):
     """The newest attempt of a run in the NATS servers of a connection; of a run on several hosts, what the host of the
     first rank has, or ``host``.
 
-    Raises:
-        RunNotFoundError: there is no such run.
-        BrokerError: the servers do not answer.
-    """
+    Raises RunNotFoundError: there is no such run; BrokerError: the servers do not answer."""
 
     def __init__(self, connection: NatsConnection, run: str | None, host: str | None = None) -> None:
         self._connection = connection
@@ -61,11 +54,8 @@ class StreamRun(RunSource):
         return self._bytes.refusal
 
     def look(self) -> RunStatus:
-        """As :meth:`RunSource.look`, by what its bridge last wrote of it.
-
-        Raises:
-            BrokerError: the servers refuse this user.
-        """
+        """As :meth:`RunSource.look`, by what its bridge last wrote of it. Raises BrokerError: the servers refuse this
+        user."""
         self._connection.check()
         runs = self._connection.known.runs(self._run, self._host)
         if self._bytes.refusal or not runs or runs[0].attempt != self.attempt:

@@ -281,10 +281,8 @@ class Subscriber(RunStream):
         """Sends a command over a connection of its own and waits up to ``wait`` seconds until it takes effect; may be
         called from any thread, while another one iterates. ``reason`` says why it was sent.
 
-        Raises:
-            ConfigurationError: there is no such command, or the run is not live.
-            BrokerError: the broker does not answer, or refuses.
-        """
+        Raises ConfigurationError: there is no such command, or the run is not live; BrokerError: the broker does not
+        answer, or refuses."""
         exchange = self._exchange(name, arguments, wait, reason)
         return perform(self._source.open_channel(), exchange)
 

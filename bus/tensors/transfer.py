@@ -43,10 +43,8 @@ def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dic
     """The broker's side: the answer to a request for a piece of a segment of one of the processes ``publishers``, those
     of this machine that publish the run.
 
-    Raises:
-        FieldNotAvailableError: the segment holds something else already, or is not on this machine.
-        ProtocolError: the request is malformed, or asks for what is not a segment of the run.
-    """
+    Raises FieldNotAvailableError: the segment holds something else already, or is not on this machine; ProtocolError:
+    the request is malformed, or asks for what is not a segment of the run."""
     reference = SegmentReference.from_wire(requested["segment"])
     offset, size = requested["offset"], requested.get("size", PIECE)
     if type(offset) is not int or type(size) is not int or not 0 <= offset <= reference.size or size < 1:

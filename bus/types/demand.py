@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
@@ -76,43 +77,51 @@ def shortest_delay(delays: Iterable[float | None]) -> float | None:
     return min((delay for delay in delays if delay is not None), default=None)
 
 
-class _Intervals(NamedTuple):
-    """Several intervals, by how they are counted; due when one of them is."""
+_Intervals: TypeAlias = tuple[int | str, ...]
+"""Sorted numbers, none of them a multiple of another one, then sorted times; due when one of them is."""
+_EVERY_BATCH: _Intervals = (1,)
 
-    numbers: frozenset[int] = frozenset()
-    times: frozenset[str] = frozenset()
 
-    @classmethod
-    def of(cls, intervals: Iterable[int | str]) -> "_Intervals":
-        """Without numbers that are multiples of another one: they add nothing."""
-        every = set(intervals)
-        numbers: list[int] = []
-        for number in sorted(one for one in every if not isinstance(one, str)):
-            if not any(number % other == 0 for other in numbers):
-                numbers.append(number)
-        return cls(frozenset(numbers), frozenset(one for one in every if isinstance(one, str)))
+def _simplify(intervals: Iterable[int | str]) -> _Intervals:
+    every = set(intervals)
+    numbers: list[int] = []
+    for number in sorted(one for one in every if not isinstance(one, str)):
+        if not any(number % other == 0 for other in numbers):
+            numbers.append(number)
+    return *numbers, *sorted(one for one in every if isinstance(one, str))
 
-    def are_due(self, number: int, position: EventPosition | None) -> bool:
-        for interval in self.numbers:
-            if number % interval == 0:
+
+def _are_due(intervals: _Intervals, number: int, position: EventPosition | None) -> bool:
+    for interval in intervals:
+        if isinstance(interval, str):
+            if position is not None and is_due(interval, position):
                 return True
-        return position is not None and any(is_due(time, position) for time in self.times)
-
-    def each(self) -> list[int | str]:
-        return [*sorted(self.numbers), *sorted(self.times)]
-
-
-_EVERY_BATCH = _Intervals(frozenset({1}))
-_NEVER = _Intervals()
+        elif number % interval == 0:
+            return True
+    return False
 
 
 class _EventIntervals(NamedTuple):
-    """The merged demand for one event: when it is due, and when each of its fields is."""
+    """The merged demand for one event: when it is due by itself, and when each of its fields is."""
 
-    intervals: _Intervals
-    fields: Mapping[str, _Intervals]
     own: _Intervals
-    """When the event is due by itself, without a field that brings it."""
+    fields: Mapping[str, _Intervals]
+    intervals: _Intervals
+    """When it is due, by itself or because a field brings it."""
+
+    @classmethod
+    def merge(cls, event: Event, own: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> Self:
+        of_fields = MappingProxyType({name: _simplify(every) for name, every in fields.items()})
+        if event in BASE_EVENTS:  # they come in any case
+            return cls(_EVERY_BATCH, of_fields, _EVERY_BATCH)
+        own = _simplify(own)
+        return cls(own, of_fields, _simplify(chain(own, *of_fields.values())))
+
+    @classmethod
+    def check(cls, event: Event, own: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> Self:
+        """As :meth:`merge`, of intervals that come from elsewhere. Raises ConfigurationError: one of them is none."""
+        checked = {name: [check_interval(one, event) for one in every] for name, every in fields.items()}
+        return cls.merge(event, [check_interval(one, event) for one in own], checked)
 
 
 class Demand:
@@ -132,7 +141,7 @@ class Demand:
 
     def __init__(self, events: Mapping[Event, EventDemand] | None = None, max_delay: float | None = None) -> None:
         self._by_event = {
-            event: _check(
+            event: _EventIntervals.check(
                 event, [] if one.every is None else [one.every], {name: [every] for name, every in one.fields.items()}
             )
             for event, one in (events or {}).items()
@@ -148,15 +157,14 @@ class Demand:
     def merge(cls, demands: Iterable["Demand"]) -> "Demand":
         """A demand that is due exactly when one of these is, and as soon as the one with the shortest delay."""
         demands = tuple(demands)
-        intervals: dict[Event, set[int | str]] = {}
-        fields: dict[Event, dict[str, set[int | str]]] = {}
-        for demand in demands:
-            for event, found in demand._by_event.items():
-                intervals.setdefault(event, set()).update(found.own.each())
-                of_event = fields.setdefault(event, {})
-                for name, every in found.fields.items():
-                    of_event.setdefault(name, set()).update(every.each())
-        merged = {event: _merged(event, every, fields[event]) for event, every in intervals.items()}
+        own: dict[Event, list[int | str]] = {}
+        fields: dict[Event, dict[str, list[int | str]]] = {}
+        for event, found in chain.from_iterable(demand._by_event.items() for demand in demands):
+            own.setdefault(event, []).extend(found.own)
+            of_event = fields.setdefault(event, {})
+            for name, every in found.fields.items():
+                of_event.setdefault(name, []).extend(every)
+        merged = {event: _EventIntervals.merge(event, every, fields[event]) for event, every in own.items()}
         return cls._of(merged, shortest_delay(demand.max_delay for demand in demands))
 
     @classmethod
@@ -183,11 +191,7 @@ class Demand:
     def without(self, fields: Set[str]) -> "Demand":
         """The same without events that are requested only for these fields."""
         return self._of(
-            {
-                event: found
-                for event, found in self._by_event.items()
-                if found.own != _NEVER or not fields >= found.fields.keys()
-            },
+            {event: found for event, found in self._by_event.items() if found.own or not fields >= found.fields.keys()},
             self.max_delay,
         )
 
@@ -195,35 +199,32 @@ class Demand:
         """The event is due at a batch, by its :func:`offloop.bus.types.intervals.batch_number`; ``position`` is for
         intervals other than numbers of batches."""
         found = self._by_event.get(event)
-        return found is not None and found.intervals.are_due(number, position)
+        return found is not None and _are_due(found.intervals, number, position)
 
     def due_fields(self, event: Event, number: int, position: EventPosition | None = None) -> tuple[str, ...]:
         """The fields that are due at an event, judged as by :meth:`is_due`."""
         found = self._by_event.get(event)
         if found is None:
             return ()
-        return tuple(name for name, intervals in found.fields.items() if intervals.are_due(number, position))
+        return tuple(name for name, intervals in found.fields.items() if _are_due(intervals, number, position))
 
     def has_field(self, event: Event, name: str) -> bool:
         """The field is requested of the event."""
         found = self._by_event.get(event)
         return found is not None and name in found.fields
 
-    def is_always_same(self, event: Event) -> bool:
-        """A requested event is due at every batch and has no fields: then nothing has to be counted."""
-        found = self._by_event[event]
-        return not found.fields and found.intervals == _EVERY_BATCH
-
     def is_at_every_batch(self, event: Event) -> bool:
         """A requested event is due at every batch, with fields or without."""
         return self._by_event[event].intervals == _EVERY_BATCH
 
+    def is_always_same(self, event: Event) -> bool:
+        """A requested event is due at every batch and has no fields: then nothing has to be counted."""
+        return self.is_at_every_batch(event) and not self._by_event[event].fields
+
     def is_timed(self, event: Event) -> bool:
         """The event is requested at intervals for which the number of the batch is not enough."""
         found = self._by_event.get(event)
-        return found is not None and (
-            bool(found.intervals.times) or any(intervals.times for intervals in found.fields.values())
-        )
+        return found is not None and any(isinstance(one, str) for one in chain(found.intervals, *found.fields.values()))
 
     def to_wire(self) -> dict[str, Any]:
         """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is requested
@@ -231,8 +232,8 @@ class Demand:
         delay = {} if self.max_delay is None else {_DELAY_KEY: self.max_delay}
         return delay | {
             event.value: {
-                "every": found.own.each(),
-                "fields": {name: intervals.each() for name, intervals in found.fields.items()},
+                "every": list(found.own),
+                "fields": {name: list(intervals) for name, intervals in found.fields.items()},
             }
             for event, found in self._by_event.items()
         }
@@ -271,20 +272,6 @@ class Demand:
 _NAMES = {event.value for event in Event}
 
 
-def _merged(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _EventIntervals:
-    of_fields = MappingProxyType({name: _Intervals.of(every) for name, every in fields.items()})
-    if event in BASE_EVENTS:  # they come in any case
-        return _EventIntervals(_EVERY_BATCH, of_fields, _EVERY_BATCH)
-    own = _Intervals.of(intervals)
-    every = [*own.each(), *(one for of_field in of_fields.values() for one in of_field.each())]
-    return _EventIntervals(_Intervals.of(every), of_fields, own)
-
-
-def _check(event: Event, intervals: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> _EventIntervals:
-    checked = {name: [check_interval(one, event) for one in every] for name, every in fields.items()}
-    return _merged(event, [check_interval(one, event) for one in intervals], checked)
-
-
 def _is_field_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_FIELD_NAME and value.isidentifier()
 
@@ -304,7 +291,7 @@ class _Part(msgspec.Struct):
         for name in self.fields:
             if not _is_field_name(name):
                 raise ConfigurationError(f"{name!r}, which cannot be the name of a field")
-        return _check(event, self.every, self.fields)
+        return _EventIntervals.check(event, self.every, self.fields)
 
 
 class ConsumerProgress(NamedTuple):

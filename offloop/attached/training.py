@@ -25,8 +25,7 @@ from offloop.bus.printing import say, share_terminal
 from offloop.bus.protocol.frames import as_utf8
 from offloop.bus.publisher.logged import LoggedValues, check_name, check_value, checked_step
 from offloop.bus.publisher.program_end import error_at_exit, watch_main_thread
-from offloop.bus.publisher.publisher import Publisher
-from offloop.bus.publisher.sender import ending_for
+from offloop.bus.publisher.publisher import Publisher, ending_for
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.deferred import Deferred
 from offloop.bus.types.event import Event
