@@ -18,6 +18,8 @@ VERSION = 1
 TEXT_KEY = "offloop"
 CRC_KEY = "offloop_crc32"
 DRAFT_KEY = "offloop_draft"
+SHARDS = "shards"
+"""The folder within a checkpoint that is a folder: the rows that each rank has of weights which are spread."""
 
 # The library refuses headers over 100 MB, and each quotation mark in the text takes two bytes there.
 _TEXT_LIMIT = 50_000_000
@@ -81,10 +83,15 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
             file.write(draft[name].data)
 
 
+def main_file(path: Path) -> Path:
+    """The file with the tree of a checkpoint: itself, or the one in it where it is a folder."""
+    return path / "training.safetensors" if path.is_dir() else path
+
+
 def read_contents(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The contents of a checkpoint file but for its tensors; ``None`` for a file that is damaged or something else."""
+    """The contents of a checkpoint but for its tensors; ``None`` for one that is damaged, and for something else."""
     try:
-        with open(path, "rb") as file:
+        with open(main_file(Path(path)), "rb") as file:
             text = _metadata(file)[TEXT_KEY]
         contents = json.loads(text)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

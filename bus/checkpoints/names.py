@@ -7,13 +7,14 @@ import itertools
 import logging
 import os
 import re
+import secrets
 import shutil
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from offloop.bus.checkpoints.image import VERSION, read_contents
+from offloop.bus.checkpoints.image import VERSION, main_file, read_contents
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.files import TEMPORARY_NAME, atomic_replace
 from offloop.bus.types.timestamp import Timestamp
@@ -44,6 +45,7 @@ class CheckpointNames:
     ``latest_filename`` is a symbolic link to what was saved last, or a copy of it on a file system without links;
     ``None`` for no such link. Of those that this object has saved it keeps the last ``keep``; -1 keeps them all, and 0
     keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
+    A checkpoint is a file or a folder.
 
     What is found under the name of a new checkpoint and cannot be read is kept: it is renamed to ``NAME.unreadable``,
     or ``NAME.unreadable-2`` and so on where that is taken.
@@ -178,7 +180,7 @@ class CheckpointNames:
         for parent in {PurePosixPath(name).parent for name in names}:
             for path in self.folder.glob(str(parent / ".*.tmp")):
                 found = TEMPORARY_NAME.fullmatch(path.name)
-                target = path.with_name(found["name"]) if found else None
+                target = path.with_name(found["name"].removesuffix(".shards")) if found else None
                 if target and (target in links or self._filename.matches(self._name_of(target))):
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -211,11 +213,11 @@ class CheckpointNames:
 
     def _unlink(self, link: Path) -> None:
         if not self._is_unreadable(link):
-            link.unlink(missing_ok=True)
+            _remove(link)
 
     def _point(self, link: Path, path: Path) -> None:
-        if link.is_file():
-            # A copy, or a file of the user's.
+        if main_file(link).is_file():
+            # A copy, or one of the user's.
             self._set_aside(link)
         with atomic_replace(link) as draft:
             try:
@@ -223,7 +225,8 @@ class CheckpointNames:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                shutil.copyfile(path, draft)
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, draft)
 
     def surplus(self) -> list[str]:
         """The names of the checkpoints that :meth:`remove_surplus` removes."""
@@ -240,7 +243,7 @@ class CheckpointNames:
         for name in self.surplus():
             path = self.folder / name
             try:
-                path.unlink(missing_ok=True)
+                _remove(path)
             except OSError as error:
                 _log.warning("cannot remove checkpoint %s: %s", path, error.strerror)
             else:
@@ -248,14 +251,14 @@ class CheckpointNames:
 
     def _files(self) -> Iterator[Path]:
         for path in sorted(self.folder.glob(self._filename.glob)):
-            if self._filename.matches(self._name_of(path)) and path.is_file():
+            if self._filename.matches(self._name_of(path)) and main_file(path).is_file():
                 yield path
 
     def _name_of(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
 
     def _linked(self) -> Path | None:
-        if self._latest is None or not self._latest.is_file():
+        if self._latest is None or not main_file(self._latest).is_file():
             return None
         return self._target(self._latest)
 
@@ -282,6 +285,16 @@ class CheckpointNames:
         tree = contents.get("tree") if contents.get("version") == VERSION else None
         values = tree.get("timestamp") if isinstance(tree, dict) else None
         return tuple(values) if isinstance(values, list) and all(type(one) is int for one in values) else None
+
+
+def _remove(path: Path) -> None:
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    # Renamed first, so that a kill leaves no part of it under its name.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    path.rename(draft)
+    shutil.rmtree(draft, ignore_errors=True)
 
 
 class CheckpointName:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from offloop.bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced, read_folders
-from offloop.bus.checkpoints.image import read_contents
+from offloop.bus.checkpoints.image import main_file, read_contents
 from offloop.bus.checkpoints.ratings import RATINGS, Rating, read_ratings
 from offloop.bus.files import walk_files
 from offloop.bus.runs.directory import RunInfo
@@ -218,7 +218,9 @@ class _Look:
                 target = Path(os.path.normpath(folder / os.readlink(path)))
                 (self.latest if link[1] == "latest" else self.best).add(target)
         elif entry.is_dir():
-            if deep > 1 and not entry.name.startswith("."):
+            if main_file(path).is_file():
+                self.found.append(_measured(path, _MOST_LOOKED_AT))
+            elif deep > 1 and not entry.name.startswith("."):
                 self._take(path, deep - 1)
         elif entry.name.endswith(_ENDINGS) and entry.is_file(follow_symlinks=False):
             about = entry.stat(follow_symlinks=False)

@@ -104,6 +104,13 @@ def error_of(attempt: Callable[[], object]) -> str:
     return "no error"
 
 
+def flip_last_byte(file: Path) -> None:
+    """Damages a file."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
 def same(folder: Path) -> dict[str, Any]:
     """Trainings that are to end with the weights of :func:`comparable` on one rank."""
     trainings = {
@@ -192,10 +199,17 @@ def refused(folder: Path) -> dict[str, str]:
     }
     resume = {"run_name": "unreadable", "save_folder": folder / "unreadable", "autoresume": True}
     if dist.get_rank() == 0:
-        (folder / "unreadable").mkdir()
-        (folder / "unreadable" / "ep1-ba4-rank0.safetensors").write_bytes(b"damaged")
+        (folder / "unreadable" / "ep1-ba4-rank0.safetensors" / "shards").mkdir(parents=True)
+        (folder / "unreadable" / "ep1-ba4-rank0.safetensors" / "training.safetensors").write_bytes(b"damaged")
     found["none can be read"] = error_of(lambda: comparable(fsdp_config={}, **resume))
     found["from scratch"] = error_of(lambda: comparable(fsdp_config={}, from_scratch=True, **resume).fit())
+    path = trainer.save_checkpoint(folder / "damaged")
+    if dist.get_rank() == 0:
+        # Only the second rank reads this file.
+        flip_last_byte(path / "shards" / "rank1.safetensors")
+    dist.barrier()
+    checkpoints, sharding = trainer._setup.checkpoints, trainer._setup.forward_pass.parallel
+    found["damaged"] = error_of(lambda: checkpoints._read_sharded(path, sharding))
     # The last one: after it the ranks have parted.
     found["another model"] = error_of(lambda: random_training(fsdp_config={}, load_path=folder / "saved" / LAST))
     return found

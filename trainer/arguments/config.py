@@ -180,8 +180,7 @@ class ComputeConfig(ArgumentGroup):
             ``DistributedDataParallel``.
         fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
             :class:`offloop.trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
-            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults. The first rank's host
-            needs memory for all that is in a checkpoint.
+            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults.
     """
 
     heading = "Computing"

@@ -1,5 +1,6 @@
 """Checkpoints of a trainer: where they are written, and which one a training resumes from."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgpack
 
+from offloop.bus.checkpoints.image import main_file
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time
@@ -26,6 +28,7 @@ from offloop.trainer.checkpoints.file import (
     write_checkpoint,
 )
 from offloop.trainer.checkpoints.folder import CheckpointFolder
+from offloop.trainer.checkpoints.sharded import read_sharded, write_shards
 from offloop.trainer.checkpoints.training_state import (
     load_model,
     load_schedulers,
@@ -57,8 +60,8 @@ class Checkpoints:
     ends, once for each batch; none without a folder.
 
     An evaluation that comes after the last one, at the end of the training, is put into it too. The first rank writes
-    them; with ``sharded`` it gathers the weights first. Reference: ``composer/callbacks/checkpoint_saver.py``, but for
-    the evaluation."""
+    them; with ``sharded`` each rank writes its part of the weights. Reference:
+    ``composer/callbacks/checkpoint_saver.py``, but for the evaluation."""
 
     def __init__(
         self, config: CheckpointConfig, state: State, ranks: Ranks | None, *, has_run_name: bool, sharded: bool = False
@@ -163,8 +166,8 @@ class Checkpoints:
                         f"there is no checkpoint {path}: give the path of a file that was saved", path=path
                     )
             else:
-                self._resumes_at = Timestamp.from_values(read_part(path, "timestamp"))
-                self.saved_name = read_part(path, "run").get("name")
+                self._resumes_at = Timestamp.from_values(read_part(main_file(path), "timestamp"))
+                self.saved_name = read_part(main_file(path), "run").get("name")
 
     def check_folder(self) -> None:
         """Checks that checkpoints can be written and that no older ones are in the way."""
@@ -243,7 +246,7 @@ class Checkpoints:
             return
         # Each evaluation makes a new object.
         if self._last_batch == state.timestamp.values.batch and self._last_evaluation is not state.eval_metric_values:
-            self._save(self._folder.replace_last)
+            self._save(self._folder.last_path, self._folder.replace_last)
 
     def save_now(self) -> Path | None:
         """Writes a checkpoint unless this batch has one; with several ranks all have to call it. Returns its path, on
@@ -251,42 +254,41 @@ class Checkpoints:
         if self._folder is None:
             raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
         if self._last_batch != self._state.timestamp.values.batch:
-            self._save(partial(self._folder.save, self._state.timestamp))
+            timestamp = self._state.timestamp
+            self._save(self._folder.path_at(timestamp), partial(self._folder.save, timestamp))
             self._has_saved = True
         return self._folder.last_path
 
     def write(self, path: Path) -> Path:
         """Writes a checkpoint of its own; all ranks have to call this."""
-        self._write(partial(write_checkpoint, path))
+        self._write(path, partial(write_checkpoint, path))
         return path
 
-    def _save(self, write: Callable[[dict[str, Any]], object]) -> None:
-        self._write(write)
+    def _save(self, path: Path | None, write: Callable[[dict[str, Any], Path | None], object]) -> None:
+        self._write(path, write)
         self._note_saved()
 
     def _note_saved(self) -> None:
         self._last_batch = self._state.timestamp.values.batch
         self._last_evaluation = self._state.eval_metric_values
 
-    def _write(self, write: Callable[[dict[str, Any]], object]) -> None:
-        """Has the first rank write a checkpoint; where it cannot, every rank raises its error."""
+    def _write(self, path: Path | None, write: Callable[[dict[str, Any], Path | None], object]) -> None:
+        """Has the first rank write a checkpoint to a path of it; where it cannot, every rank raises its error."""
         weights_only = self._config.save_weights_only
-        tree = weights_tree(self._state) if weights_only else self.gather()
-        if self._sharded:
-            # Takes long to import, and few trainings need it.
-            from offloop.trainer.distributed.sharding import gather_tree
-
-            tree = gather_tree(tree)
+        tree, shards = weights_tree(self._state) if weights_only else self.gather(), None
 
         def write_on_first() -> None:
             # A training does not resume from weights alone.
             if self.announce is not None and not weights_only:
                 self.announce("save", self._state.timestamp.values)
-            write(tree)
+            write(tree, shards)
 
         if self._ranks is None:
             write_on_first()
-        else:
+            return
+        with contextlib.ExitStack() as stack:
+            if self._sharded:
+                tree, shards = stack.enter_context(write_shards(path, tree, self._ranks))
             self._ranks.each(write_on_first, among={0})
 
     def gather(self) -> dict[str, Any]:
@@ -324,17 +326,34 @@ class Checkpoints:
         self._has_saved = self.resumed = False
 
     def _read(self, path: Path, sharding: "FullySharded | None") -> dict[str, Any]:
+        if path.is_dir():
+            return self._read_sharded(path, sharding)
         tree, optimizers = read_checkpoint(path), self._state.optimizers
         if sharding is None:
             return tree
         return sharding.shard_tree(tree, dict(zip(optimizer_names(optimizers), optimizers, strict=True)))
 
     def _read_weights(self, path: Path, sharding: "FullySharded | None") -> Any:
+        if path.is_dir():
+            return self._read_sharded(path, sharding, "model")["model"]
         weights = import_torch(path) if is_torch_file(path) else read_weights(path)
         return weights if sharding is None else sharding.shard_tree({"model": weights}, {})["model"]
 
+    def _read_sharded(self, path: Path, sharding: "FullySharded | None", part: str | None = None) -> dict[str, Any]:
+        state, tree = self._state, dict[str, Any]()
+        own = () if sharding is None else (state.rank, state.world_size, sharding.spread)
+
+        def read() -> None:
+            tree.update(read_sharded(path, part, *own))
+
+        if self._ranks is None:
+            read()
+        else:
+            self._ranks.each(read)
+        return tree
+
     def _find(self, path: Path) -> Path:
-        if not path.is_dir():
+        if not path.is_dir() or main_file(path).is_file():
             return path
         config = self._config
         latest = self._latest(

@@ -27,15 +27,17 @@ from torch import Tensor
 from offloop.bus.checkpoints.image import (
     CRC_KEY,
     DRAFT_KEY,
+    SHARDS,
     TEXT_KEY,
     VERSION,
     check_size,
     crc_of,
+    main_file,
     metadata_of,
     text_of,
 )
 from offloop.bus.errors import CheckpointError, ConfigurationError
-from offloop.bus.files import atomic_replace
+from offloop.bus.files import atomic_replace, sync
 from offloop.bus.tensors.view import tensor_places
 
 PathLike = str | os.PathLike[str]
@@ -85,9 +87,10 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
     return CheckpointDraft(table.stored, {"version": VERSION, "tree": packed, "tensors": kinds})
 
 
-def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
+def write_checkpoint(path: PathLike, tree: Mapping[str, Any], shards: Path | None = None) -> None:
     """Writes a tree to a file, making its folder if there is none. The file appears under its name when it is complete
-    and on the disk; until then the one before it stays.
+    and on the disk; until then the one before it stays. With a folder of ``shards``, see
+    :mod:`offloop.trainer.checkpoints.sharded`, it writes a folder into which that is moved.
 
     The tree is a dict of parts by name. A part is made of dicts, lists and tuples of ``None``, bools, ints, floats,
     strings, bytes and dense tensors of any device and of every dtype that safetensors has; subclasses of these (an
@@ -105,10 +108,16 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any]) -> None:
         layout = tensor_places({name: tensor_spec(tensor) for name, tensor in stored.items()}).layout(metadata)
     except (CheckpointError, ConfigurationError) as error:
         raise CheckpointError(f"cannot write {path}: {error}", path=path) from None
-    with atomic_replace(path) as place, open(place, "wb") as file:
-        file.write(layout.header)
-        for name in layout.starts:
-            file.write(_bytes_of(stored[name]))
+    with atomic_replace(path) as place:
+        if shards is not None:
+            place.mkdir()
+            shards.rename(place / SHARDS)
+        with open(main_file(place), "wb") as file:
+            file.write(layout.header)
+            for name in layout.starts:
+                file.write(_bytes_of(stored[name]))
+        if shards is not None:
+            sync(main_file(place))
 
 
 def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[str, Any]:

@@ -5,10 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from offloop.bus.checkpoints.image import main_file
 from offloop.bus.checkpoints.names import CheckpointNames
 from offloop.bus.errors import CheckpointError
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.trainer.checkpoints.file import read_checkpoint, read_part, write_checkpoint
+from offloop.trainer.checkpoints.sharded import check_sharded
 
 
 class CheckpointFolder(CheckpointNames):
@@ -35,22 +37,23 @@ class CheckpointFolder(CheckpointNames):
         """The path of the last checkpoint that was saved."""
         return None if self._last is None else self.path_at(self._last)
 
-    def save(self, timestamp: Timestamp, tree: Mapping[str, Any]) -> Path:
+    def save(self, timestamp: Timestamp, tree: Mapping[str, Any], shards: Path | None = None) -> Path:
         """Writes a checkpoint with the time as ``timestamp``, makes it the latest one, and removes surplus ones.
+        ``shards`` is as for ``write_checkpoint``.
 
         Raises ``CheckpointError`` when it cannot be written; the existing ones then stay."""
-        return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)})
+        return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)}, shards)
 
-    def replace_last(self, tree: Mapping[str, Any]) -> Path | None:
+    def replace_last(self, tree: Mapping[str, Any], shards: Path | None = None) -> Path | None:
         """Saves a tree in the place of the last one, with the ``timestamp`` of the tree, which may be a later one; does
         nothing where none was saved."""
         if self._last is None:
             return None
-        return self._save(self._last, {"timestamp": list(self._last.values), **tree})
+        return self._save(self._last, {"timestamp": list(self._last.values), **tree}, shards)
 
-    def _save(self, named: Timestamp, tree: Mapping[str, Any]) -> Path:
+    def _save(self, named: Timestamp, tree: Mapping[str, Any], shards: Path | None) -> Path:
         def write(path: Path) -> None:
-            write_checkpoint(path, tree)
+            write_checkpoint(path, tree, shards)
             self._last = named
 
         path = self.place(named, write)
@@ -85,7 +88,10 @@ class CheckpointFolder(CheckpointNames):
         is_first = linked if self._overwrite else None
         for path in sorted(times, key=lambda path: (path == is_first, times[path], path), reverse=True):
             try:
-                read_checkpoint(path, device="meta")
+                if path.is_dir():
+                    check_sharded(path)
+                else:
+                    read_checkpoint(path, device="meta")
             except CheckpointError as error:
                 self.unreadable[_real(path)] = error
             else:
@@ -127,7 +133,7 @@ class CheckpointFolder(CheckpointNames):
 
 
 def _time_of(path: Path) -> tuple[int, ...]:
-    values = read_part(path, "timestamp")
+    values = read_part(main_file(path), "timestamp")
     is_time = isinstance(values, list) and len(values) >= len(TrainingTime._fields)
     if not (is_time and all(type(value) is int for value in values)):
         raise CheckpointError(f"checkpoint {path} does not say what time it is of", path=path)

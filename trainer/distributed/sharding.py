@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.device.device import Device
@@ -99,10 +99,11 @@ class FullySharded:
         offload_policy: OffloadPolicy | None = None,
     ) -> None:
         units = _without_shared_weights(model, _repeated(model) if shard is None else _of_classes(model, shard))
+        self._mesh = init_device_mesh(device.torch_device.type, (dist.get_world_size(),))
         names = {parameter: name for name, parameter in model.named_parameters()}
         apply = functools.partial(
             fully_shard,
-            mesh=init_device_mesh(device.torch_device.type, (dist.get_world_size(),)),
+            mesh=self._mesh,
             reshard_after_forward=reshard_after_forward,
             mp_policy=mp_policy or MixedPrecisionPolicy(),
             offload_policy=offload_policy or OffloadPolicy(),
@@ -154,6 +155,13 @@ class FullySharded:
         algorithms = _shard_by_name(tree.get("algorithms", []), own)
         return {**tree, "model": weights, "optimizers": states, "algorithms": algorithms}
 
+    def spread(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        """A tensor of a whole shape of which this rank has these rows."""
+        whole = torch.empty(shape, device="meta")
+        return DTensor.from_local(
+            rows, self._mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+
     def _forward_with_equal_buffers(self, batch: Any) -> Any:
         if self._begins_batch:
             _make_equal(self._model.buffers())
@@ -174,18 +182,6 @@ class FullySharded:
             return outputs
 
         model.eval_forward = forward
-
-
-@torch.no_grad()
-def gather_tree(tree: Any) -> Any:
-    """A checkpoint's tree with whole tensors in place of sharded ones: on the host of the first rank, and ``None`` on
-    the others. All ranks have to call this."""
-    if isinstance(tree, DTensor):
-        whole = tree.full_tensor()
-        return whole.cpu() if dist.get_rank() == 0 else None
-    if isinstance(tree, Mapping):
-        return {key: gather_tree(value) for key, value in tree.items()}
-    return [gather_tree(value) for value in tree] if isinstance(tree, list) else tree
 
 
 @torch.no_grad()

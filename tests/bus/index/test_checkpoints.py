@@ -176,6 +176,15 @@ def test_a_renamed_run_keeps_its_checkpoints_and_their_values(tmp_path):
     assert found[1].path == "inside/ba2.safetensors"
 
 
+def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
+    run = write_run(tmp_path, "r")
+    save(run / "saved" / "ep1-ba5" / "training.safetensors", "r", 5, epoch=1)
+    save(run / "saved" / "ep1-ba5" / "shards" / "rank0.safetensors", "r", 5)
+    (run / "saved" / "latest").symlink_to("ep1-ba5")
+    [found] = checkpoints(tmp_path)
+    assert (found.path, found.epoch, found.batch, found.is_latest) == ("saved/ep1-ba5", 1, 5, True)
+
+
 @pytest.mark.timeout(30)
 def test_what_is_no_checkpoint_and_no_list_is_passed_over(tmp_path):
     run = write_run(tmp_path, "r")

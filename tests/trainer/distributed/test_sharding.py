@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 from paths import SUPPORT
-from sharding_jobs import LAST, comparable, fitted, weights
+from safetensors import safe_open
+from sharding_jobs import LAST, comparable, fitted, flip_last_byte, weights
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from training import gold_trainer
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.types.timestamp import Timestamp
+from offloop.trainer.checkpoints.folder import CheckpointFolder
+from offloop.trainer.checkpoints.sharded import check_sharded, read_sharded
 from offloop.trainer.distributed.sharding import check_fsdp_config
 from offloop.trainer.fields.norms import NORM_FIELDS
 
@@ -49,6 +55,12 @@ def found(folder: Path) -> Found:
 def alone() -> dict[str, Any]:
     """The weights that one process ends with."""
     return weights(fitted(comparable()))
+
+
+@pytest.fixture
+def saved(folder: Path, tmp_path: Path) -> Path:
+    """A sharded checkpoint of one's own, of the end of the training."""
+    return shutil.copytree(folder / "saved" / LAST, tmp_path / LAST)
 
 
 def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-5) -> None:
@@ -116,6 +128,32 @@ def test_the_latest_checkpoint_in_a_folder_is_found(found: Found, argument: str)
     assert [rank["resumed"]["latest"][argument] for rank in found] == [9, 9]
 
 
+def test_a_checkpoint_is_a_folder_of_safetensors_files_without_pickle(folder: Path) -> None:
+    path = folder / "saved" / LAST
+    files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    assert files == ["shards/rank0.safetensors", "shards/rank1.safetensors", "training.safetensors"]
+    names = set()
+    for file in files:
+        with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, LookupError, ImportError, AttributeError)):
+            pickle.loads((path / file).read_bytes())
+        with safe_open(path / file, framework="pt") as content:
+            if file.startswith("shards"):
+                names.update(content.keys())
+    weight_names = {f"rows.model.net.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
+    averages = {f"{number}.{kind}" for number in range(4) for kind in ("exp_avg", "exp_avg_sq")}
+    assert names == weight_names | {f"rows.optimizers.AdamW.state.{name}" for name in averages}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 64])
+def test_any_number_of_ranks_reads_its_rows(saved: Path, world_size: int) -> None:
+    whole = read_sharded(saved)["model"]
+    parts = [read_sharded(saved, "model", rank, world_size)["model"] for rank in range(world_size)]
+    for name, tensor in whole.items():
+        chunks = tensor.chunk(world_size)
+        assert [len(part[name]) for part in parts[: len(chunks)]] == [len(chunk) for chunk in chunks]
+        assert torch.equal(torch.cat([part[name] for part in parts]), tensor)
+
+
 def test_the_folder_keeps_so_many_checkpoints_and_a_link_to_the_latest(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "sharded").iterdir()) == [
         "ep2-ba8-rank0.safetensors",
@@ -142,6 +180,52 @@ def test_a_checkpoint_takes_the_place_of_one_of_that_name(found: Found, folder: 
     assert list(folder.glob(".*")) == []
 
 
+def test_a_damaged_shard_is_noticed_and_the_older_checkpoint_is_the_latest(folder: Path, saved: Path) -> None:
+    older = saved.with_name("ep2-ba10-rank0.safetensors")
+    shutil.copytree(folder / "saved" / older.name, older)
+    checkpoints = CheckpointFolder(saved.parent)
+    assert checkpoints.latest() == saved
+    flip_last_byte(saved / "shards" / "rank1.safetensors")
+    with pytest.raises(CheckpointError, match=r"shards/rank1\.safetensors is damaged: the checksum of"):
+        read_sharded(saved)
+    assert checkpoints.latest() == older
+    assert list(checkpoints.unreadable) == [saved]
+
+
+def test_a_missing_shard_is_noticed(saved: Path) -> None:
+    (saved / "shards" / "rank1.safetensors").unlink()
+    for read in (read_sharded, check_sharded):
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint .*rank1"):
+            read(saved)
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_training_file_that_was_cut_short_is_noticed(saved: Path, size: int) -> None:
+    file = saved / "training.safetensors"
+    os.truncate(file, size if size >= 0 else file.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=r"training\.safetensors"):
+        gold_trainer(load_path=saved)
+
+
+def test_a_folder_without_its_training_file_is_no_checkpoint(saved: Path) -> None:
+    (saved / "training.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        gold_trainer(load_path=saved)
+
+
+def test_a_kill_leaves_no_part_of_a_checkpoint(saved: Path) -> None:
+    killed = [saved.with_name(f".{name}.0123abcd.tmp") for name in (LAST, f"{LAST}.shards")]
+    for path in killed:
+        shutil.copytree(saved, path)
+    checkpoints = CheckpointFolder(saved.parent, keep=1)
+    checkpoints.adopt(saved)
+    assert checkpoints.latest() == saved
+    checkpoints.clean()
+    assert [*saved.parent.iterdir()] == [saved]
+    path = checkpoints.save(Timestamp(batch=16), {})
+    assert sorted(saved.parent.iterdir()) == [path, saved.with_name("latest-rank0.safetensors")]
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -153,12 +237,13 @@ def test_a_checkpoint_takes_the_place_of_one_of_that_name(found: Found, folder: 
         ("not writable", "CheckpointError: cannot write "),
         ("none can be read", "CheckpointError: the checkpoint in "),
         ("from scratch", "no error"),
+        ("damaged", "CheckpointError: checkpoint "),
         ("another model", "CheckpointError: checkpoint "),
     ],
 )
 def test_every_rank_is_told_what_is_wrong(found: Found, what: str, message: str) -> None:
-    assert found[0]["refused"][what] == found[1]["refused"][what]
-    assert found[0]["refused"][what].startswith(message)
+    for rank in found:
+        assert rank["refused"][what].startswith(message)
 
 
 @pytest.mark.parametrize(
