@@ -1,23 +1,4 @@
-"""The errors that offloop raises for a cause that its user can remove.
-
-    OffloopError
-    +-- InvalidTimeError            an invalid time                             (also a ValueError)
-    |   +-- TimeUnitError           two times whose units do not go together
-    +-- RunError                    about a run and its directory
-    |   +-- InvalidRunNameError
-    |   +-- RunNotFoundError
-    |   +-- RunIsLiveError          a second broker or trainer was started for a run that is live
-    |   +-- RunDirectoryError       the directory cannot be made, read or written
-    +-- RecordingError              a file that is not a recording, or cannot be read
-    +-- CheckpointError             a checkpoint that is not there, damaged, or of another training
-    +-- ProtocolError               bytes that are not a message of ours
-    +-- BrokerError                 the broker cannot be started or reached, or it refused
-    +-- ReplacedError               another process works under the name of this consumer now
-    +-- RankError                   another process of the same training is gone
-    +-- ClosedError                 something was used after its close()
-    +-- FieldNotAvailableError      a snapshot has no such field               (also an AttributeError)
-    +-- FrozenSnapshotError         an assignment to a snapshot                (also an AttributeError)
-    +-- ConfigurationError          an argument, option or name that is not allowed (also a ValueError)
+"""The errors that offloop raises for a cause that its user can remove, all derived from :class:`OffloopError`.
 
 Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are. What a
 program may need of them is an attribute, ``None`` where it is not known::
@@ -73,7 +54,7 @@ class OffloopError(Exception):
 
 
 class InvalidTimeError(OffloopError, ValueError):
-    """An invalid time, such as ``'5'`` or ``'1.5ep'``."""
+    """An invalid time, such as ``'5'`` or ``'1.5ep'``. Also a ValueError."""
 
     value: object = None
     """The time or number that was given."""

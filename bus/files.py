@@ -74,17 +74,15 @@ def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> 
 
     ``inputs`` are the files that it is made from. With ``force`` a file that is there already is replaced.
 
-    Raises:
-        ConfigurationError: ``output`` is there already, or one of the inputs, or no file, or stands in no folder.
-        RunDirectoryError: it cannot be written.
-    """
+    Raises ConfigurationError: ``output`` is there already, or one of the inputs, or no file, or stands in no folder;
+    RunDirectoryError: it cannot be written."""
     if output.is_dir():
         raise ConfigurationError(f"{output} is a folder: name a file in it with '--output'")
     if output.exists() and not output.is_file():
         raise ConfigurationError(f"{output} is not a file that can be replaced: choose another one with '--output'")
     if output.parent.exists() and not output.parent.is_dir():
         raise ConfigurationError(f"{output.parent} is not a folder: choose another file with '--output'")
-    if any(_is_same(output, path) for path in inputs):
+    if any(output.exists() and path.exists() and output.samefile(path) for path in inputs):
         raise ConfigurationError(f"{output} is what is read: choose another file with '--output'")
     if os.path.lexists(output) and not force:
         raise ConfigurationError(f"{output} exists: choose another file with '--output', or replace it with '--force'")
@@ -93,10 +91,6 @@ def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> 
             yield draft
     except CheckpointError as error:
         raise RunDirectoryError(str(error)) from None
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and os.path.samefile(one, other)
 
 
 class NotAFileError(OSError):
@@ -114,10 +108,7 @@ def open_file(
     """Opens a regular file without waiting; one that is made may be read by its owner alone unless ``mode`` says
     otherwise. ``follow`` is for files that the user has named.
 
-    Raises:
-        NotAFileError: it is something else.
-        OSError: it cannot be opened.
-    """
+    Raises NotAFileError: it is something else; OSError: it cannot be opened."""
     # Opening a FIFO waits for its other end unless it is opened without waiting.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -137,10 +128,7 @@ def open_file(
 def read_file(path: str | os.PathLike[str], limit: int, *, dir_fd: int | None = None) -> bytes:
     """Reads a regular file of at most ``limit`` bytes.
 
-    Raises:
-        NotAFileError: it is something else.
-        OSError: it cannot be read, or is larger.
-    """
+    Raises NotAFileError: it is something else; OSError: it cannot be read, or is larger."""
     descriptor = open_file(path, dir_fd=dir_fd)
     try:
         size = os.fstat(descriptor).st_size
@@ -173,10 +161,7 @@ def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_re
 def open_directory(path: Path) -> int:
     """Opens a run's directory.
 
-    Raises:
-        NotADirectoryError: it is something else, or a symbolic link.
-        OSError: it cannot be opened.
-    """
+    Raises NotADirectoryError: it is something else, or a symbolic link; OSError: it cannot be opened."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -229,8 +214,6 @@ def lock_directory(directory: int) -> None:
 
 def reserve_space(directory: int, name: str, size: int) -> None:
     """Makes a file in an open directory that holds ``size`` bytes for :func:`replace_file_in_reserve`."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=directory)
     with open(_make(name, directory), "wb") as file:
         file.write(bytes(size))
 
@@ -252,17 +235,16 @@ def replace_file_in_reserve(directory: int, name: str, text: str, reserve: str) 
 def replace_file(directory: int, name: str, text: str) -> None:
     """Writes a file in an open directory, whole or not at all; whatever has its name is replaced and not written to."""
     temporary = f".{name}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)
-    descriptor = _make(temporary, directory)
-    with open(descriptor, "w", encoding="utf-8") as file:
+    with open(_make(temporary, directory), "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 
 def _make(name: str, directory: int) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return os.open(name, flags, 0o600, dir_fd=directory)
+    """Opens a new file in the place of what has its name."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
 
 
 def plain_name(name: object) -> str:

@@ -15,8 +15,7 @@ def lazy_exports(
     ``__init__.py`` imports under ``if TYPE_CHECKING:``, each from the module that defines it.
 
     Where a name needs a module that is not installed, ``explain_missing`` turns the name of that module into the
-    message of the :class:`ModuleNotFoundError`; with ``None`` the error stays as it is.
-    """
+    message of the :class:`ModuleNotFoundError`; with ``None`` the error stays as it is."""
     home_of = dict(_imported_for_types(package))
 
     def load(name: str) -> Any:

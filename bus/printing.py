@@ -45,10 +45,9 @@ def say(line: str, *, err: bool = False) -> None:
     except UnicodeEncodeError:
         text = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
     if _is_shared and any(stream is one for one in (sys.__stdout__, sys.__stderr__)) and is_screen(stream):
-        _write_beside_bars(stream, text)
-    else:
-        stream.write(text)
-        stream.flush()
+        text = "".join(_above_last_line(line, stream) for line in text.splitlines())
+    stream.write(text)
+    stream.flush()
 
 
 # -- terminals that are not ours alone --------------------------------------------------------------------------------
@@ -107,16 +106,6 @@ class AboveLastLine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def _write_beside_bars(stream: TextIO, text: str) -> None:
-    tqdm: Any = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    if tqdm is not None and len(getattr(tqdm, "_instances", ())):
-        with tqdm.external_write_mode(file=stream):
-            stream.write(text)
-    else:
-        stream.write("".join(_above_last_line(line, stream) for line in text.splitlines()))
-    stream.flush()
 
 
 def _above_last_line(line: str, stream: TextIO) -> str:
@@ -197,10 +186,10 @@ def say_table(rows: Iterable[Sequence[str]]) -> None:
         say(line)
 
 
-def short_text(text: str, longest: int = 60) -> str:
+def short_text(text: str) -> str:
     """A text as one line, cut to the width of a cell."""
     text = one_line(text)
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Damage:

@@ -32,10 +32,15 @@ def is_running(pid: Any, began: Any = None) -> bool:
     """The process runs, and began at ``began`` if that is known. An unreaped one does not run."""
     if not isinstance(pid, int) or pid <= 0:
         return False
-    fields = _stat(pid)
-    if fields is None:
-        return not Path("/proc/self/stat").exists() and _answers(pid)
-    return fields[0] not in ("Z", "X") and (began is None or int(fields[19]) == began)
+    if (fields := _stat(pid)) is not None:
+        return fields[0] not in ("Z", "X") and (began is None or int(fields[19]) == began)
+    if Path("/proc/self/stat").exists():
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -64,16 +69,6 @@ def programs() -> Iterator[Program]:
             command = (path / "cmdline").read_bytes().decode(errors="backslashreplace").split("\0")[:-1]
             if command and (fields := _stat(int(path.name))) is not None:
                 yield Program(int(path.name), int(fields[1]), os.readlink(path / "cwd"), tuple(command))
-
-
-def _answers(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def launch() -> str | None:

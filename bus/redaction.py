@@ -25,8 +25,7 @@ def redact(value: Any) -> Any:
 
     What ``max_tokens``, ``sort_key`` or ``pad_token`` name is shown. ``None``, booleans and numbers are shown, but
     for numbers under ``password``, ``secret`` and the like. Maps become dicts, tuples become lists; what is none of
-    these nor text stays as it is. A named tuple becomes a dict.
-    """
+    these nor text stays as it is. A named tuple becomes a dict."""
     return _Redaction().redact(value)
 
 

@@ -26,11 +26,7 @@ class JsonFile(Generic[Content]):
         self._decode = msgspec.json.Decoder(form).decode
 
     def read(self, run: Path) -> Content | None:
-        """The value; ``None`` without a file.
-
-        Raises:
-            RunDirectoryError: it cannot be read.
-        """
+        """The value; ``None`` without a file. Raises RunDirectoryError: it cannot be read."""
         path = run / self.name
         try:
             return self._decode(read_file(path, self._max_bytes))
@@ -52,11 +48,7 @@ class JsonFile(Generic[Content]):
             return None
 
     def write(self, run: Path, value: Content) -> None:
-        """Replaces the file, for its only writer.
-
-        Raises:
-            RunDirectoryError: it cannot be written.
-        """
+        """Replaces the file, for its only writer. Raises RunDirectoryError: it cannot be written."""
         with self._opened(run) as directory:
             self._replace(directory, value)
 
@@ -64,9 +56,7 @@ class JsonFile(Generic[Content]):
         """Replaces the value by what ``change`` makes of it, and returns that. Safe for several processes at once. A
         file that cannot be read is left as it is.
 
-        Raises:
-            RunDirectoryError: it cannot be read or written.
-        """
+        Raises RunDirectoryError: it cannot be read or written."""
         with self._opened(run) as directory:
             check_owner(directory)
             lock_directory(directory)

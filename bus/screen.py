@@ -20,8 +20,7 @@ class Screen:
     While it is open, what this process prints on a terminal through ``sys.stdout`` and ``sys.stderr`` appears above
     them, and so do the records of this project's loggers, wherever a handler writes them. The cursor is never hidden
     and no mode is changed, so a process that is killed leaves a terminal that works.
-    For several threads.
-    """
+    For several threads."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream.stream if isinstance(stream, AboveLastLine) else stream

@@ -29,8 +29,7 @@ class CliCommand(click.Command):
 
     Args:
         frequent: Names of the frequent options, such as ``--where``, in the order of the help. Without any, there is
-            one list of options.
-    """
+            one list of options."""
 
     def __init__(self, *arguments: Any, frequent: Sequence[str] = (), **settings: Any) -> None:
         settings["context_settings"] = {**HELP, **(settings.get("context_settings") or {})}

@@ -33,13 +33,7 @@ class AcceleratedRun(WatchedRun):
     """The run of a training with Accelerate, see :func:`attach`. A loop needs only :attr:`stop_requested` of it."""
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        options: Options,
-        model: torch.nn.Module,
-        optimizers: Sequence[Any],
-        schedulers: Sequence[Any],
-        **more: Any,
+        self, accelerator: Accelerator, *, optimizers: Sequence[Any], schedulers: Sequence[Any], **more: Any
     ) -> None:
         self._accelerator = accelerator
         self._scaled = [one for one in optimizers if isinstance(one, AcceleratedOptimizer) and one.scaler is not None]
@@ -50,12 +44,10 @@ class AcceleratedRun(WatchedRun):
         """The dataloader whose pass is the epoch at work."""
         names = ("mixed_precision", "num_processes", "split_batches", "gradient_accumulation_steps")
         super().__init__(
-            _FRAMEWORK,
-            options,
-            model,
-            [_inner(one, "optimizer") for one in optimizers],
-            [_inner(one, "scheduler") for one in schedulers],
             accelerator.gradient_accumulation_steps,
+            framework=_FRAMEWORK,
+            optimizers=[_inner(one, "optimizer") for one in optimizers],
+            schedulers=[_inner(one, "scheduler") for one in schedulers],
             precision=_PRECISIONS.get(accelerator.mixed_precision, accelerator.mixed_precision),
             config={name: getattr(accelerator, name) for name in names},
             **more,
@@ -182,17 +174,44 @@ def attach(
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)
+    models = accelerator._models if model is None else [model]
+    optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer") or accelerator._optimizers
+    _check_prepared(accelerator, models, optimizers, is_given=model is not None)
+    if checkpoint is None and accelerator.project_configuration.automatic_checkpoint_naming:
+
+        def checkpoint() -> object:
+            # By then it is wrapped.
+            return accelerator.save_state()
+
+    earlier = vars(accelerator).get("_offloop_run")
+    if earlier is not None:
+        earlier.close()
+    run = accelerator._offloop_run = AcceleratedRun(
+        accelerator,
+        options=options,
+        model=models[0],
+        optimizers=optimizers,
+        schedulers=as_list(scheduler, object, "scheduler") or accelerator._schedulers,
+        max_duration=max_duration,
+        evaluate=evaluate or "give attach() a function evaluate=",
+        checkpoint=checkpoint
+        or "give attach() a function checkpoint=, or let the Accelerator name its checkpoints: "
+        "ProjectConfiguration(automatic_checkpoint_naming=True)",
+    )
+    return run
+
+
+def _check_prepared(accelerator: Accelerator, models: Sequence[Any], optimizers: Sequence[Any], is_given: bool) -> None:
+    """Raises ConfigurationError where it is not known what to watch."""
     if accelerator.distributed_type in _ENGINES:
         raise ConfigurationError(
             f"attach() cannot see the steps of {accelerator.distributed_type.value}, whose engine does them: "
             "use offloop.Publisher in the loop"
         )
-    models = accelerator._models if model is None else [model]
-    optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer") or accelerator._optimizers
     if not models or not optimizers:
         what = "optimizer" if models else "model"
         raise ConfigurationError(f"the accelerator has prepared no {what}: call attach() after accelerator.prepare()")
-    if model is None and accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
+    if not is_given and accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
         raise ConfigurationError(
             "the accelerator compiles the model and keeps it as it was before: give what prepare() has returned, "
             "attach(accelerator, model)"
@@ -201,27 +220,6 @@ def attach(
         raise ConfigurationError(
             f"the accelerator has prepared {len(models)} models: give the one to watch, attach(accelerator, model)"
         )
-    if checkpoint is None and accelerator.project_configuration.automatic_checkpoint_naming:
-
-        def checkpoint() -> object:
-            return accelerator.save_state()
-
-    earlier = vars(accelerator).get("_offloop_run")
-    if earlier is not None:
-        earlier.close()
-    run = accelerator._offloop_run = AcceleratedRun(
-        accelerator,
-        options,
-        models[0],
-        optimizers,
-        as_list(scheduler, object, "scheduler") or accelerator._schedulers,
-        max_duration=max_duration,
-        evaluate=evaluate or "give attach() a function evaluate=",
-        checkpoint=checkpoint
-        or "give attach() a function checkpoint=, or let the Accelerator name its checkpoints: "
-        "ProjectConfiguration(automatic_checkpoint_naming=True)",
-    )
-    return run
 
 
 def _inner(wrapper: Any, name: str) -> Any:

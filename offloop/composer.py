@@ -1,13 +1,12 @@
 """Attaching to MosaicML Composer: ``Trainer(..., callbacks=[OffloopCallback()])``."""
 
 import datetime
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, contain, missing
-from offloop.attached.options import Options, is_enabled
+from offloop.attached.options import Options, as_run_name, is_enabled
 from offloop.attached.training import AttachedTraining, Framework, unwrapped
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
@@ -25,7 +24,6 @@ _COUNTS, _DURATIONS = TrainingTime._fields[:-4], TrainingTime._fields[-4:]
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _TOTAL = "loss/train/total"
 _OURS = {event: Event(event.value) for event in composer.Event}
-_NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
 @contain("_take", "close", "load_state_dict", "_mark_checkpoint")
@@ -81,11 +79,10 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         super().detach(error)
 
     def _start(self, state: Any) -> None:
-        name = self._options.get("run_name") or _NOT_IN_NAMES.sub("-", state.run_name or "").strip("-._")[:100]
         self._composer = state
         self._training = AttachedTraining(
             _FRAMEWORK,
-            {**self._options, "run_name": name or None},
+            {**self._options, "run_name": self._options.get("run_name") or as_run_name(state.run_name)},
             state.model,
             state.optimizers or (),
             max_duration=_text(state.max_duration),
@@ -118,10 +115,9 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         ours.optimizers, ours.schedulers = list(state.optimizers), list(state.schedulers)
         ours.max_duration = _text(state.max_duration)
         ours.device_train_microbatch_size = state.device_train_microbatch_size
-        length = state.dataloader_len
         training.fit_start(
             dataloader=state.dataloader,
-            batches_per_epoch=None if length is None else int(length),
+            batches_per_epoch=_length(state),
             resumed=self._resumed,
             timestamp=_time(state.timestamp),
         )
@@ -161,8 +157,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         self._stop_if_asked(training, state)
 
     def _on_eval_start(self, training: AttachedTraining, state: Any) -> None:
-        length = state.dataloader_len
-        training.eval_start(state.dataloader_label, batches=None if length is None else int(length), alone=False)
+        training.eval_start(state.dataloader_label, batches=_length(state), alone=False)
 
     def _on_eval_batch_start(self, training: AttachedTraining, state: Any) -> None:
         training.eval_batch_start(state.batch)
@@ -177,8 +172,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         training.eval_end(found, alone=False)
 
     def _on_predict_start(self, training: AttachedTraining, state: Any) -> None:
-        length = state.dataloader_len
-        training.predict_start(batches=None if length is None else int(length))
+        training.predict_start(batches=_length(state))
 
     def _on_predict_batch_start(self, training: AttachedTraining, state: Any) -> None:
         training.predict_batch_start(state.batch)
@@ -195,7 +189,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         training.fit_end()
 
     def _stop_if_asked(self, training: AttachedTraining, state: Any) -> None:
-        if training.is_stopped:
+        if training.state.stopped:
             state.stop_training()
 
     def _evaluate(self) -> None:
@@ -219,6 +213,10 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     def _restore(self) -> None:
         while self._restored:
             setattr(*self._restored.pop())
+
+
+def _length(state: Any) -> int | None:
+    return None if state.dataloader_len is None else int(state.dataloader_len)
 
 
 def _text(duration: Any) -> str | None:

@@ -24,7 +24,7 @@ from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.tables import Library, as_table, by_step, load, usable
+from offloop.tables import Library, as_table, by_step, library, load
 
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.series import Floats
@@ -44,8 +44,7 @@ def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False
     newest; archived ones only with ``archived``.
 
     Raises:
-        RunDirectoryError: the folder cannot be read.
-    """
+        RunDirectoryError: the folder cannot be read."""
     opened = _Folder(folder)
     return Runs(opened, lambda: opened.table.choose("", archived=archived).entries)
 
@@ -84,9 +83,6 @@ class Runs(Sequence["Run"]):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator["Run"]:
-        return iter(self._runs)
-
     @overload
     def __getitem__(self, place: int | str) -> "Run": ...
     @overload
@@ -115,8 +111,7 @@ class Runs(Sequence["Run"]):
         :func:`offloop.bus.index.filters.parse_filter`.
 
         Raises:
-            ConfigurationError: it is not a filter, or names what no run of the folder has.
-        """
+            ConfigurationError: it is not a filter, or names what no run of the folder has."""
         return Runs(self._folder, lambda: self._folder.table.where(self._choose(), expression))
 
     def sort(self, name: str) -> "Runs":
@@ -124,8 +119,7 @@ class Runs(Sequence["Run"]):
         last.
 
         Raises:
-            ConfigurationError: no run of the folder has that column.
-        """
+            ConfigurationError: no run of the folder has that column."""
         return Runs(self._folder, lambda: self._folder.table.sort(self._choose(), name))
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
@@ -134,8 +128,7 @@ class Runs(Sequence["Run"]):
 
         Raises:
             ConfigurationError: no run of the folder has that metric, or the mode is unknown.
-            RunNotFoundError: none of these runs has a finite value of it.
-        """
+            RunNotFoundError: none of these runs has a finite value of it."""
         found = self._folder.table.best(self._entries, metric, mode)
         if found is None:
             raise RunNotFoundError(f"none of these {len(self):,} runs has a finite value of {metric!r}")
@@ -156,8 +149,7 @@ class Runs(Sequence["Run"]):
             to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first of these that is installed.
 
         Raises:
-            ConfigurationError: no run of the folder has a column, or the library is not installed.
-        """
+            ConfigurationError: no run of the folder has a column, or the library is not installed."""
         entries = self._entries
         if columns is None:
             rows = [
@@ -167,18 +159,17 @@ class Runs(Sequence["Run"]):
                 for entry in entries
             ]
             names = dict.fromkeys((*_OF_EVERY_RUN, *(name for row in rows for name in row)))
-            return as_table({name: [_cell(name, row.get(name)) for row in rows] for name in names}, to)
+            return as_table({name: [_cell(name, row.get(name)) for row in rows] for name in names}, library(to))
         found = {name: self._folder.table.column(name) for name in columns}
         table = {name: [_cell(one.name, one.value(entry)) for entry in entries] for name, one in found.items()}
-        return as_table(table, to)
+        return as_table(table, library(to))
 
     def plot(self, metric: str, ax: Any = None) -> Any:
         """Draws a metric of all these runs with matplotlib, thinned to some hundred points of each run with its
         extremes, and returns the axes.
 
         Raises:
-            ConfigurationError: no run of the folder has that metric, or matplotlib is not installed.
-        """
+            ConfigurationError: no run of the folder has that metric, or matplotlib is not installed."""
         names = self._folder.table.known.metric_names
         name = names.find(metric, "no run has the metric")
         series = {run.name: self._folder.series(run.name, name) for run in self}
@@ -293,8 +284,7 @@ class Run:
 
         Raises:
             ConfigurationError: a tag or a note that is not allowed.
-            RunDirectoryError: it cannot be written.
-        """
+            RunDirectoryError: it cannot be written."""
         add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
         said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
         self._folder.replace(self._entry.annotated(said))
@@ -322,9 +312,8 @@ class Run:
         Raises:
             ConfigurationError: it has no such metric, or the library or numpy is not installed.
             RecordingError: its recording cannot be read.
-            RunNotFoundError: it has no such attempt.
-        """
-        chosen = usable(to)
+            RunNotFoundError: it has no such attempt."""
+        chosen = library(to)
         return by_step(self._history(names, attempt), chosen)
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
@@ -334,8 +323,7 @@ class Run:
         Raises:
             ConfigurationError: there is no such event.
             RecordingError: its recording cannot be read.
-            RunNotFoundError: it has no such attempt.
-        """
+            RunNotFoundError: it has no such attempt."""
         chosen = [Event(event) for event in events] or None
         recordings = self._recordings(attempt)
         return (snapshot for recording in recordings for snapshot in recording.snapshots(chosen))
@@ -346,8 +334,7 @@ class Run:
         Raises:
             ConfigurationError: it has no such metric, or matplotlib is not installed.
             RecordingError: its recording cannot be read.
-            RunNotFoundError: it has no such attempt.
-        """
+            RunNotFoundError: it has no such attempt."""
         main = folder_html.main_metric(self._entry)
         if main is None:
             raise ConfigurationError(f"run {self.name} has no metric yet")
@@ -361,8 +348,7 @@ class Run:
         interrupted.
 
         Raises:
-            ConfigurationError: IPython is not installed.
-        """
+            ConfigurationError: IPython is not installed."""
         handle = load("IPython.display", "follow()").display(self.refresh(), display_id=True)
         while self._entry.is_going_on:
             time.sleep(seconds)

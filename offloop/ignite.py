@@ -1,5 +1,6 @@
 """Attaching to the engines of PyTorch Ignite: :class:`OffloopLogger`."""
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
@@ -75,9 +76,11 @@ class OffloopLogger:
                 raise ConfigurationError(f"{label} is {type(engine).__name__}: give an ignite.engine.Engine")
         if not is_enabled(self._options):
             return self
-        trained = model or _find_model(trainer, optimizers)
-        schedulers = as_list(scheduler, object, "scheduler")
-        commands = {
+        attached = {
+            "options": self._options,
+            "model": model or _find_model(trainer, optimizers),
+            "optimizers": optimizers,
+            "schedulers": as_list(scheduler, object, "scheduler"),
             "evaluate": evaluate or "give OffloopLogger.attach() a function evaluate=",
             "checkpoint": checkpoint or "give OffloopLogger.attach() a function checkpoint=",
         }
@@ -86,16 +89,7 @@ class OffloopLogger:
             self.close()
             resumed, self._resumed = self._resumed, None
             self._run = IgniteRun(
-                trainer,
-                evaluators or {},
-                output_transform,
-                resumed,
-                self._options,
-                trained,
-                optimizers,
-                schedulers,
-                gradient_accumulation_steps,
-                **commands,
+                trainer, evaluators or {}, output_transform, resumed, gradient_accumulation_steps, **attached
             )
 
         trainer.add_event_handler(Events.STARTED, start)
@@ -140,12 +134,8 @@ class IgniteRun(WatchedRun):
         evaluators: Mapping[str, Engine],
         output_transform: Callable[[Any], Any] | None,
         resumed: Mapping[str, Any] | None,
-        options: Options,
-        model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        schedulers: Sequence[Any],
-        gradient_accumulation_steps: int,
-        **commands: Any,
+        steps: int,
+        **attached: Any,
     ) -> None:
         self._trainer = trainer
         self._evaluators = evaluators
@@ -155,18 +145,14 @@ class IgniteRun(WatchedRun):
         self._epoch = trainer.state.epoch
         """Epochs that have ended."""
         self._logged: dict[str, Any] = {}
-        state, steps = trainer.state, gradient_accumulation_steps
+        state = trainer.state
         config = {name: getattr(state, name) for name in ("max_epochs", "max_iters", "epoch_length")}
         super().__init__(
-            _FRAMEWORK,
-            options,
-            model,
-            optimizers,
-            schedulers,
             steps,
+            framework=_FRAMEWORK,
             max_duration=f"{state.max_iters // steps}ba" if state.max_iters else f"{state.max_epochs}ep",
             config={**config, "gradient_accumulation_steps": steps},
-            **commands,
+            **attached,
         )
         self._fetches = True
         self._per_epoch = None if (length := state.epoch_length) is None or length % steps else length // steps
@@ -182,24 +168,33 @@ class IgniteRun(WatchedRun):
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super()._hook(model, optimizers)
-        handlers = [
-            (self._trainer, Events.EPOCH_STARTED, self.on_epoch_started),
-            (self._trainer, Events.GET_BATCH_STARTED, self.on_get_batch_started),
-            (self._trainer, Events.GET_BATCH_COMPLETED, self.on_get_batch_completed),
-            (self._trainer, Events.ITERATION_STARTED, self.on_iteration_started),
-            (self._trainer, Events.ITERATION_COMPLETED, self.on_iteration_completed),
-            (self._trainer, Events.EPOCH_COMPLETED, self.on_epoch_completed),
-            (self._trainer, Events.TERMINATE, self.on_terminate),
-            (self._trainer, Events.COMPLETED, self.on_completed),
-        ]
+        publish, training = self._publish, AttachedTraining
+        self._handle(
+            self._trainer,
+            {
+                Events.EPOCH_STARTED: lambda _: publish(training.epoch_start),
+                Events.GET_BATCH_STARTED: lambda _: publish(training.fetch_start),
+                Events.GET_BATCH_COMPLETED: lambda _: self._fire(Event.AFTER_DATALOADER),
+                Events.ITERATION_STARTED: self._on_iteration_started,
+                Events.ITERATION_COMPLETED: self._terminate_if_asked,
+                Events.EPOCH_COMPLETED: self._on_epoch_completed,
+                Events.TERMINATE: self._on_terminate,
+                Events.COMPLETED: lambda _: self.close(),
+            },
+        )
         for label, engine in self._evaluators.items():
-            self._handles.append(engine.add_event_handler(Events.STARTED, self.on_evaluation_started, label))
-            handlers += [
-                (engine, Events.ITERATION_STARTED, self.on_evaluation_iteration_started),
-                (engine, Events.ITERATION_COMPLETED, self.on_evaluation_iteration_completed),
-                (engine, Events.COMPLETED, self.on_evaluation_completed),
-            ]
-        self._handles += [engine.add_event_handler(event, handler) for engine, event, handler in handlers]
+            self._handle(
+                engine,
+                {
+                    Events.STARTED: functools.partial(self._on_evaluation_started, label),
+                    Events.ITERATION_STARTED: lambda engine: publish(training.eval_batch_start, engine.state.batch),
+                    Events.ITERATION_COMPLETED: lambda _: publish(training.eval_batch_end),
+                    Events.COMPLETED: lambda engine: publish(training.eval_end, numbers_in(engine.state.metrics)),
+                },
+            )
+
+    def _handle(self, engine: Engine, handlers: Mapping[Events, Callable[[Engine], object]]) -> None:
+        self._handles += [engine.add_event_handler(event, handler) for event, handler in handlers.items()]
 
     def _begin_fit(self, max_duration: str | None) -> None:
         self._training.fit_start(
@@ -211,52 +206,30 @@ class IgniteRun(WatchedRun):
         )
         self._is_open = True
 
-    def on_epoch_started(self, engine: Engine) -> None:
-        self._publish(AttachedTraining.epoch_start)
-
-    def on_get_batch_started(self, engine: Engine) -> None:
-        self._publish_fetch()
-
-    def on_get_batch_completed(self, engine: Engine) -> None:
-        self._fire(Event.AFTER_DATALOADER)
-
-    def on_iteration_started(self, engine: Engine) -> None:
+    def _on_iteration_started(self, engine: Engine) -> None:
         samples, tokens = self._position.add(engine.state.batch)
         self._publish(AttachedTraining.batch_start, engine.state.batch, samples=samples, tokens=tokens)
 
-    def on_iteration_completed(self, engine: Engine) -> None:
+    def _terminate_if_asked(self, engine: Engine) -> None:
         if self.stop_requested:
             engine.terminate()
 
-    def on_epoch_completed(self, engine: Engine) -> None:
+    def _on_terminate(self, engine: Engine) -> None:
+        if engine.should_terminate == "skip_completed":
+            self.close()
+
+    def _on_epoch_completed(self, engine: Engine) -> None:
         if engine.state.epoch != self._epoch:
             self._epoch = engine.state.epoch
             self._end_epoch()
         self._log_metrics()
-        if self.stop_requested:
-            engine.terminate()
+        self._terminate_if_asked(engine)
 
-    def on_terminate(self, engine: Engine) -> None:
-        if engine.should_terminate == "skip_completed":
-            self.close()
-
-    def on_completed(self, engine: Engine) -> None:
-        self.close()
-
-    def on_evaluation_started(self, engine: Engine, label: str) -> None:
+    def _on_evaluation_started(self, label: str, engine: Engine) -> None:
         self._end_batch()
         if self._trainer.last_event_name == Events.EPOCH_COMPLETED:
-            self.on_epoch_completed(self._trainer)
+            self._on_epoch_completed(self._trainer)
         self._publish(AttachedTraining.eval_start, label, batches=engine.state.epoch_length)
-
-    def on_evaluation_iteration_started(self, engine: Engine) -> None:
-        self._publish(AttachedTraining.eval_batch_start, engine.state.batch)
-
-    def on_evaluation_iteration_completed(self, engine: Engine) -> None:
-        self._publish(AttachedTraining.eval_batch_end)
-
-    def on_evaluation_completed(self, engine: Engine) -> None:
-        self._publish(AttachedTraining.eval_end, numbers_in(engine.state.metrics))
 
     def _end_batch(self) -> None:
         # Within the trainer's function the output is not there yet.

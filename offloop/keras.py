@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, Wrapped, contain, missing
 from offloop.attached.options import Options, is_enabled
-from offloop.attached.training import ALWAYS, EVALUATION, EVALUATION_BATCHES, AttachedTraining, Framework
+from offloop.attached.training import ALWAYS, EVALUATION_BATCHES, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 
@@ -23,11 +23,10 @@ except ModuleNotFoundError as error:
         ) from None
     raise missing(error, "offloop.keras", "keras") from None
 
-_DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
 _FRAMEWORK = Framework(
     "Keras",
     "keras",
-    ALWAYS | EVALUATION | EVALUATION_BATCHES | _DATALOADER,
+    ALWAYS | EVALUATION_BATCHES,
     {
         "outputs": "Keras keeps what the model says within its step",
         "activations": "Keras calls layers in a way that leaves torch's hooks out",
@@ -107,12 +106,12 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._begin_fit(epoch)
         self._training.epoch_start()
-        self._training.fire(Event.BEFORE_DATALOADER)
+        self._training.fetch_start()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not self._training.is_stopped:
+        if not self._training.state.stopped:
             self._training.epoch_end()
-            self.model.stop_training |= self._training.is_stopped
+            self.model.stop_training |= self._training.state.stopped
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._training.eval_start()
@@ -169,11 +168,10 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
         if self._iterations % self._accumulation == 0:
             self._optimizer.read_rate(self._iterations)
             training.batch_end()
-            if training.is_stopped:
+            if training.state.stopped:
                 self.model.stop_training = True
                 return
-            training.save_place()
-        training.fire(Event.BEFORE_DATALOADER)
+        training.fetch_start()
 
     def _begin_eval_batch(self, data: Any) -> None:
         self._losses.clear()

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, Wrapped, contain, missing
 from offloop.attached.options import Options, is_enabled
-from offloop.attached.training import ALWAYS, EVALUATION, EVALUATION_BATCHES, AttachedTraining, Framework
+from offloop.attached.training import ALWAYS, EVALUATION_BATCHES, STEP, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 
@@ -33,8 +33,7 @@ def _installed(*names: str) -> tuple[type, ...]:
 
 
 _Callback: Any = type("_Callback", _installed("lightning.pytorch", "pytorch_lightning"), {})
-_STEP = {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
-_EVENTS = ALWAYS | EVALUATION | EVALUATION_BATCHES | {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER} | _STEP
+_EVENTS = ALWAYS | EVALUATION_BATCHES | STEP
 _TRAINER_FACTS = (
     *("accumulate_grad_batches", "gradient_clip_algorithm", "gradient_clip_val", "num_devices", "num_nodes"),
     *("min_epochs", "max_epochs", "min_steps", "max_steps", "overfit_batches", "limit_train_batches"),
@@ -212,11 +211,10 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._end(error)
 
     def _before_fetch(self) -> None:
-        self._training.save_place()
-        self._training.fire(Event.BEFORE_DATALOADER)
+        self._training.fetch_start()
 
     def _stop_if_asked(self, trainer: Any) -> None:
-        if self._training.is_stopped:
+        if self._training.state.stopped:
             trainer.should_stop = True
 
     def _log_epoch(self, trainer: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from offloop.attached.adapter import contain
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
-from offloop.attached.training import ALWAYS, EVALUATION, AttachedTraining, Framework
+from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
@@ -19,9 +19,8 @@ from offloop.trainer.arguments.checks import as_list
 from offloop.trainer.arguments.durations import check_max_duration
 from offloop.trainer.fields.field import ProbeHook
 
-_DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
-_STEP = {Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
-OWN_LOOP = Framework("a loop of one's own", None, ALWAYS | EVALUATION | _DATALOADER | _STEP | {Event.AFTER_TRAIN_BATCH})
+_EVENTS = ALWAYS | STEP | {Event.AFTER_FORWARD}
+OWN_LOOP = Framework("a loop of one's own", None, _EVENTS - {Event.AFTER_LOSS})
 _Batch = TypeVar("_Batch")
 _P = ParamSpec("_P")
 
@@ -44,7 +43,7 @@ class SizedIterator(Iterator[_Batch]):
         return self._length()
 
 
-@contain("_hook", "_start", "_begin_fit", "_use", "_publish", "_fire", "_publish_fetch", "_start_batch", "_log")
+@contain("_hook", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_log")
 @contain("_publish_outputs", "_before_backward", "_publish_batch")
 class WatchedRun:
     """The run of a watched training, see :func:`watch`. It is a context manager, and ends with :meth:`epochs` or the
@@ -56,15 +55,14 @@ class WatchedRun:
 
     def __init__(
         self,
-        framework: Framework,
+        gradient_accumulation_steps: int,
+        *,
         options: Options,
         model: torch.nn.Module,
         optimizers: Sequence[Any],
-        schedulers: Sequence[Any] = (),
-        gradient_accumulation_steps: int = 1,
         **more: Any,
     ) -> None:
-        """Starts the run; the arguments, with ``more``, are those of :class:`AttachedTraining`."""
+        """Starts the run; the named arguments, with ``more``, are those of :class:`AttachedTraining`."""
         self._is_disabled = not is_enabled(options)
         self.detached = self._is_disabled
         """Whether there is no run: it is disabled, or an error of offloop has ended it."""
@@ -75,7 +73,7 @@ class WatchedRun:
         self._losses: list[Any] = []
         self._handles: list[Any] = []
         self._hook(model, optimizers)
-        self._start(framework, options, model, optimizers, schedulers, **more)
+        self._start(options=options, model=model, optimizers=optimizers, **more)
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
         self._handles += [
@@ -93,8 +91,8 @@ class WatchedRun:
     def _fire(self, event: Event) -> None:
         self._training.fire(event)
 
-    def _start(self, *given: Any, **more: Any) -> None:
-        self._training = AttachedTraining(*given, **more)
+    def _start(self, **given: Any) -> None:
+        self._training = AttachedTraining(**given)
         self._training.at_exit = self.close
 
     @property
@@ -110,12 +108,12 @@ class WatchedRun:
 
     @property
     def _is_stopped(self) -> bool:
-        return not self.detached and self._training.is_stopped
+        return not self.detached and self._training.state.stopped
 
     @property
     def stop_reason(self) -> str | None:
         """Reason and sender of the stop."""
-        return None if self.detached else self._training.stop_reason
+        return None if self.detached else self._training.state.stop_reason
 
     def epochs(self, count: int) -> "SizedIterator[int]":
         """The numbers of the remaining epochs, of ``count``; it ends when the training is stopped. ``len()`` is their
@@ -166,7 +164,7 @@ class WatchedRun:
         source = iter(dataloader)
         try:
             while not self.stop_requested:
-                self._publish_fetch()
+                self._publish(AttachedTraining.fetch_start)
                 try:
                     batch = next(source)
                 except StopIteration:
@@ -197,12 +195,11 @@ class WatchedRun:
         """Context of an evaluation, in which no training time passes. Put its metrics, numbers by name, into the dict
         that it yields."""
         self._end_batch()
-        began = self._position.pause()
-        self._publish(AttachedTraining.eval_start, label)
         metrics: dict[str, Any] = {}
-        yield metrics
-        self._publish(AttachedTraining.eval_end, metrics)
-        self._position.unpause(began)
+        with self._position.paused():
+            self._publish(AttachedTraining.eval_start, label)
+            yield metrics
+            self._publish(AttachedTraining.eval_end, metrics)
 
     def checkpoint_saved(self) -> None:
         """Announce a checkpoint just before it is written: consumers save their callbacks' states."""
@@ -281,10 +278,6 @@ class WatchedRun:
         self._end_batch()
         self._publish(AttachedTraining.epoch_end)
         self._position.end_epoch(self._known_time)
-
-    def _publish_fetch(self) -> None:
-        self._training.save_place()
-        self._training.fire(Event.BEFORE_DATALOADER)
 
     def _start_batch(self, batch: Any, samples: int, tokens: int) -> None:
         if self._fetches:
@@ -405,12 +398,12 @@ def watch(
     if max_duration is not None:
         check_max_duration(max_duration)
     return WatchedRun(
-        OWN_LOOP,
-        options,
-        model,
-        as_list(optimizer, torch.optim.Optimizer, "optimizer"),
-        as_list(scheduler, object, "scheduler"),
         gradient_accumulation_steps,
+        framework=OWN_LOOP,
+        options=options,
+        model=model,
+        optimizers=as_list(optimizer, torch.optim.Optimizer, "optimizer"),
+        schedulers=as_list(scheduler, object, "scheduler"),
         max_duration=max_duration,
         evaluate=evaluate or "give watch() a function evaluate=",
         checkpoint=checkpoint or "give watch() a function checkpoint=",

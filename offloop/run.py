@@ -53,8 +53,7 @@ def run(
     Callbacks run in a process of their own, as if they were given to the trainer. A script that attaches offloop itself
     is attached once.
 
-    Exit code: the command's.
-    """
+    Exit code: the command's."""
     if run_name is not None:
         check_run_name(run_name)
     if is_disabled():

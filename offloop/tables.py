@@ -1,6 +1,7 @@
 """Columns as a frame of a library that may be installed."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -11,36 +12,24 @@ if TYPE_CHECKING:
 
 Library: TypeAlias = Literal["pandas", "polars", "dict"]
 
-_LIBRARIES: tuple[Library, ...] = ("pandas", "polars")
+_LIBRARIES = ("pandas", "polars")
 
 
-def usable(to: Library | None) -> Library:
-    """The library of that name; without a name the first that is installed.
-
-    Raises:
-        ConfigurationError: it is not installed, or not known.
-    """
-    if to is None:
-        for name in _LIBRARIES:
-            try:
-                import_module(name)
-            except ImportError:
-                continue
-            return name
-        return "dict"
+def library(to: Library | None) -> Any:
+    """The module of that name, ``None`` for ``dict``; without a name the first that is installed. Raises
+    ConfigurationError: it is not installed, or not known."""
     if to in _LIBRARIES:
-        load(to, f"to={to!r}")
-    elif to != "dict":
+        return load(to, f"to={to!r}")
+    if to not in ("dict", None):
         raise ConfigurationError(f"to={to!r} is not known: use {', '.join(_LIBRARIES)} or dict", name="to", value=to)
-    return to
+    for name in _LIBRARIES if to is None else ():
+        with suppress(ImportError):
+            return import_module(name)
+    return None
 
 
 def load(module: str, needed_by: str) -> Any:
-    """A module of a package that this one does not depend on.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """A module of a package that this one does not depend on. Raises ConfigurationError: it is not installed."""
     package = module.partition(".")[0]
     try:
         return import_module(module)
@@ -52,32 +41,25 @@ def load(module: str, needed_by: str) -> Any:
         ) from None
 
 
-def as_table(columns: Mapping[str, Any], to: Library | None = None) -> Any:
-    """Columns as a frame.
-
-    Raises:
-        ConfigurationError: the library is not installed, or not known.
-    """
-    chosen = usable(to)
-    if chosen == "pandas":
-        return load(chosen, "to='pandas'").DataFrame(dict(columns))
-    if chosen == "polars":
-        # A column may have numbers in one row and text in another.
-        return load(chosen, "to='polars'").DataFrame(dict(columns), strict=False)
-    return dict(columns)
+def as_table(columns: Mapping[str, Any], to: Any) -> Any:
+    """Columns as a frame of a :func:`library`."""
+    if to is None:
+        return dict(columns)
+    # A column may have numbers in one row and text in another, which polars takes only when it is told so.
+    return to.DataFrame(dict(columns), **({"strict": False} if to.__name__ == "polars" else {}))
 
 
-def by_step(series: Mapping[str, tuple["Floats", "Floats"]], to: Library) -> Any:
+def by_step(series: Mapping[str, tuple["Floats", "Floats"]], to: Any) -> Any:
     """Steps and values of metrics as a frame with a row for each step: the index in pandas, else the first column."""
     import numpy as np
 
+    is_pandas = to is not None and to.__name__ == "pandas"
     steps = np.unique(np.concatenate([steps for steps, _ in series.values()] or [np.empty(0)]))
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}
     for name, (at, values) in series.items():
         # In pandas what is missing is NaN; elsewhere a value that is NaN is another thing.
-        column = np.full(len(steps), *([np.nan] if to == "pandas" else [None, object]))
-        column[steps.searchsorted(at)] = values
-        columns[name] = column
-    if to == "pandas":
+        columns[name] = np.full(len(steps), *([np.nan] if is_pandas else [None, object]))
+        columns[name][steps.searchsorted(at)] = values
+    if is_pandas:
         return as_table(columns, to).set_index("step")
     return as_table({name: column.tolist() for name, column in columns.items()}, to)

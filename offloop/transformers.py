@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, Wrapped, contain, missing
-from offloop.attached.options import Options, is_enabled
+from offloop.attached.options import Options, as_run_name, is_enabled
 from offloop.attached.training import (
     ALWAYS,
-    EVALUATION,
     EVALUATION_BATCHES,
     PREDICTION,
+    STEP,
     AttachedTraining,
     Framework,
     numbers_in,
@@ -29,9 +29,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing(error, "offloop.transformers", "transformers accelerate") from None
 
-_DATALOADER = {Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
-_STEP = {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
-_EVENTS = ALWAYS | EVALUATION | EVALUATION_BATCHES | PREDICTION | _DATALOADER | _STEP
+_EVENTS = ALWAYS | EVALUATION_BATCHES | PREDICTION | STEP
 _WITHOUT = {"outputs": "the trainer keeps what the model returns to itself"}
 _OF_WEIGHTS = (
     *("gradient_norm", "gradient_norms", "parameter_norm", "parameter_norms", "moment_norms", "update_norms"),
@@ -41,7 +39,6 @@ _IN_EVENTS = ("loss", "learning_rate", "epoch")
 """Logged values that every event has already."""
 _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
-_NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
 @contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
@@ -102,7 +99,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         without = {**_WITHOUT, **(dict.fromkeys(_OF_WEIGHTS, "each rank has a part of them") if is_divided else {})}
         self._training = training = AttachedTraining(
             Framework(*(("TRL", "trl") if is_trl else ("Transformers", "transformers")), _EVENTS, without),
-            {**self._options, "run_name": name or self._options.get("run_name") or _as_name(args.run_name)},
+            {**self._options, "run_name": name or self._options.get("run_name") or as_run_name(args.run_name)},
             trainer.model,
             [getattr(trainer.optimizer, "optimizer", trainer.optimizer)],
             [getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)],
@@ -188,7 +185,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         self._training.fit_end()
 
     def _after_commands(self, state: Any, control: Any) -> None:
-        control.should_training_stop |= self._training.is_stopped
+        control.should_training_stop |= self._training.state.stopped
         control.should_save |= self._save_requested
         state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
 
@@ -201,8 +198,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         return LATER
 
     def _begin_fetching(self, *_: Any, **more: Any) -> None:
-        self._training.save_place()
-        self._training.fire(Event.BEFORE_DATALOADER)
+        self._training.fetch_start()
 
     def _begin_step(self, model: Any, inputs: Any, *_: Any, **more: Any) -> None:
         if self._generates:
@@ -242,10 +238,6 @@ class OffloopCallback(Adapter, TrainerCallback):
 
     def _firing(self, *events: Event) -> Callable[..., None]:
         return functools.partial(self._fire, events)
-
-
-def _as_name(text: Any) -> str | None:
-    return _NOT_IN_NAMES.sub("-", str(text or "")).strip("-._")[:100] or None
 
 
 def _config(trainer: Any) -> dict[str, Any]:

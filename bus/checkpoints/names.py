@@ -361,15 +361,12 @@ class CheckpointName:
 
     def _parse(self) -> list[tuple[str, str | None, str]]:
         try:
-            parts = [
-                (literal, name, spec or "", conversion)
-                for literal, name, spec, conversion in string.Formatter().parse(self._template)
-            ]
+            parts = list(string.Formatter().parse(self._template))
         except ValueError as error:
             raise self._malformed(error) from None
         if any(conversion for *_, conversion in parts):
             raise self._malformed("it has a conversion such as !r")
-        return [(literal, name, spec) for literal, name, spec, _ in parts]
+        return [(literal, name, spec or "") for literal, name, spec, _ in parts]
 
     def _look_of(self, name: str, spec: str) -> str:
         numbers = (0, 1234567) if name in _COUNTERS else (0.0, 1.5)

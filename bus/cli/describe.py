@@ -108,6 +108,7 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
         RunNotFoundError: there is no such run.
         BrokerError: the servers, or the bridge of the live run, do not answer.
     """
+    from offloop.bus.jetstream.channel import StreamChannel
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
     connection = NatsConnection.at(stream)
@@ -115,7 +116,7 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
         described: dict[str, Any] = msgspec.to_builtins(listed)
         described["hosts"] = msgspec.to_builtins(connection.hosts(name))
         if listed.live:
-            described["statistics"] = ask(connection.open_channel(), "statistics", {"run": name})
+            described["statistics"] = ask(StreamChannel(connection), "statistics", {"run": name})
         return described
     raise RunNotFoundError(f"NATS at {stream} has no run {name!r}: {how_to_list(stream)}", run=name)
 

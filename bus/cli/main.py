@@ -143,10 +143,11 @@ def send(
     arguments = (*arguments[:1], *map(_plain_value, arguments[1:]))
     why = sent_by("offloop send", reason)
     if stream is not None:
+        from offloop.bus.jetstream.channel import StreamChannel
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
         exchange = CommandExchange(run, check_command(command, arguments, why), timeout)
-        outcome = perform(NatsConnection.at(stream).open_channel(), exchange)
+        outcome = perform(StreamChannel(NatsConnection.at(stream)), exchange)
     else:
         outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=timeout, reason=why)
     say(f"run {run}: {outcome}", err=outcome.error is not None)

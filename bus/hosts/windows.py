@@ -68,8 +68,7 @@ class HostWindows:
         world_size: the ranks of all hosts.
         count: how many ranks the host has.
         after: the last batch of the last window that was made before.
-        memory_of: the bytes that a rank's process has, where they can be known now.
-    """
+        memory_of: the bytes that a rank's process has, where they can be known now."""
 
     def __init__(
         self,

@@ -27,8 +27,7 @@ class Asking:
         run: the run's name.
         status: where it stands why the bridge waits.
         note: brings the status up to date and writes it down.
-        say: shows a line to the user.
-    """
+        say: shows a line to the user."""
 
     def __init__(
         self,
@@ -68,9 +67,7 @@ class Asking:
     async def note_refused(self, subject: str, error: Exception) -> None:
         """A message of a subject was not taken, or it is not known that it was; rests until it is time to look again.
 
-        Raises:
-            BrokerError: it will never be.
-        """
+        Raises BrokerError: it will never be."""
         code = getattr(error, "err_code", None)
         if code in WRONG_LAST_SEQUENCE:
             return

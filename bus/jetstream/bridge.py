@@ -70,8 +70,7 @@ class Bridge:
         say: shows a line to the user.
         watch: writes the windows of an attempt of this host until all are written, see
             :func:`offloop.bus.hosts.watch.watch_host`; called where the run has other hosts too, and again while it
-            raises ``BlockingIOError``, because another process writes them.
-    """
+            raises ``BlockingIOError``, because another process writes them."""
 
     def __init__(
         self,
@@ -102,13 +101,10 @@ class Bridge:
     async def copy(self) -> None:
         """Copies until the run has ended and all of it is there.
 
-        Raises:
-            BridgeReplacedError: another bridge has taken over.
-            BrokerError: the servers do not take it, for good or for :data:`_GIVE_UP_SECONDS` after the run has ended,
-                or their stream is another run's.
-            RecordingError: what is in the stream is not of this recording; all other attempts are there.
-            RunDirectoryError: the run's directory cannot be read, or is another run's by now.
-        """
+        Raises BridgeReplacedError: another bridge has taken over; BrokerError: the servers do not take it, for good or
+        for :data:`_GIVE_UP_SECONDS` after the run has ended, or their stream is another run's; RecordingError: what is
+        in the stream is not of this recording; all other attempts are there; RunDirectoryError: the run's directory
+        cannot be read, or is another run's by now."""
         # What follows may wait for servers as long as it likes.
         copying = asyncio.create_task(self._copy_connected())
         self._write_status()
@@ -225,7 +221,7 @@ class Bridge:
             if not has_other_hosts(attempt) or await self._has_first_rank(number):
                 await self._relay.serve_run()
                 subject = names.recording_subject(run, number, self._host)
-                copies.append(await self._copy_of(subject, GrowingRecording(attempt.recording), asking))
+                copies.append(await self._copy_of(self._stream, subject, GrowingRecording(attempt.recording), asking))
                 tasks.append(asyncio.create_task(self._follow_recording(copies[-1], number)))
             if has_other_hosts(attempt):
                 watching: asyncio.Task[None] = asyncio.create_task(self._write_windows(attempt))
@@ -233,7 +229,7 @@ class Bridge:
                 subject = names.windows_subject(run, number, self._host)
                 windows = GrowingWindows(windows_path(attempt.recording, number))
                 await asking.until_answered(self._windows_stream.make)
-                copies.append(await self._copy_of(subject, windows, asking))
+                copies.append(await self._copy_of(self._windows_stream, subject, windows, asking))
                 tasks.append(asyncio.create_task(self._follow_windows(copies[-1], watching.done)))
             self._shown = copies[0]
             if isinstance(file := copies[0].file, GrowingRecording):
@@ -252,14 +248,15 @@ class Bridge:
             for copy in copies:
                 copy.close()
 
-    async def _copy_of(self, subject: str, file: GrowingRecording | GrowingWindows, asking: Asking) -> FileCopy:
+    async def _copy_of(
+        self, stream: RunFileStream, subject: str, file: GrowingRecording | GrowingWindows, asking: Asking
+    ) -> FileCopy:
         # Of a run of some days this takes some seconds; readers are answered meanwhile.
         try:
             await asyncio.to_thread(file.look)
         except BaseException:
             file.close()
             raise
-        stream = self._windows_stream if isinstance(file, GrowingWindows) else self._stream
         return FileCopy(stream, asking, subject, file)
 
     async def _follow_recording(self, copy: FileCopy, attempt: int) -> None:
@@ -333,7 +330,7 @@ class Bridge:
         status.lag_seconds = recording.backlog.seconds
 
     async def _put_done(self) -> None:
-        """Says that all is there: readers end then."""
+        # Readers end when they know that all is there.
         self.status.state, self.status.reason = "done", ""
         await self._put_description()
 

@@ -3,18 +3,16 @@
 import asyncio
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nats.aio.msg import Msg
 
 from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _MOST_ANSWERS = 1000
 _NO_BRIDGE = (
@@ -27,7 +25,7 @@ class StreamChannel:
     """Sends control messages to the bridges of runs, which pass them on to the brokers there, and receives what these
     answer: a channel as :class:`offloop.bus.net.channels.Channel` says."""
 
-    def __init__(self, connection: "NatsConnection") -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self.peer = f"NATS at {connection.address}"
         self._connection = connection
         self._inbox = connection.client.new_inbox()

@@ -28,7 +28,8 @@ PASSING = (Error, OSError, TimeoutError)
 
 OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
-"""Older servers have known holes; on this machine alone they may be used."""
+_KNOWN_HOLES = ", because older ones have known security holes"
+"""For which they may be used on this machine alone."""
 
 API_SECONDS = 2.0
 """For how long an answer is waited on: servers that lose their leader give none until they have another one."""
@@ -62,10 +63,9 @@ class NatsServers:
     def parse(cls, text: str, nkey: Path | None = None, ca: Path | None = None) -> "NatsServers":
         """Reads addresses. The files are by default those that OFFLOOP_NKEY and OFFLOOP_CA name.
 
-        Raises:
-            ConfigurationError: they are none.
-        """
-        return cls(split_addresses(text), nkey or _named_by("OFFLOOP_NKEY"), ca or _named_by("OFFLOOP_CA"))
+        Raises ConfigurationError: they are none."""
+        key, authority = nkey or os.environ.get("OFFLOOP_NKEY"), ca or os.environ.get("OFFLOOP_CA")
+        return cls(split_addresses(text), Path(key) if key else None, Path(authority) if authority else None)
 
     def __str__(self) -> str:
         return ",".join(self.addresses)
@@ -74,10 +74,6 @@ class NatsServers:
     def are_here(self) -> bool:
         """Whether all of them are on this machine."""
         return all(is_loopback(urlsplit(address).hostname or "") for address in self.addresses)
-
-
-def _named_by(variable: str) -> Path | None:
-    return Path(value) if (value := os.environ.get(variable)) else None
 
 
 def is_loopback(host: str) -> bool:
@@ -112,9 +108,7 @@ class NatsClient(Client):
         servers: where it connects to.
         say: shows a line to the user who waits for servers that are away.
 
-    Raises:
-        ConfigurationError: the key or the certificate cannot be used.
-    """
+    Raises ConfigurationError: the key or the certificate cannot be used."""
 
     def __init__(self, servers: NatsServers, say: Callable[[str], None] | None = None) -> None:
         super().__init__()
@@ -133,11 +127,7 @@ class NatsClient(Client):
         self._may_command: bool | None = None
 
     async def begin(self, name: str) -> None:
-        """Connects, as long as it takes.
-
-        Raises:
-            BrokerError: the servers are too old.
-        """
+        """Connects, as long as it takes. Raises BrokerError: the servers are too old."""
         options: dict[str, Any] = {"reconnect_time_wait": _RECONNECT_SECONDS}
         if self._nkey is not None:
             # An inbox that no other user may read.
@@ -285,11 +275,9 @@ async def connected(
     """A connection, which finds the servers again by itself. With ``say`` it waits for them as long as it takes, and
     says once that they are away.
 
-    Raises:
-        BrokerError: none answers, or it is too old, has another certificate, does not know the key or lacks a role for
-            it: also later, in whatever the task that began this waits for.
-        ConfigurationError: the key or the certificate cannot be read.
-    """
+    Raises BrokerError: none answers, or it is too old, has another certificate, does not know the key or lacks a role
+    for it: also later, in whatever the task that began this waits for; ConfigurationError: the key or the certificate
+    cannot be read."""
     client = NatsClient(servers, say)
     try:
         try:
@@ -316,9 +304,7 @@ async def connected(
 async def answer_of(client: NatsClient, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
     """What the servers answer. Nothing is asked, and no answer waited for, without a connection.
 
-    Raises:
-        OSError: there is none, or it was lost meanwhile.
-    """
+    Raises OSError: there is none, or it was lost meanwhile."""
     if not client.is_connected:
         asking.close()
         raise OSError("no server answers")
@@ -342,15 +328,11 @@ def in_words(error: Exception) -> str:
 def _tls_context(servers: NatsServers) -> ssl.SSLContext | None:
     """How servers have to prove who they are; ``None`` where they do not.
 
-    Raises:
-        ConfigurationError: the certificate cannot be read.
-    """
+    Raises ConfigurationError: the certificate cannot be read."""
     if servers.ca is None and not any(address.startswith("tls") for address in servers.addresses):
         return None
-    if servers.ca is None:
-        return ssl.create_default_context()
     try:
-        # Who else is trusted on this machine is not asked.
+        # With one, who else is trusted on this machine is not asked.
         return ssl.create_default_context(cafile=servers.ca)
     except ssl.SSLError:
         raise ConfigurationError(f"{servers.ca} is not a certificate in PEM", value=servers.ca) from None
@@ -359,17 +341,11 @@ def _tls_context(servers: NatsServers) -> ssl.SSLContext | None:
 
 
 def _check_version(version: object, servers: NatsServers) -> None:
-    """Refuses servers that are too old for where they are.
-
-    Raises:
-        BrokerError: these are.
-    """
-    parts = tuple(getattr(version, part) for part in ("major", "minor", "patch"))
-    required = OLDEST if servers.are_here else OLDEST_BEYOND_LOOPBACK
-    if parts < required:
-        why = "" if servers.are_here else ", because older ones have known security holes"
+    """Raises BrokerError for servers that are too old for where they are."""
+    known = tuple(getattr(version, part) for part in ("major", "minor", "patch"))
+    required, why = (OLDEST, "") if servers.are_here else (OLDEST_BEYOND_LOOPBACK, _KNOWN_HOLES)
+    if known < required:
+        found, needed = (".".join(map(str, one)) for one in (known, required))
         raise BrokerError(
-            f"the NATS server at {servers} is {'.'.join(map(str, parts))}: it must be "
-            f"{'.'.join(map(str, required))} or newer{why}",
-            address=str(servers),
+            f"the NATS server at {servers} is {found}: it must be {needed} or newer{why}", address=str(servers)
         )

@@ -22,10 +22,8 @@ def download(address: str, run: str, attempt: int, path: Path, host: str | None 
     What the stream lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads the file
     reports them as damage, by their offset.
 
-    Raises:
-        BrokerError: the servers do not answer: the message says from which byte on; or nothing of it is left.
-        OSError: the file cannot be written.
-    """
+    Raises BrokerError: the servers do not answer: the message says from which byte on; or nothing of it is left;
+    OSError: the file cannot be written."""
     connection = NatsConnection.at(address)
     connection.runs(run)
     offset = found = 0
@@ -65,10 +63,7 @@ def downloaded(address: str, run: str, host: str | None = None) -> Iterator[Path
     """The recording of a run's newest attempt in a temporary file, which is removed at the end of the block; with
     ``host`` that host's.
 
-    Raises:
-        RunNotFoundError: the servers have no such run, or it has no such host.
-        BrokerError: see :func:`download`.
-    """
+    Raises RunNotFoundError: the servers have no such run, or it has no such host; BrokerError: see :func:`download`."""
     runs = NatsConnection.at(address).runs(check_run_name(run), host)
     if not runs:
         of_host = "" if host is None else f" of host {host}"

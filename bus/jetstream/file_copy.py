@@ -54,8 +54,7 @@ class FileCopy:
         stream: where the copy is.
         asking: asks the servers.
         subject: the subject of the copy.
-        file: the file, to be closed by :meth:`close`.
-    """
+        file: the file, to be closed by :meth:`close`."""
 
     def __init__(
         self, stream: RunFileStream, asking: Asking, subject: str, file: GrowingRecording | GrowingWindows
@@ -163,10 +162,7 @@ class FileCopy:
     async def _compare(self, at: Copied, last: bytes) -> None:
         """Compares the file with the last message, and with the first one where the file ends before the last.
 
-        Raises:
-            ShorterError: the file ends before its copy.
-            RecordingError: they differ.
-        """
+        Raises ShorterError: the file ends before its copy; RecordingError: they differ."""
         stream, path, end = self._stream.name, self.file.path, self.file.look()
         begin = at.end - len(last)
         if at.offset > end and begin >= end:

@@ -5,14 +5,11 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 from offloop.bus.errors import BrokerError, OffloopError
-from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.connection import CONNECT_SECONDS, PASSING, NatsClient, NatsServers, connected, in_words
 from offloop.bus.jetstream.known import KnownRuns
-from offloop.bus.jetstream.windows import StreamWindows
 from offloop.bus.runs.listing import ListedRun
 
 _Answer = TypeVar("_Answer")
@@ -25,10 +22,7 @@ class NatsConnection:
     """A connection to NATS servers, in a thread of its own until it is closed. :meth:`at` finds it by its
     :attr:`address`.
 
-    Raises:
-        BrokerError: no server answers, or it refuses.
-        ConfigurationError: the key or certificate cannot be read.
-    """
+    Raises BrokerError: no server answers, or it refuses; ConfigurationError: the key or certificate cannot be read."""
 
     client: NatsClient
     known: KnownRuns
@@ -44,7 +38,6 @@ class NatsConnection:
         self._is_begun = False
         self._loop: asyncio.AbstractEventLoop
         self._task: asyncio.Task[None] | None = None
-        self._windows: dict[str, StreamWindows] = {}
         self._thread = threading.Thread(target=self._run, name="offloop-nats", daemon=True)
         self._thread.start()
         self._ready.wait(CONNECT_SECONDS + 5)
@@ -67,11 +60,7 @@ class NatsConnection:
 
     @classmethod
     def at(cls, address: str) -> "NatsConnection":
-        """The one of this process to the servers at an address.
-
-        Raises:
-            BrokerError: there is none.
-        """
+        """The one of this process to the servers at an address. Raises BrokerError: there is none."""
         with _sharing:
             for connection in _shared.values():
                 if connection.address == address:
@@ -83,22 +72,11 @@ class NatsConnection:
         """Whether a server is there at this moment."""
         return self.client.is_connected
 
-    @property
-    def reconnects(self) -> int:
-        """How often a connection to a server was lost and made again."""
-        return int(self.client.stats["reconnects"])
-
-    @property
-    def max_payload(self) -> int:
-        """How large a message the servers take, in bytes."""
-        return self.client.max_payload
-
     def call(self, ask: Coroutine[Any, Any, _Answer], seconds: float) -> _Answer:
         """Has its thread ask the servers, and waits for the answer.
 
-        Raises:
-            BrokerError: they do not answer within so many seconds, or refuse; whether they have done it is not known.
-        """
+        Raises BrokerError: they do not answer within so many seconds, or refuse; whether they have done it is not
+        known."""
         if not self.is_connected:
             ask.close()
             self.check()
@@ -117,11 +95,7 @@ class NatsConnection:
         raise BrokerError(f"NATS at {self.servers}: {why}", address=self.address)
 
     def begin(self, work: Coroutine[Any, Any, _Answer]) -> "concurrent.futures.Future[_Answer]":
-        """Runs something in its thread.
-
-        Raises:
-            BrokerError: it has ended.
-        """
+        """Runs something in its thread. Raises BrokerError: it has ended."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # its loop is closed
@@ -140,11 +114,7 @@ class NatsConnection:
             raise self.client.failure or self._failure  # type: ignore[misc]
 
     def runs(self, name: str | None = None, host: str | None = None) -> list[ListedRun]:
-        """The runs in the servers, see :meth:`KnownRuns.runs`.
-
-        Raises:
-            BrokerError: the servers do not answer.
-        """
+        """The runs in the servers, see :meth:`KnownRuns.runs`. Raises BrokerError: the servers do not answer."""
         self.check()
         self._answer(self.begin(self.known.until_known(name)), _RUNS_SECONDS)
         return self.known.runs(name, host)
@@ -152,31 +122,15 @@ class NatsConnection:
     def hosts(self, run: str) -> list[ListedRun]:
         """The entry of each host of a run's newest attempt, in the order of their ranks, see :meth:`KnownRuns.runs`.
 
-        Raises:
-            BrokerError: the servers do not answer.
-        """
+        Raises BrokerError: the servers do not answer."""
         hosts = self.runs(run, "*")
         newest = max((one.attempt for one in hosts), default=0)
         return sorted((one for one in hosts if one.attempt == newest), key=lambda one: one.ranks)
 
-    def open_channel(self) -> StreamChannel:
-        """A channel to hosts of runs."""
-        return StreamChannel(self)
-
-    def windows(self, run: str) -> StreamWindows:
-        """The windows of the hosts of a run, which are kept as they come from the first time on."""
-        with _sharing:
-            if run not in self._windows:
-                self._windows[run] = StreamWindows(self.client, run)
-                self.begin(self._windows[run].follow())
-        return self._windows[run]
-
     def __enter__(self) -> "NatsConnection":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,18 +14,16 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 
 from offloop.bus.errors import BrokerError, ConfigurationError, ReplacedError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.printing import one_line
 from offloop.bus.runs.directory import host_name
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _Answer = TypeVar("_Answer")
 
@@ -70,15 +68,12 @@ class HeldPosition:
 
     A name that another process holds is watched for up to ten seconds, which ``say`` reports to the user.
 
-    Raises:
-        ConfigurationError: another process works under this name.
-        BrokerError: the servers do not answer.
-    """
+    Raises ConfigurationError: another process works under this name; BrokerError: the servers do not answer."""
 
     _holder: _Entry
     _position: _Entry
 
-    def __init__(self, nats: "NatsConnection", run: str, name: str, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(self, nats: NatsConnection, run: str, name: str, attempt: int, say: Callable[[str], None]) -> None:
         self._nats = nats
         self._run = run
         self._name = name
@@ -95,21 +90,18 @@ class HeldPosition:
     def write(self, value: bytes) -> None:
         """Puts ``value`` in the place of what was there.
 
-        Raises:
-            ReplacedError: another process works under this name now: nothing was written.
-            BrokerError: it is not known to be stored; a later one may be.
-            ConfigurationError: it is too large.
-        """
+        Raises ReplacedError: another process works under this name now: nothing was written; BrokerError: it is not
+        known to be stored; a later one may be; ConfigurationError: it is too large."""
         if self._replaced is not None:
             raise self._replaced
-        most = self._nats.max_payload - _ENVELOPE_BYTES
+        most = self._nats.client.max_payload - _ENVELOPE_BYTES
         if len(value) > most:
             raise ConfigurationError(
                 f"the state of consumer {self._name!r} has {len(value):,} bytes, and the servers take {most:,}: "
                 "'--state-dir DIR' keeps it in a file",
                 value=len(value),
             )
-        connection = self._nats.reconnects
+        connection = self._nats.client.stats["reconnects"]
         until, silent = self._silent
         if time.monotonic() < until and connection == silent:
             raise BrokerError("the servers have not answered", address=self._nats.address)
@@ -163,11 +155,7 @@ class HeldPosition:
             ) from None
 
     async def _watch(self, holder: bytes) -> None:
-        """Waits until the holder has ended, or has shown no sign of life.
-
-        Raises:
-            ConfigurationError: it is at work.
-        """
+        """Waits until the holder has ended, or has shown no sign of life. Raises ConfigurationError: it is at work."""
         self._say(
             f"consumer {self._name} was begun by {_in_words(holder)} and has not ended: looking for up to "
             f"{STALE_SECONDS:g} s whether it is at work"

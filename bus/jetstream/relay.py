@@ -8,7 +8,6 @@ from collections import deque
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -60,9 +59,7 @@ class Relay:
         await self._dumps.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._dumps.stop()
         for reader in self._readers.values():
             reader.close()
@@ -103,9 +100,7 @@ class Relay:
     def _control(self, kind: str, frame: bytes) -> Control:
         """A request that is what its subject says, by which servers have judged whether its sender may make it.
 
-        Raises:
-            OffloopError: it is another request.
-        """
+        Raises OffloopError: it is another request."""
         control = decode_control(split_frame(frame)[1])
         if control.kind != kind or control.content.get("run") != self._run:
             raise ProtocolError(f"a request by the subject of {kind!r} of run {self._run!r} is for something else")
@@ -114,9 +109,7 @@ class Relay:
     def _reader(self, inbox: str, may_command: bool) -> "_Reader":
         """A reader's connection to the broker that is there now.
 
-        Raises:
-            OffloopError: none is there, or too many readers are.
-        """
+        Raises OffloopError: none is there, or too many readers are."""
         now = time.monotonic()
         for key, known in list(self._readers.items()):
             if now - known.used > _IDLE_SECONDS:
@@ -147,8 +140,8 @@ class _Reader:
         self._task = asyncio.create_task(self._answer())
 
     async def send(self, message: bytes) -> None:
-        """Passes a message on; what the broker does not read at once is dropped, and asked again."""
         self.used = time.monotonic()
+        # What the broker does not read at once is dropped, and asked again.
         with suppress(zmq.Again):
             await self._socket.send(message, zmq.NOBLOCK)
 
@@ -159,7 +152,6 @@ class _Reader:
                 await self._client.publish(self._reply, answer)
 
     def close(self) -> None:
-        """Ends the connection."""
         self._task.cancel()
         self._socket.close(linger=0)
 
@@ -175,11 +167,7 @@ class RawRecordings:
         """When something was last asked for, by ``time.monotonic``."""
 
     async def answer(self, control: Control) -> bytes:
-        """The answer to a request.
-
-        Raises:
-            OffloopError: there is none: no such attempt, no such offset.
-        """
+        """The answer to a request. Raises OffloopError: there is none: no such attempt, no such offset."""
         self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number, offset = content.get("attempt", run.last.number), content.get("offset")
@@ -227,18 +215,14 @@ class _DumpRelay:
         self._host = host
         self._subject = names.dump_subject(run)
         self._known: deque[str] = deque(maxlen=1000)
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins to announce and to listen."""
         await self._client.subscribe(self._subject, cb=self._take)
-        self._task = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        """Announces what is new by now, and ends."""
-        if self._task is not None:
-            self._task.cancel()
-            await self._announce_new()
+        self._watching.cancel()
+        await self._announce_new()
 
     async def _watch(self) -> None:
         while True:

@@ -63,9 +63,7 @@ class RunFileStream:
     async def make(self) -> None:
         """Makes it, unless it is there.
 
-        Raises:
-            BrokerError: the servers do not make it, for good, or it is another run's.
-        """
+        Raises BrokerError: the servers do not make it, for good, or it is another run's."""
         subjects = names.windows_subject if self.has_windows else names.recording_subject
         config = StreamConfig(
             name=self.name,
@@ -104,9 +102,7 @@ class RunFileStream:
 async def remove_run(client: NatsClient, run: str) -> list[str]:
     """Removes a run from the servers; returns what was removed: names of streams, and keys in buckets.
 
-    Raises:
-        nats.errors.Error: the servers do not answer, or refuse.
-    """
+    Raises nats.errors.Error: the servers do not answer, or refuse."""
     removed = []
     for stream in (names.stream_of(run), names.windows_stream_of(run)):
         with suppress(NotFoundError):

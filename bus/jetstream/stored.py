@@ -38,9 +38,7 @@ async def get(client: NatsClient, stream: str, subject: str | None = None, seq: 
     """The last message of a subject; with ``seq`` the first one of the subject from that number on, or the one of that
     number. ``None`` where there is no such message, or no stream.
 
-    Raises:
-        nats.errors.Error: the servers do not answer, or refuse.
-    """
+    Raises nats.errors.Error: the servers do not answer, or refuse."""
     try:
         found = await client.js.get_msg(stream, seq, subject, next=None not in (subject, seq))
     except NotFoundError:
@@ -66,9 +64,7 @@ async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Sto
 async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[str]:
     """The subjects of messages in a stream; none where there is no such stream.
 
-    Raises:
-        nats.errors.Error: the servers do not answer, or refuse.
-    """
+    Raises nats.errors.Error: the servers do not answer, or refuse."""
     try:
         return list((await client.js.stream_info(stream, pattern)).state.subjects or ())
     except NotFoundError:

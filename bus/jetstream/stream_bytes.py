@@ -9,20 +9,18 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nats.errors import NoRespondersError
 
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stored import Stored, get, last_range
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.recording.walk import Hole
-
-if TYPE_CHECKING:
-    from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _AHEAD_BYTES = 4 << 20
 """How much is read ahead of the reader."""
@@ -49,11 +47,10 @@ class StreamBytes:
         attempt: the attempt.
         host: reads the recording of that host, which its bridge gives range by range; ``None`` for the copy in the
             stream.
-        patient: whether a bridge that is silent is waited for.
-    """
+        patient: whether a bridge that is silent is waited for."""
 
     def __init__(
-        self, connection: "NatsConnection", run: str, attempt: int, host: str | None = None, *, patient: bool = True
+        self, connection: NatsConnection, run: str, attempt: int, host: str | None = None, *, patient: bool = True
     ) -> None:
         self._connection = connection
         self._client = connection.client
@@ -314,11 +311,7 @@ class StreamBytes:
         return True
 
     async def _fetch(self, offset: int) -> bytes:
-        """A range from the host's recording; nothing where it does not answer.
-
-        Raises:
-            BrokerError: it refuses.
-        """
+        """A range from the host's recording; nothing where it does not answer. Raises BrokerError: it refuses."""
         content = {"run": self._run, "attempt": self._attempt, "offset": offset}
         may_command = await self._client.may_command()
         subject = names.request_subject(self._run, "fetch", self._host, may_command=may_command)

@@ -8,66 +8,64 @@ from nats.aio.msg import Msg
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import PASSING, NatsClient
+from offloop.bus.jetstream.connection import PASSING
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stored import Stored, last_of_each, list_subjects
 from offloop.bus.protocol.host_windows import HostWindow, decode_window
 
-_KEPT_BYTES = 32 << 20
+_MOST_UNREAD = 20_000
 _AGAIN_SECONDS = 1.0
 
 
 class StreamWindows:
-    """The windows of all hosts of a run as they come: the last one of each host first. Of a host each comes once: one
-    that the servers had lost and that is sent again is known by its offset."""
+    """The windows of all hosts of an attempt as they come: the last one of each host first. Of a host each comes once:
+    one that the servers had lost and that is sent again is known by its offset."""
 
-    def __init__(self, client: NatsClient, run: str) -> None:
-        self._client = client
+    def __init__(self, connection: NatsConnection, run: str, attempt: int) -> None:
+        self._client = connection.client
         self._stream = names.windows_stream_of(run)
-        self._subjects = names.windows_subject(run)
-        self._kept: deque[tuple[int, bytes]] = deque()
-        self._size = 0
+        self._subjects = names.windows_subject(run, attempt)
+        self._unread: deque[bytes] = deque(maxlen=_MOST_UNREAD)
         self._known: dict[str, int] = {}
         """Of each subject how far it is known."""
-        self._count = 0
-        """How many have come."""
+        self._following = connection.begin(self._follow())
 
-    def since(self, count: int, attempt: int) -> tuple[list[HostWindow], int]:
-        """The windows of an attempt behind the first ``count`` that came, as far as they are kept; and how many have
-        come by now."""
-        now = self._count
-        kept = list(self._kept)  # in one step: the connection's thread adds to them
+    def take(self) -> list[HostWindow]:
+        """The windows since the last call."""
         found = []
-        for number, data in kept[max(0, len(kept) - (now - count)) :]:
-            if number == attempt:
-                with suppress(ProtocolError):
-                    found.append(decode_window(data))
-        return found, now
+        while self._unread:
+            with suppress(ProtocolError):
+                found.append(decode_window(self._unread.popleft()))
+        return found
 
-    async def follow(self) -> None:
-        """Keeps what comes, until it is cancelled."""
+    def close(self) -> None:
+        """Ends it. Can be called more than once."""
+        self._following.cancel()
+
+    # In the connection's thread.
+
+    async def _follow(self) -> None:
+        subscription = await self._client.subscribe(self._subjects, cb=self._hear)
         seen = -1
-        await self._client.subscribe(self._subjects, cb=self._hear)
-        while True:
+        try:
+            while True:
+                with suppress(*PASSING):
+                    if (connection := self._client.stats["reconnects"]) != seen:
+                        subjects = await list_subjects(self._client, self._stream, self._subjects)
+                        for one in await last_of_each(self._client, self._stream, subjects):
+                            self._note(one)
+                        seen = connection
+                await asyncio.sleep(_AGAIN_SECONDS)
+        finally:
             with suppress(*PASSING):
-                if (connection := self._client.stats["reconnects"]) != seen:
-                    subjects = await list_subjects(self._client, self._stream, self._subjects)
-                    for one in await last_of_each(self._client, self._stream, subjects):
-                        self._take(one)
-                    seen = connection
-            await asyncio.sleep(_AGAIN_SECONDS)
+                await subscription.unsubscribe()
 
     async def _hear(self, message: Msg) -> None:
-        if message.subject.startswith(self._subjects.rstrip("*.")):  # as in names.is_request
-            self._take(Stored(message.subject, 0, message.headers or {}, message.data))
+        if message.subject.startswith(self._subjects.rstrip("*")):  # as in names.is_request
+            self._note(Stored(message.subject, 0, message.headers or {}, message.data))
 
-    def _take(self, message: Stored) -> None:
-        attempt = message.subject.split(".")[-2]
-        offset, data = message.offset, message.data
-        if offset is None or not attempt.isdecimal() or offset < self._known.get(message.subject, 0):
-            return
-        self._known[message.subject] = offset + len(data)
-        self._kept.append((int(attempt), data))
-        self._size += len(data)
-        self._count += 1
-        while self._size > _KEPT_BYTES and len(self._kept) > 1:
-            self._size -= len(self._kept.popleft()[1])
+    def _note(self, message: Stored) -> None:
+        offset = message.offset
+        if offset is not None and offset >= self._known.get(message.subject, 0):
+            self._known[message.subject] = offset + len(message.data)
+            self._unread.append(message.data)

@@ -39,9 +39,7 @@ class Channel(Protocol):
 class SocketChannel(Channel):
     """A channel to a broker of this machine, by a connection of its own.
 
-    Raises:
-        ConfigurationError: that is not an address.
-    """
+    Raises ConfigurationError: that is not an address."""
 
     def __init__(self, address: str) -> None:
         self.peer = f"the broker at {address}"
@@ -106,11 +104,7 @@ async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
 
 
 def ask(channel: Channel, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Asks one question by a channel, and closes that.
-
-    Raises:
-        BrokerError: no broker answers, or the broker refuses.
-    """
+    """Asks one question by a channel, and closes that. Raises BrokerError: no broker answers, or the broker refuses."""
     with RequestClient(channel) as client:
         return client(kind, content)
 
@@ -124,11 +118,7 @@ class RequestClient:
         self._patience = (timeouts or Timeouts.default).answer
 
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Asks a question and waits for its answer.
-
-        Raises:
-            BrokerError: no broker answers, or the broker refuses.
-        """
+        """Asks a question and waits for its answer. Raises BrokerError: no broker answers, or the broker refuses."""
         asked = os.urandom(8).hex()
         deadline = time.monotonic() + self._patience
         is_sent = self._channel.send(kind, {**content, "id": asked})

@@ -17,11 +17,7 @@ def how_to_list(address: str) -> str:
 
 
 def split_addresses(text: str) -> tuple[str, ...]:
-    """The addresses in a text, with commas between them.
-
-    Raises:
-        ConfigurationError: one of them is malformed.
-    """
+    """The addresses in a text, with commas between them. Raises ConfigurationError: one of them is malformed."""
     addresses = tuple(part.strip() for part in text.split(",") if part.strip())
     for address in addresses:
         try:
@@ -43,8 +39,6 @@ def split_addresses(text: str) -> tuple[str, ...]:
 def find_servers(given: str | None) -> str | None:
     """Where a run is to be copied: ``given``, else ``$OFFLOOP_STREAM``; ``None`` for nowhere.
 
-    Raises:
-        ConfigurationError: they are malformed.
-    """
+    Raises ConfigurationError: they are malformed."""
     servers = given if given is not None else os.environ.get(STREAM_VARIABLE) or None
     return None if servers is None else ",".join(split_addresses(servers))

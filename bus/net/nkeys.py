@@ -32,10 +32,8 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
     returns its files and itself: ``NAME.nkey``, which may be given away, and ``NAME.nkey_secret``, which only its owner
     may read.
 
-    Raises:
-        ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
-            written.
-    """
+    Raises ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
+    written."""
     require("an nkey", "nats", "nkeys")
     import nkeys
 
@@ -78,9 +76,7 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
 def load_nkey(path: str | os.PathLike[str]) -> Nkey:
     """Reads one's own nkey from the file with its seed.
 
-    Raises:
-        ConfigurationError: it is not there, is something else, or others may read it.
-    """
+    Raises ConfigurationError: it is not there, is something else, or others may read it."""
     require("an nkey", "nats", "nkeys")
     file = Path(path)
     seed, mode = _read(file)
@@ -99,11 +95,7 @@ def load_nkey(path: str | os.PathLike[str]) -> Nkey:
 
 
 def public_nkey(text: str) -> str:
-    """A public nkey, from itself or from the file with it.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """A public nkey, from itself or from the file with it. Raises ConfigurationError: it is neither."""
     if _PUBLIC.match(text):
         return text
     if _SEED.match(text):

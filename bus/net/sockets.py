@@ -28,9 +28,7 @@ def listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) -
     """A socket that is bound to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for
     the event feed. When it cannot be had, the context is left to be destroyed.
 
-    Raises:
-        BrokerError: the address cannot be listened at.
-    """
+    Raises BrokerError: the address cannot be listened at."""
     bound: zmq.Socket[bytes] = context.socket(kind)
     bound.setsockopt(zmq.LINGER, STREAM_LINGER)
     bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
@@ -59,9 +57,7 @@ def connect_socket(
 ) -> "zmq.Socket[bytes]":
     """A socket that stays connected to ``address``, through every loss of the connection.
 
-    Raises:
-        ConfigurationError: that is not an address.
-    """
+    Raises ConfigurationError: that is not an address."""
     made: zmq.Socket[bytes] = context.socket(kind)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)

@@ -55,9 +55,7 @@ def options_of(made: type) -> list[PluginOption]:
 def parse_assignment(text: str) -> tuple[str, str, str]:
     """Splits ``speed.window_size=50`` into owner, option and value.
 
-    Raises:
-        ConfigurationError: the text has another form.
-    """
+    Raises ConfigurationError: the text has another form."""
     left, equals, value = text.partition("=")
     owner, dot, option = left.strip().rpartition(".")
     if not (equals and dot and owner and option):
@@ -68,9 +66,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
 def convert_options(owner: str, options: Sequence[PluginOption], texts: Mapping[str, str]) -> dict[str, Any]:
     """The constructor's arguments from texts.
 
-    Raises:
-        ConfigurationError: there is no such option, one has to be given, or a text is not a value of its type.
-    """
+    Raises ConfigurationError: there is no such option, one has to be given, or a text is not a value of its type."""
     known = {option.name: option for option in options}
     for name in texts:
         if name not in known:

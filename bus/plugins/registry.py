@@ -48,8 +48,7 @@ class Registry(Generic[T]):
             for. A name that is ours, or that another package has already, is left out.
         own: short names, and for each ``package.module:Class``.
         adapt: makes a class of ours of one that does not inherit from ``base``, or returns ``None``.
-        importing: what surrounds the import of other people's modules.
-    """
+        importing: what surrounds the import of other people's modules."""
 
     def __init__(
         self,
@@ -68,16 +67,10 @@ class Registry(Generic[T]):
         self._adapt = adapt
         self._importing = importing
 
-    def names(self) -> list[str]:
-        """Every short name: those of plug-ins, then ours."""
-        return [*self._plugins(), *self._own]
-
     def find(self, name: str) -> type[T]:
         """The class of that name.
 
-        Raises:
-            ConfigurationError: there is none, it cannot be imported, or it is of another kind.
-        """
+        Raises ConfigurationError: there is none, it cannot be imported, or it is of another kind."""
         if name in self._own:
             return self._load(name, self._own[name])
         if ":" in name:
@@ -99,9 +92,7 @@ class Registry(Generic[T]):
     def create(self, name: str, options: Mapping[str, str]) -> T:
         """Makes one, with options as they stand on a command line.
 
-        Raises:
-            ConfigurationError: as :meth:`find`, and for options that it does not have or does not take.
-        """
+        Raises ConfigurationError: as :meth:`find`, and for options that it does not have or does not take."""
         found = self.find(name)
         arguments = convert_options(name, options_of(found), options)
         try:
@@ -112,9 +103,8 @@ class Registry(Generic[T]):
     def create_all(self, names: Iterable[str], assignments: Sequence[str]) -> list[T]:
         """Makes those of these names, each once, with options such as ``speed.window_size=50``.
 
-        Raises:
-            ConfigurationError: a name, an option or a value is not allowed, or an option belongs to none of the names.
-        """
+        Raises ConfigurationError: a name, an option or a value is not allowed, or an option belongs to none of the
+        names."""
         chosen = {name: self.find(name) for name in names}
         options = options_for(chosen, assignments)
         return [self.create(name, options[name]) for name in chosen]
@@ -253,9 +243,7 @@ def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[
     """The options of each of the chosen classes by its name, from texts such as ``speed.window_size=50``. A class's own
     name can stand for the name that it was chosen by: ``Mine.size=3`` belongs to ``my.module:Mine``.
 
-    Raises:
-        ConfigurationError: a text is not an option, or belongs to none of the classes.
-    """
+    Raises ConfigurationError: a text is not an option, or belongs to none of the classes."""
     options: dict[str, dict[str, str]] = {}
     for assignment in assignments:
         owner, option, text = parse_assignment(assignment)

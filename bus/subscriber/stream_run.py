@@ -3,9 +3,11 @@
 from contextlib import suppress
 
 from offloop.bus.errors import RunNotFoundError
+from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
+from offloop.bus.jetstream.windows import StreamWindows
 from offloop.bus.net.channels import Channel
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import check_run_name
@@ -45,7 +47,7 @@ class StreamRun(RunSource):
         self.attempt: int = listed.attempt
         self._bytes = StreamBytes(connection, self._run, self.attempt, host)
         self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
-        self._windows_seen = 0
+        self._windows: StreamWindows | None = None
         self._newest = b""
         self._positions: dict[int, tuple[int, int]] = {}
 
@@ -65,7 +67,7 @@ class StreamRun(RunSource):
         return RunStatus.AWAY if runs[0].status in ("live", "paused", "running") else RunStatus.FINISHED
 
     def open_channel(self) -> Channel:
-        return self._connection.open_channel()
+        return StreamChannel(self._connection)
 
     @property
     def pending(self) -> bool:
@@ -91,9 +93,14 @@ class StreamRun(RunSource):
         await self._bytes.wait_async(seconds)
 
     def host_windows(self) -> list[HostWindow]:
-        windows = self._connection.windows(self._run)
-        found, self._windows_seen = windows.since(self._windows_seen, self.attempt)
-        return found
+        if self._windows is None:
+            self._windows = StreamWindows(self._connection, self._run, self.attempt)
+        return self._windows.take()
+
+    def close(self) -> None:
+        super().close()
+        if self._windows is not None:
+            self._windows.close()
 
 
 def last_check(data: bytes) -> CheckRecord | None:

@@ -114,8 +114,7 @@ class Adapter:
     """The base of the adapters that a framework calls. Each training has an :class:`AttachedTraining`.
 
     Args:
-        options: the user's; wrong ones raise ConfigurationError.
-    """
+        options: the user's; wrong ones raise ConfigurationError."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()

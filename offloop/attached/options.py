@@ -1,5 +1,6 @@
 """Options of every adapter."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -11,6 +12,8 @@ from offloop.trainer.arguments.checks import check_function
 from offloop.trainer.arguments.config import PathInput, StreamConfig
 from offloop.trainer.stream.hyperparameters import plain_value
 from offloop.trainer.stream.run_stream import TrainingStream
+
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 
 
 class Options(TypedDict, total=False):
@@ -53,6 +56,11 @@ def check_options(options: Options) -> None:
     # Where nothing is published, servers and packages of loggers may be missing.
     if is_enabled(options):
         make_stream(options, {})
+
+
+def as_run_name(text: object) -> str | None:
+    """A framework's name of the training as a run's; ``None`` if nothing is left of it."""
+    return _NOT_IN_NAMES.sub("-", str(text or "")).strip("-._")[:100] or None
 
 
 def is_enabled(options: Options) -> bool:

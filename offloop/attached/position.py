@@ -1,19 +1,28 @@
 """The counters of a watched loop, with a run and without one."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch.distributed as dist
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.timestamp import Timestamp, wall_clock
+from offloop.bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 from offloop.trainer.data.resume import is_stateful
 from offloop.trainer.data.spec import count_samples, count_tokens
 
 EpochState = Literal["open", "trained", "ended"]
 """How a training resumes an epoch: ``open``, with the batches of its dataloader; ``trained``, after its last batch;
 ``ended``, with the next epoch."""
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Saved(msgspec.Struct):
+    timestamp: Annotated[list[_Number], msgspec.Meta(min_length=len(TrainingTime._fields))]
+    run_name: Annotated[str, msgspec.Meta(min_length=1)] | None
+    epoch: EpochState
 
 
 class LoopPosition:
@@ -40,10 +49,11 @@ class LoopPosition:
     def start(self) -> None:
         self._began = self._clock()
 
-    def pause(self) -> int:
-        return self._clock()
-
-    def unpause(self, began: int) -> None:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No training time passes in this context."""
+        began = self._clock()
+        yield
         self._began += self._clock() - began
 
     def begin_pass(self, dataloader: Any) -> int:
@@ -121,20 +131,13 @@ class LoopPosition:
 
         Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
         try:
-            values, name, state = saved["timestamp"], saved["run_name"], saved["epoch"]
-            is_known = len(values) >= len(self.reached.values) and state in ("open", "trained", "ended")
-            if (
-                not is_known
-                or not all(type(one) is int and one >= 0 for one in values)
-                or not (name is None or str(name))
-            ):
-                raise ValueError
-        except (KeyError, TypeError, ValueError, IndexError):
+            state = msgspec.convert(saved, _Saved)
+        except msgspec.ValidationError:
             raise ConfigurationError(
                 f"load_state_dict() was given {saved!r:.80}: give it what state_dict() returned, or leave it out to "
                 "start at epoch 0"
             ) from None
-        self.reached, self.resumed = Timestamp.from_values(values), state
+        self.reached, self.resumed = Timestamp.from_values(state.timestamp), state.epoch
 
 
 def length_of(dataloader: Any) -> int | None:

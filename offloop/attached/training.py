@@ -38,15 +38,18 @@ from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
+from offloop.trainer.fields.registry import FieldRegistry
 
 ALWAYS = frozenset(
-    {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT}
-    | {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END}
+    {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
+    | {Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT, Event.EPOCH_END, Event.EPOCH_CHECKPOINT}
+    | {Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END}
 )
 """Events of every framework."""
-EVALUATION = frozenset({Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL})
-"""Events of an evaluation without those of its batches."""
 EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
+STEP = frozenset(
+    {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
+)
 PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
 
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -95,8 +98,7 @@ class AttachedTraining:
             called with the rate; by default it is set in the optimizers.
 
     Raises:
-        RankError, ConfigurationError: not all ranks attach.
-    """
+        RankError, ConfigurationError: not all ranks attach."""
 
     def __init__(
         self,
@@ -115,10 +117,10 @@ class AttachedTraining:
     ) -> None:
         share_terminal()
         self.ranks = ranks = join_ranks()
-        gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
         self._asked_name = name = name if ranks is None else ranks.share(name)
         _end_left(name)
+        gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
         self.state = state = State(
             model=unwrapped(model),
             device=get_device("cpu") if gpu is None else GpuDevice(gpu),
@@ -137,42 +139,24 @@ class AttachedTraining:
         self._clock = wall_clock()
         self._logger = _ValueLogger(state)
         self._stream = make_stream(options, config or {})
-        fields = self._stream.fields
-        if not framework.keeps_gradients:
-            keep_gradients(fields)
-        without = {**_WITHOUT, **framework.without}
-        for field, reason in without.items():
-            fields[field] = _unavailable(fields[field], reason)
-        settings = Settings({"lr": Setting(_lr_setting(set_lr)), "eval": Setting(_evaluate)})
-        for one, function in (options.get("on_set") or {}).items():
-            settings.register(one, _of_value(function))
+        self._facts = _limit_fields(self._stream.fields, framework)
         self._evaluate_now, self._save_now = _command("evaluate", evaluate), _command("save a checkpoint", checkpoint)
-        self._control = RemoteControl(state, settings, ranks, say=self._say)
-        self._facts = {
-            "framework": {"name": framework.name, "version": framework.version},
-            "unavailable": {
-                "events": [one.value for one in Event if one not in framework.events],
-                "fields": without,
-            },
-        }
+        self._control = RemoteControl(state, _settings(options, set_lr), ranks, say=self._say)
         self.publisher: Publisher | None = None
         """The publisher, once the run has begun."""
         self.fire: Callable[[Event], object] = self._open_and_fire
         self.requested_events: set[Event] = set()
         """The events that are requested now."""
-        self._samples = self._tokens = 0
+        self._samples = self._tokens = self._began = self._paused_at = 0
         self._microbatches = 1
-        self._in_batch = False
+        self._in_batch = self._is_introduced = self.has_noted_precision = False
         self._loss: torch.Tensor | None = None
         self._save_event: Event | None = None
-        self._began = self._paused_at = 0
         self._train_data: DataSpec | None = None
         self.at_exit: Callable[[BaseException | None], object] = self.close
         """Ends the run of an abandoned loop when the program ends; called with the program's error."""
         self.error_if_left: BaseException | None = None
         """The error of an abandoned loop, where the framework calls a hook at every other end."""
-        self._is_introduced = False
-        self.has_noted_precision = False
         watch_main_thread()
         _open.add(self)
 
@@ -215,15 +199,6 @@ class AttachedTraining:
         self.open()
         self.fire(event)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a command or a callback has stopped the training."""
-        return self.state.stopped
-
-    @property
-    def stop_reason(self) -> str | None:
-        return self.state.stop_reason
-
     # The loop, in its order.
 
     def fit_start(
@@ -245,8 +220,7 @@ class AttachedTraining:
             resumed: the :meth:`state_dict` in the checkpoint that the training resumes from.
             batches_done, epochs_done: the framework's own counters; they win over ``resumed``.
             timestamp: the training time, where the framework has all of it; it wins over both.
-            begins_again: whether this is another attempt of the run from the beginning.
-        """
+            begins_again: whether this is another attempt of the run from the beginning."""
         state = self.state
         reached = timestamp or time_reached(resumed, batches_done, epochs_done, batches_per_epoch)
         self.open(resumed, continues=begins_again or reached.values.batch > 0 or reached.values.epoch > 0)
@@ -286,6 +260,11 @@ class AttachedTraining:
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
 
+    def fetch_start(self) -> None:
+        """Start to fetch a batch from the dataloader."""
+        self.save_place()
+        self.fire(Event.BEFORE_DATALOADER)
+
     def batch_start(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Start a batch, or a further microbatch of it. ``samples`` and ``tokens`` of the dataloader batch are counted
         where they are not given."""
@@ -323,7 +302,7 @@ class AttachedTraining:
         self._loss = part if self._loss is None else self._loss + part
 
     def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
-        """End the batch and apply commands; afterwards :attr:`is_stopped` may be true.
+        """End the batch and apply commands; afterwards ``state.stopped`` may be true.
 
         ``tokens`` are those of the batch on this rank, and are counted by default; ``timestamp`` is the training time,
         where the framework has all of it."""
@@ -375,14 +354,16 @@ class AttachedTraining:
         self.fire(Event.EVAL_START)
 
     def eval_batch_start(self, batch: Any = None) -> None:
-        self.state.batch = batch
-        self.state.batch_size = count(batch)[0] or None
-        self.fire(Event.EVAL_BATCH_START)
+        self._fire_for(batch, Event.EVAL_BATCH_START)
 
     def eval_batch_end(self) -> None:
         state = self.state
         state.eval_timestamp = state.eval_timestamp.advance_batch(state.batch_size or 0, 0, 0)
         self.fire(Event.EVAL_BATCH_END)
+
+    def _fire_for(self, batch: Any, event: Event) -> None:
+        self.state.batch, self.state.batch_size = batch, count(batch)[0] or None
+        self.fire(event)
 
     def eval_end(self, metrics: Mapping[str, Any], *, alone: bool = True) -> None:
         """End the evaluation with its metrics, numbers by name. Reading tensors waits for a GPU, as evaluations have
@@ -408,9 +389,7 @@ class AttachedTraining:
         self.fire(Event.PREDICT_START)
 
     def predict_batch_start(self, batch: Any = None) -> None:
-        self.state.batch = batch
-        self.state.batch_size = count(batch)[0] or None
-        self.fire(Event.PREDICT_BATCH_START)
+        self._fire_for(batch, Event.PREDICT_BATCH_START)
 
     def predict_batch_end(self) -> None:
         state = self.state
@@ -527,18 +506,10 @@ class _ValueLogger(AlgorithmLogger):
         super().__init__(state)
         self._names: set[str] = set()
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        read = self._state.device.read_later
-        values: dict[str, Any] = {}
-        for name, one in metrics.items():
-            try:
-                is_one = isinstance(one, torch.Tensor) and one.numel() == 1
-                value = check_value(name, read(one.detach().reshape(())) if is_one else one)
-                values[check_name(name, self._names)] = value
-            except Exception as error:  # noqa: BLE001  it is the user's value, whose methods may raise anything
-                self.left_out.add(name, error)
-        if values:
-            self.entries.append([self._state.timestamp.values.batch if step is None else step, values])
+    def _value_of(self, name: str, value: Any) -> Any:
+        check_name(name, self._names)
+        is_one = isinstance(value, torch.Tensor) and value.numel() == 1
+        return check_value(name, self._state.device.read_later(value.detach().reshape(())) if is_one else value)
 
     def numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """The values that are numbers, read at once; others are reported."""
@@ -548,7 +519,7 @@ class _ValueLogger(AlgorithmLogger):
                 number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
                 if not isinstance(number := check_value(name, number), Deferred):
                     numbers[check_name(name, self._names)] = float(number)
-            except Exception as error:  # noqa: BLE001  as above
+            except Exception as error:  # noqa: BLE001  it is the user's value
                 self.left_out.add(name, error)
         return numbers
 
@@ -610,22 +581,38 @@ def _command(what: str, how: Callable[[], object] | str) -> Callable[[], object]
     return refuse
 
 
-def _lr_setting(how: Callable[[float], object] | str | None) -> Callable[[State, Any], object]:
-    if how is None:
-        return set_learning_rate
-
-    def set_lr(state: State, value: Any) -> None:
-        if isinstance(how, str):
-            raise ConfigurationError(f"cannot set lr: {how}")
+def _settings(options: Options, set_lr: Callable[[float], object] | str | None) -> Settings:
+    def set_rate(state: State, value: Any) -> None:
+        if set_lr is None:
+            set_learning_rate(state, value)
+            return
+        if isinstance(set_lr, str):
+            raise ConfigurationError(f"cannot set lr: {set_lr}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise ConfigurationError(f"lr is {value!r}: use a number of at least 0, such as 0.01")
-        how(float(value))
+        set_lr(float(value))
 
-    return set_lr
+    settings = Settings({"lr": Setting(set_rate), "eval": Setting(_evaluate)})
+    for name, function in (options.get("on_set") or {}).items():
+        settings.register(name, _of_value(function))
+    return settings
 
 
 def _of_value(function: Callable[[Any], object]) -> Callable[[State, Any], object]:
     return lambda _, value: function(value)
+
+
+def _limit_fields(fields: FieldRegistry, framework: Framework) -> dict[str, Any]:
+    """Makes the fields that a framework lacks unavailable; returns what the stream says of the framework."""
+    if not framework.keeps_gradients:
+        keep_gradients(fields)
+    without = {**_WITHOUT, **framework.without}
+    for name, reason in without.items():
+        fields[name] = _unavailable(fields[name], reason)
+    return {
+        "framework": {"name": framework.name, "version": framework.version},
+        "unavailable": {"events": [one.value for one in Event if one not in framework.events], "fields": without},
+    }
 
 
 def _unavailable(field: Field, reason: str) -> Field:

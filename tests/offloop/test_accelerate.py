@@ -1,10 +1,7 @@
 """A training with Accelerate, attached: what is published of it, what can be done to it; and it stays what it was."""
 
-import json
 import logging
-import os
 import pickle
-import signal
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +19,10 @@ from attached_runs import (
     RUN,
     Sender,
     are_same,
+    break_down,
+    ending,
     events_of,
+    kill_broker,
     logged_in,
     note_marks,
     run_two_ranks,
@@ -34,10 +34,8 @@ from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 from offloop.accelerate import attach
-from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
-from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.event import Event
 
@@ -51,10 +49,6 @@ def _fresh(runs_dir: Path) -> Iterator[None]:
     yield
     GradientState._reset_state()
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def ending(run: str = RUN) -> Any:
-    return Recording(find_run(run).path).read_endings()[-1]
 
 
 def last_batch(run: str = RUN) -> int:
@@ -101,7 +95,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 
     def kill_half_way() -> None:
         if kill and len(training.losses) == 10:
-            os.kill(json.loads((find_run(RUN).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+            kill_broker()
 
     training.after_batch = kill_half_way
     assert are_same(plain, weights_of(training.train().net))
@@ -235,10 +229,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on_and_counts(
     plain = weights_of(Training(2).train().net)
     training = Training(2)
 
-    def break_down(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect of ours")
-
-    monkeypatch.setattr(AttachedTraining, method, break_down)
+    break_down(monkeypatch, method)
     training.attach()
     with caplog.at_level(logging.ERROR, "offloop"):
         training.train()

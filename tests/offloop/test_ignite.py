@@ -1,10 +1,7 @@
 """A training with Ignite, attached: what is published of it, what can be done to it; and it stays what it was."""
 
 import importlib
-import json
 import logging
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,10 @@ from attached_runs import (
     RUN,
     Sender,
     are_same,
+    break_down,
+    ending,
     events_of,
+    kill_broker,
     logged_in,
     note_marks,
     run_two_ranks,
@@ -29,9 +29,7 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from ignite_jobs import LENGTH, ROWS, SIZE, Training
 
-from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.commands import Command
 from offloop.bus.types.event import Event
@@ -40,10 +38,6 @@ from offloop.ignite import OffloopLogger
 pytestmark = pytest.mark.usefixtures("runs_dir")
 STEP = ["before_forward", "after_forward", "before_backward", "after_backward"]
 EVALUATED = ["eval_before_all", "eval_start", *["eval_batch_start", "eval_batch_end"] * 3, "eval_end", "eval_after_all"]
-
-
-def ending(run: str = RUN) -> Any:
-    return Recording(find_run(run).path).read_endings()[-1]
 
 
 def expected(accumulate: int) -> list[str]:
@@ -107,7 +101,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 
     def kill_half_way() -> None:
         if kill and len(training.losses) == 10:
-            os.kill(json.loads((find_run(RUN).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+            kill_broker()
 
     training.after_iteration = kill_half_way
     assert are_same(plain, weights_of(training.train().net))
@@ -207,10 +201,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_continues_and_is_counte
     plain = weights_of(Training(2).train().net)
     counted = Training(2).attach().train().logger.state_dict()
 
-    def break_down(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect of ours")
-
-    monkeypatch.setattr(AttachedTraining, method, break_down)
+    break_down(monkeypatch, method)
     with caplog.at_level(logging.ERROR, "offloop"):
         training = Training(2).attach().train()
     assert are_same(plain, weights_of(training.net))

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +15,24 @@ import keras
 import numpy as np
 import pytest
 import torch
-from attached_runs import RUN, Sender, events_of, logged_in, make_rows, snapshots_of, values_of
+from attached_runs import (
+    RUN,
+    Sender,
+    break_down,
+    ending,
+    events_of,
+    kill_broker,
+    logged_in,
+    make_rows,
+    snapshots_of,
+    values_of,
+)
 from field_stream import Stream
 from helpers import wait_for
 from paths import ROOT
 
-from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
-from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -69,10 +77,6 @@ class AfterBatch(keras.callbacks.Callback):
 
 def same(one: Any, other: Any) -> bool:
     return all(np.array_equal(left, right) for left, right in zip(one.get_weights(), other.get_weights(), strict=True))
-
-
-def ending_of(attempt: int | None = None) -> Any:
-    return Recording(find_run(RUN).path, attempt).read_endings()[0]
 
 
 FETCH = ["before_dataloader", "after_dataloader"]
@@ -158,7 +162,7 @@ def test_what_is_not_a_number_is_seen_and_a_step_of_ones_own_is_watched() -> Non
 def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
     def kill_half_way(batch: int) -> None:
         if kill and batch == BATCHES:
-            os.kill(json.loads((find_run(RUN).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+            kill_broker()
 
     plain, watched = make_model(), make_model()
     fit(plain, AfterBatch(lambda _: None))
@@ -205,7 +209,7 @@ def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tm
     assert [str(sender.outcomes[4])] == [f"'checkpoint' wrote {saved} at batch {sender.outcomes[4].batch}"]
     assert [one.path for one in read_entry(find_run(RUN)).checkpoints] == [str(saved)]
     assert keras.saving.load_model(saved).optimizer.learning_rate == 0.5
-    assert ending_of().status == "stopped"
+    assert ending().status == "stopped"
     assert len(history.epoch) < 1000
     assert len(values_of(Event.BATCH_END, "loss")) == last[-1]
     assert events_of()[-1] == "fit_end"
@@ -285,7 +289,7 @@ def test_errors_of_the_step_are_the_users_own_and_end_the_run(error: BaseExcepti
     model = make_model(loss=lambda truth, said: fail() if model.optimizer.iterations == 3 else said.mean(), metrics=[])
     with pytest.raises(type(error)):
         fit(model, OffloopCallback(run_name=RUN))
-    assert ending_of().status == status
+    assert ending().status == status
     assert len(values_of(Event.BATCH_END, "loss")) == 3
     assert "Offloop" not in repr(model.train_function)
 
@@ -349,7 +353,7 @@ model.fit(rows(), steps_per_epoch=3, epochs=2, verbose=0, callbacks=[OffloopCall
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert "torn file" in done.stderr
     wait_for(lambda: not find_run(RUN).live, "the run's end")
-    assert (ending_of().status, ending_of().error) == ("failed", "ValueError: torn file")
+    assert (ending().status, ending().error) == ("failed", "ValueError: torn file")
 
 
 @pytest.mark.slow
@@ -406,10 +410,7 @@ def test_the_callback_can_be_pickled_before_it_trains() -> None:
 def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def break_down(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect of ours")
-
-    monkeypatch.setattr(AttachedTraining, "batch_end", break_down)
+    break_down(monkeypatch)
     plain, watched = make_model(), make_model()
     fit(plain)
     watching = OffloopCallback(run_name=RUN)
@@ -418,7 +419,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     assert same(plain, watched)
     assert [one.message.count("a defect of ours") > 0 for one in caplog.records] == [True]
     assert watching.detached
-    assert (ending_of().status, "a defect of ours" in str(ending_of().error)) == ("failed", True)
+    assert (ending().status, "a defect of ours" in str(ending().error)) == ("failed", True)
 
 
 def test_mistakes_are_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from attached_runs import (
     RUN,
     Sender,
     are_same,
+    break_down,
+    ending,
     events_of,
     logged_in,
     make_network,
@@ -37,9 +39,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offloop
-from offloop.attached.training import AttachedTraining
 from offloop.bus import Event, list_runs
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.lightning import OffloopCallback
@@ -129,10 +129,6 @@ def fit(*callbacks: Any, act: Any = None, val: bool = True, ckpt_path: Any = Non
     trainer = make_trainer(*(callbacks or [OffloopCallback(run_name=RUN)]), **arguments)
     trainer.fit(module, DATA, DATA if val else None, ckpt_path=ckpt_path)
     return module
-
-
-def ending(run: str = RUN) -> Any:
-    return Recording(find_run(run).recording).read_endings()[-1]
 
 
 FETCH = ["before_dataloader", "after_dataloader"]
@@ -407,11 +403,8 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
 ) -> None:
     plain = fit(lightning.Callback())
 
-    def break_down(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect of ours")
-
     with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, "offloop"):
-        broken.setattr(AttachedTraining, "batch_end", break_down)
+        break_down(broken)
         callback = OffloopCallback(run_name=RUN)
         published = fit(callback)
     assert are_same(weights_of(plain), weights_of(published))
@@ -425,23 +418,9 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
     # A checkpoint of a training without a run has nothing of the run before.
     assert callback.state_dict()["run_name"] == f"{RUN}-2"
     with monkeypatch.context() as broken:
-        broken.setattr(AttachedTraining, "batch_end", break_down)
+        break_down(broken)
         fit(callback)
     assert not callback.state_dict()
-
-
-def test_a_run_that_cannot_be_started_is_shown_and_the_training_goes_on(
-    runs_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    runs_dir.rmdir()
-    runs_dir.write_text("not a folder")
-    try:
-        module = fit()
-    finally:
-        runs_dir.unlink()
-        runs_dir.mkdir()
-    assert len(module.losses) == 2 * BATCHES
-    assert f"the training continues without it: the run directory {runs_dir / RUN} cannot be written" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -591,15 +570,6 @@ def test_loggers_of_lightning_stay_as_they_are(runs_dir: Path) -> None:
         assert trainer.loggers == [logger]
         folders.append((Path(logger.log_dir) / "metrics.csv").read_text())
     assert folders[0] == folders[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"run_nam": "w"}, "there is no option 'run_nam': did you mean run_name"), ({"on_set": {"heat": 3}}, "on_set")],
-)
-def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        OffloopCallback(**options)
 
 
 JOB = Path(__file__).parents[1] / "support" / "lightning_ranks.py"

@@ -1,10 +1,8 @@
 """Trainers of Transformers and TRL as runs: what is published of them, what can be done to them, and that they are not
 changed by that."""
 
-import json
 import math
 import os
-import signal
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +17,9 @@ from attached_runs import (
     RUN,
     Sender,
     are_same,
+    break_down,
     events_of,
+    kill_broker,
     logged_in,
     run_two_ranks,
     snapshots_of,
@@ -41,7 +41,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from offloop.attached.training import PREDICTION, AttachedTraining
+from offloop.attached.training import PREDICTION
 from offloop.bus import Event, Recording
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
@@ -304,8 +304,7 @@ def test_no_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
     def kill_half_way(step: int) -> None:
         if kill and step == 5:
-            served = Path(os.environ["OFFLOOP_RUNS_DIR"]) / RUN / "broker.json"
-            os.kill(json.loads(served.read_text())["pid"], signal.SIGKILL)
+            kill_broker()
 
     plain = made(gradient_accumulation_steps=2, num_train_epochs=2)
     plain.train()
@@ -621,10 +620,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_continues(
     plain = made()
     plain.train()
 
-    def break_down(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect of ours")
-
-    monkeypatch.setattr(AttachedTraining, "batch_end", break_down)
+    break_down(monkeypatch)
     with caplog.at_level("ERROR", "offloop"):
         trainer = trained()
     assert are_same(weights_of(plain.model), weights_of(trainer.model))

@@ -1,12 +1,9 @@
 """A loop of one's own, watched: what is published of it, what can be done to it, and that it is not changed by that."""
 
 import copy
-import json
 import logging
-import os
 import pickle
 import re
-import signal
 import threading
 from itertools import groupby
 from pathlib import Path
@@ -14,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import events_of, logged_in, run_two_ranks, snapshots_of
+from attached_runs import break_down, ending, events_of, kill_broker, logged_in, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from forked import Program, run_forked
 from torch._dynamo.utils import counters
 
 import offloop
-from offloop.attached.training import EVALUATION, AttachedTraining
+from offloop.attached.training import ALWAYS
 from offloop.bus import Event, Recording, Subscriber
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.runs.directory import find_run, list_runs
@@ -85,10 +82,6 @@ def same(one: Loop, other: Loop) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one.weights, other.weights, strict=True))
 
 
-def ending_of(name: str) -> Any:
-    return Recording(Path(os.environ["OFFLOOP_RUNS_DIR"]) / name).read_endings()[-1]
-
-
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
@@ -109,7 +102,7 @@ def test_every_event_comes_at_its_place(accumulate: int) -> None:
     seen = [one.event.value for one in snapshots_of("w")]
     assert seen == ["init", "fit_start", "epoch_start", *batches, *end]
     told = set(snapshots_of("w")[0].unavailable["events"])
-    assert told == {event.value for event in Event} - set(seen) - {event.value for event in EVALUATION}
+    assert told == {event.value for event in Event} - set(seen) - {event.value for event in ALWAYS}
     assert loop.run.stop_requested is False
 
 
@@ -137,8 +130,7 @@ def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill
 
     def kill_half_way() -> None:
         if kill and len(loop.losses) == 10:
-            lock = next(Path(os.environ["OFFLOOP_RUNS_DIR"]).glob("w/broker.json"))
-            os.kill(int(json.loads(lock.read_text())["pid"]), signal.SIGKILL)
+            kill_broker("w")
 
     loop.after_batch = kill_half_way
     assert same(plain, loop.watched(run_name="w", record="all"))
@@ -298,7 +290,7 @@ def test_stop_ends_the_loop_after_the_batch() -> None:
     assert (len(loop.losses), answers) == (5, [None])
     assert "stop" in (loop.run.stop_reason or "")
     assert [one.event.value for one in snapshots_of("w")][-1] == "fit_end"
-    assert ending_of("w").status == "stopped"
+    assert ending("w").status == "stopped"
 
 
 def test_what_can_be_set_is_set_and_what_cannot_be_done_is_refused_with_the_reason() -> None:
@@ -378,17 +370,14 @@ def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
 ) -> None:
     plain = Loop().plain()
 
-    def break_down(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect of ours")
-
-    monkeypatch.setattr(AttachedTraining, "batch_end", break_down)
+    break_down(monkeypatch)
     with caplog.at_level(logging.ERROR, "offloop"):
         loop = Loop().watched(run_name="w")
     assert same(plain, loop)
     assert [one.message.count("a defect of ours") > 0 for one in caplog.records] == [True]
     assert loop.run.detached
-    ending = ending_of("w")
-    assert (ending.status, "a defect of ours" in str(ending.error)) == ("failed", True)
+    end = ending("w")
+    assert (end.status, "a defect of ours" in str(end.error)) == ("failed", True)
 
 
 class Unreadable:
@@ -438,7 +427,7 @@ def test_values_that_cannot_be_logged_are_left_out_named_once_and_counted(caplog
     assert [one.loss for one in ends] == pytest.approx(loop.losses, abs=1e-6)
     logged = [values for one in snapshots_of("w") for _, values in one.fields.get("logged") or ()]
     assert logged == [{"good": 0.5}] * len(ends)
-    assert ending_of("w").status == "finished"
+    assert ending("w").status == "finished"
     for name in ("none", "\\ud800", "x" * 100, "loss", "what log() was given"):
         assert caplog.text.count(f"run w: {name} is left out") == 1
     assert re.search(
@@ -467,8 +456,8 @@ def test_errors_of_the_loop_are_the_loops_own() -> None:
     with pytest.raises(ZeroDivisionError):
         loop.watched(run_name="w")
     loop.run.close(ZeroDivisionError("the user's"))
-    ending = ending_of("w")
-    assert (ending.status, ending.error) == ("failed", "ZeroDivisionError: the user's")
+    end = ending("w")
+    assert (end.status, end.error) == ("failed", "ZeroDivisionError: the user's")
 
 
 SCRIPT = """
@@ -496,8 +485,8 @@ def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
     }
     run_forked("torch", tmp_path, [Program(SCRIPT.format(name=f"w{n}", there=one)) for n, one in enumerate(endings)])
     for number, (status, error) in enumerate(endings.values()):
-        ending = ending_of(f"w{number}")
-        assert (ending.status, ending.error) == (status, error)
+        end = ending(f"w{number}")
+        assert (end.status, end.error) == (status, error)
         assert (events_of(f"w{number}")[-1] == "fit_end") == (status == "finished")
 
 

@@ -1,6 +1,8 @@
 """What the tests of all adapters share: a tiny training's data and model, commands to it, and what its run recorded."""
 
 import json
+import os
+import signal
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +15,7 @@ from forked import Program, run_forked
 from helpers import wait_for
 from torch import nn
 
+from offloop.attached.training import AttachedTraining
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.recording.recording import Recording
@@ -75,6 +78,25 @@ def logged_in(run: str = RUN, attempt: int | None = None) -> dict[str, dict[int,
             for name, value in values.items():
                 found[name][step] = value
     return found
+
+
+def ending(run: str = RUN, attempt: int | None = None) -> Any:
+    """How a run ended."""
+    return Recording(find_run(run).path, attempt).read_endings()[-1]
+
+
+def kill_broker(run: str = RUN) -> None:
+    """Kills the broker of a live run."""
+    os.kill(json.loads((find_run(run).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+
+
+def break_down(patching: pytest.MonkeyPatch, method: str = "batch_end") -> None:
+    """Has a method of ours fail."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect of ours")
+
+    patching.setattr(AttachedTraining, method, fail)
 
 
 def run_two_ranks(job: str, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -85,10 +85,14 @@ class AlgorithmLogger:
         values = {}
         for name, value in metrics.items():
             try:
-                values[name] = to_builtin(value)
+                values[name] = self._value_of(name, value)
             except Exception as error:  # noqa: BLE001  it is the user's value, whose methods may raise anything
                 self.left_out.add(name, error)
-        self.entries.append([step, values])
+        if values:
+            self.entries.append([step, values])
+
+    def _value_of(self, name: str, value: Any) -> Any:
+        return to_builtin(value)
 
     def take(self) -> list[list[Any]]:
         """Everything logged since the last call, as pairs of step and metrics."""

@@ -13,6 +13,7 @@ from helpers import wait_for
 
 from offloop.bus import BrokerError, Subscriber
 from offloop.bus.cli.main import bus
+from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.channels import ask
 
@@ -108,7 +109,7 @@ def test_what_no_bridge_takes_is_refused_by_its_request(nats_server):
         NatsConnection(nats_server.servers) as there,
         pytest.raises(BrokerError, match="has no bridge that answers"),
     ):
-        ask(there.open_channel(), "command", {"run": "r", "command": "stop"})
+        ask(StreamChannel(there), "command", {"run": "r", "command": "stop"})
     assert time.monotonic() - begin < 4, "it waited for an answer"
 
 
