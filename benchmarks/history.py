@@ -109,10 +109,10 @@ def replay(run: Path, events: int) -> float:
 def _draw(recorded: Path, begin: float, answer: Any) -> None:
     from offloop.consumers import Runner
     from offloop.consumers.dashboard.view.run_view import RunView
-    from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+    from offloop.consumers.dashboard.view.tap import RunTap
 
     recording = Recording(recorded)
-    watched = MonitoredRun(RunView(recording.run_name, recording.attempt))
+    watched = RunView(recording.run_name, recording.attempt)
     reader = threading.Thread(target=Runner(recording, [RunTap(watched)]).run)
     reader.start()
     first = None
@@ -120,12 +120,12 @@ def _draw(recorded: Path, begin: float, answer: Any) -> None:
     while not is_read:
         reader.join(0.5)
         is_read = not reader.is_alive()
-        for name in watched.view.names():
-            watched.view.series(name).points(width=1000)
+        for name in watched.names():
+            watched.series(name).points(width=1000)
             first = first or time.perf_counter() - begin
-    everything, batch = time.perf_counter() - begin, watched.view.progress().batch
+    everything, batch = time.perf_counter() - begin, watched.progress().batch
     shown, begin = (batch // 2, batch // 2 + batch // 1000), time.perf_counter()
-    while watched.history is not None and not watched.view.refined:
+    while watched.history is not None and not watched.refined:
         watched.history.request("batch", *shown)
         time.sleep(0.01)
     zoom = time.perf_counter() - begin

@@ -2,28 +2,33 @@
 
 import http.client
 import json
+import math
+import operator
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.runs.alerts import AlertStatus, RunAlert, note_alert
+from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.strict_json import plain
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames
+from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
-from offloop.consumers.callbacks.alert_rules import Observation, Rule, RuleState
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
 from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
@@ -34,6 +39,132 @@ _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
 _LOSSES, _METRICS = "loss/", "metrics/"
 _PAUSES = (1.0, 2.0)
 """Seconds between the attempts to reach a webhook."""
+
+
+_RULE = re.compile(
+    r"""\s*(?P<name>[^\s<>=!\[\]]+) (?:\s*\[(?P<key>[^\[\]]+)\])?
+    (?:
+        \s*(?P<is>is\b) (?:\s*(?P<kind>(?:nan|inf|finite|not[ ]finite)\b))?
+      | \s*(?P<test><=|>=|==|!=|<|>) (?:\s*(?P<number>[-+]?(?:inf\b|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)))?
+    )?
+    (?:\s*(?P<for>for\b) (?:\s*(?P<duration>\S+))?)?""",
+    re.VERBOSE,
+)
+"""Matches as far as a rule is one."""
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_IS: dict[str, Callable[[float], bool]] = {
+    "nan": math.isnan,
+    "inf": math.isinf,
+    "finite": math.isfinite,
+    "not finite": lambda value: not math.isfinite(value),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule, as :meth:`parse` reads it."""
+
+    text: str
+    name: str | None
+    """The metric or field that it is about; ``None`` for every number of the training."""
+    key: str | None
+    """The entry of a field that is a map."""
+    test: str
+    """``<``, ``>=``, ... or ``nan``, ``inf``, ``finite``."""
+    limit: float
+    """The number to compare with, where the test takes one."""
+    duration: Time | None
+    """For how long it has to hold."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        """Reads ``METRIC OPERATOR NUMBER``, ``METRIC is KIND`` or ``nan``, each with ``for DURATION`` behind it if need
+        be.
+
+        Raises :class:`offloop.bus.errors.ConfigurationError` that says at which character it goes wrong, from 1."""
+        if (found := _RULE.match(text)) is None:
+            raise _unreadable(text, 0, "the name of a metric, or nan")
+        name, key, test, kind, number = found.group("name", "key", "test", "kind", "number")
+        before = found.end("key") + 1 if key else found.end("name")
+        rest, duration = text[found.end() :].strip(), None
+        if found["is"] and not kind:
+            raise _unreadable(text, found.end("is"), "nan, inf, finite or not finite")
+        if test and not number:
+            raise _unreadable(text, found.end("test"), "a number")
+        if not (test or kind) and (name != "nan" or key or (rest and not found["for"])):
+            raise _unreadable(text, before, "one of <, <=, >, >=, ==, != or 'is'")
+        if found["for"]:
+            duration = _duration(text, found["duration"] or "", found.end("for"))
+        if rest:
+            raise _unreadable(
+                text, found.end(), "the end of the rule" if duration else "'for' and a duration, or the end of the rule"
+            )
+        if not (test or kind):
+            return cls(text, None, None, "not finite", 0.0, duration)
+        return cls(text, name, key, test or kind, float(number or 0.0), duration)
+
+    @property
+    def field(self) -> str | None:
+        """The field of the state that it may be about, ``None`` if it can only be about something that is logged."""
+        return self.name if self.name is not None and self.name.isidentifier() else None
+
+    def holds(self, value: float) -> bool:
+        return _COMPARE[self.test](value, self.limit) if self.test in _COMPARE else _IS[self.test](value)
+
+    def lasted(self, since_ns: int, since: Timestamp, state: Snapshot) -> bool:
+        if self.duration is None:
+            return True
+        unit = self.duration.unit
+        if unit is TimeUnit.SECOND:
+            return state.time_ns - since_ns >= self.duration.value * 1e9
+        return bool(state.timestamp.get(unit) - since.get(unit) >= self.duration)
+
+
+@dataclass
+class RuleState:
+    """State of a rule for one metric."""
+
+    since: tuple[int, Timestamp] | None = None
+    """Since when it has held without a break, in nanoseconds and in training time; ``None`` when it does not hold."""
+    firing: bool = False
+
+    def take_in(self, rule: Rule, value: float, began: Timestamp, state: Snapshot) -> AlertStatus | None:
+        """Judges a value of an event, of what began then; the status when that changes something."""
+        if not rule.holds(value):
+            self.since = None
+            was_firing, self.firing = self.firing, False
+            return RESOLVED if was_firing else None
+        self.since = self.since or (state.time_ns, began)
+        if self.firing or not rule.lasted(*self.since, state):
+            return None
+        self.firing = True
+        return FIRING
+
+
+def _duration(text: str, duration: str, at: int) -> Time:
+    try:
+        read = Time.from_timestring(re.sub(r"(?<=\d)min\b", "m", duration))
+    except OffloopError:
+        read = None
+    if read is None or read.unit is TimeUnit.DURATION or read.value < 0:
+        raise _unreadable(text, at, "a duration such as 5ba, 2ep or 10min")
+    return read
+
+
+def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
+    rest = text[at:].lstrip()
+    return ConfigurationError(
+        f"alert rule {text!r}: at character {len(text) - len(rest) + 1} there is {repr(rest) if rest else 'its end'} "
+        f"where {expected} belongs; a rule is such as 'loss > 10 for 5ba' or 'nan'"
+    )
 
 
 class Notice(NamedTuple):
@@ -140,7 +271,10 @@ class Alert(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "rules": {
-                rule.text: {name: state.to_state() for name, state in holding.items()}
+                rule.text: {
+                    name: [one.since and [one.since[0], list(one.since[1].values)], one.firing]
+                    for name, one in holding.items()
+                }
                 for rule, holding in zip(self._rules, self._holding, strict=True)
             },
             "sources": [source.state_dict() for source in self._sources],
@@ -149,7 +283,10 @@ class Alert(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._holding = [
-            {name: RuleState.from_state(one) for name, one in state["rules"].get(rule.text, {}).items()}
+            {
+                name: RuleState(since and (since[0], Timestamp.from_values(since[1])), firing)
+                for name, (since, firing) in state["rules"].get(rule.text, {}).items()
+            }
             for rule in self._rules
         ]
         for source, one in zip(self._sources, state["sources"], strict=True):
@@ -163,13 +300,12 @@ class Alert(Callback):
         for source in self._sources:
             if event in source.demand().events:
                 source.run_event(event, state, values)
-        began = state.previous_timestamp if event is Event.BATCH_END else None
-        now = Observation(state.time_ns, began or state.timestamp, state.timestamp)
+        began = (state.previous_timestamp if event is Event.BATCH_END else None) or state.timestamp
         for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
             for name, value in _values_for(rule, values.numbers, state):
                 self._unjudged.discard(rule.text)
                 rule_state = holding.pop(name, None) or RuleState()
-                status = rule_state.take_in(rule, value, now)
+                status = rule_state.take_in(rule, value, began, state)
                 if rule_state.since is not None:
                     holding[name] = rule_state
                 if status is not None:

@@ -2,8 +2,11 @@
 
 import logging
 import os
+import pkgutil
+import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +24,12 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.consumers.callbacks.trained_model import ModelSource, build, builder_of, load_weights
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from offloop.bus.tensors.view import TensorView
 
     Sample: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -33,110 +37,62 @@ ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
 
 _log = logging.getLogger("offloop")
 
+ModelSource: TypeAlias = str | Callable[[], Any]
+"""Source of a model: a class or function that builds it, or ``package.module:function``."""
+
 Names: TypeAlias = Sequence[str] | None
 """Names of inputs or outputs in the file."""
+
+# Kinds of numbers as safetensors names them, and as torch does; the width follows.
+_KINDS = {"BF": "bfloat", "F": "float", "I": "int", "U": "uint", "C": "complex"}
+_DTYPES = {"BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
+
+_HOW = "give a class or a function without arguments that builds it, or package.module:function"
 
 _TORCH = ["torch", "numpy"]
 _PACKAGES = {"torch.export": _TORCH, "torchscript": _TORCH, "onnx": [*_TORCH, "onnx", "onnxscript"]}
 
 
-def export_module(
-    module: "torch.nn.Module",
-    arguments: tuple[Any, ...],
-    save_format: ExportFormat,
-    path: Path,
-    input_names: Names = None,
-    output_names: Names = None,
+def _write(
+    module: "torch.nn.Module", arguments: tuple[Any, ...], save_format: ExportFormat, path: Path, **names: Any
 ) -> None:
-    """Writes a module, in the mode that it is in, so that it can be run without its code.
-
-    ``arguments`` are those of a call of it. Batches of the file's model may be of another size than theirs: the first
-    dimension of each tensor is left open where the module itself does not set it. ``path`` is replaced in one step.
-
-    Raises:
-        ConfigurationError: the module cannot be exported in that format.
-        RunDirectoryError: the file cannot be written.
-    """
+    """Writes a module, in the mode that it is in, so that it can be run without its code. ``arguments`` are those of a
+    call of it; batches of the file's model may be of another size, where the module itself does not set it."""
     import torch
 
-    with _replacing(path) as draft, torch.no_grad():
+    if save_format == "torchscript":
         try:
-            _WRITERS[save_format](module, arguments, draft, input_names, output_names)
-        except OSError:
-            raise
-        except Exception as error:
-            # Compilers raise anything, with pages of advice for their own authors.
-            lines = str(error).strip().splitlines()
-            raise ConfigurationError(
-                f"the model {type(module).__name__} cannot be exported as {save_format}: {type(error).__name__}: "
-                f"{lines[0] if lines else 'no reason is given'}"
-            ) from error
-
-
-def _write_program(module: "torch.nn.Module", arguments: Any, path: Path, inputs: Names, outputs: Names) -> None:
-    import torch
-
-    torch.export.save(_captured(module, arguments), path)
-
-
-def _write_onnx(module: "torch.nn.Module", arguments: Any, path: Path, inputs: Names, outputs: Names) -> None:
-    import torch
-
-    torch.onnx.export(
-        _captured(module, arguments),
-        (),
-        path,
-        dynamo=True,
-        input_names=inputs,
-        output_names=outputs,
-        # One file, unless the model has more than the 2 GB that one can have.
-        external_data=False,
-        verbose=False,
-    )
-
-
-def _captured(module: "torch.nn.Module", arguments: tuple[Any, ...]) -> "torch.export.ExportedProgram":
-    import torch
-
+            script = torch.jit.script(module)
+            # Annotations may promise more of a batch than there is without targets.
+            script(*arguments)
+        except Exception as error:  # noqa: BLE001  its compiler raises anything for Python that it does not know
+            _log.info("the model %s is traced, as its code cannot be TorchScript: %s", type(module).__name__, error)
+            script = torch.jit.trace(module, arguments)  # type: ignore[no-untyped-call]
+        torch.jit.save(script, path)
+        return
     sizes = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
-    for tensor in tensors_in(arguments):
+    for tensor in _tensors_in(arguments):
         if tensor.ndim:
             sizes[tensor] = {0: torch.export.Dim.AUTO}
     shapes = sizes.dynamic_shapes(module, arguments)  # type: ignore[no-untyped-call]
-    return torch.export.export(module, arguments, dynamic_shapes=shapes)
+    program = torch.export.export(module, arguments, dynamic_shapes=shapes)
+    if save_format == "onnx":
+        # One file, unless the model has more than the 2 GB that one can have.
+        torch.onnx.export(program, (), path, dynamo=True, external_data=False, verbose=False, **names)
+    else:
+        torch.export.save(program, path)
 
 
-def _write_torchscript(module: "torch.nn.Module", arguments: Any, path: Path, inputs: Names, outputs: Names) -> None:
-    import torch
-
-    try:
-        script = torch.jit.script(module)
-        # Annotations may promise more of a batch than there is without targets.
-        script(*arguments)
-    except Exception as error:  # noqa: BLE001  its compiler raises anything for Python that it does not know
-        _log.info("the model %s is traced, as its code cannot be TorchScript: %s", type(module).__name__, error)
-        script = torch.jit.trace(module, arguments)  # type: ignore[no-untyped-call]
-    torch.jit.save(script, path)
-
-
-_WRITERS: dict[str, Callable[["torch.nn.Module", Any, Path, Names, Names], None]] = {
-    "torch.export": _write_program,
-    "torchscript": _write_torchscript,
-    "onnx": _write_onnx,
-}
-
-
-def tensors_in(value: Any) -> "Iterator[torch.Tensor]":
-    """Every tensor in nested tuples, lists and maps."""
+def _tensors_in(value: Any) -> "Iterator[torch.Tensor]":
     import torch
 
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+        yield from _tensors_in(tuple(value.values()))
     elif isinstance(value, tuple | list):
         for one in value:
-            yield from tensors_in(one)
+            yield from _tensors_in(one)
 
 
 @contextmanager
@@ -200,7 +156,7 @@ class ExportForInferenceCallback(Callback):
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
     ) -> None:
-        check_choice("save_format", save_format, _WRITERS)
+        check_choice("save_format", save_format, _PACKAGES)
         if "://" in str(save_path):
             raise ConfigurationError(
                 f"save_path {str(save_path)!r} is no path on this machine: loggers that keep files get it from there"
@@ -216,8 +172,7 @@ class ExportForInferenceCallback(Callback):
         self._model = model
         self._sample_input = sample_input
         self._transforms = tuple(transforms or ())
-        self._input_names = input_names
-        self._output_names = output_names
+        self._names: dict[str, Any] = {"input_names": input_names, "output_names": output_names}
         self._sample: Sample = {}
 
     def demand(self) -> Demand:
@@ -270,8 +225,24 @@ class ExportForInferenceCallback(Callback):
         for transform in self._transforms:
             module = transform(module)
         arguments = self._arguments(module, is_whole=not prefix)
-        export_module(module, arguments, self._save_format, self._save_path, self._input_names, self._output_names)
+        self._export(module, arguments)
         logger.upload_file(self._save_path.name, self._save_path, overwrite=True)
+
+    def _export(self, module: "torch.nn.Module", arguments: tuple[Any, ...]) -> None:
+        import torch
+
+        with _replacing(self._save_path) as draft, torch.no_grad():
+            try:
+                _write(module, arguments, self._save_format, draft, **self._names)
+            except OSError:
+                raise
+            except Exception as error:
+                # Compilers raise anything, with pages of advice for their own authors.
+                lines = str(error).strip().splitlines()
+                raise ConfigurationError(
+                    f"the model {type(module).__name__} cannot be exported as {self._save_format}: "
+                    f"{type(error).__name__}: {lines[0] if lines else 'no reason is given'}"
+                ) from error
 
     def _arguments(self, module: "torch.nn.Module", is_whole: bool) -> tuple[Any, ...]:
         """Arguments with which the module can be called."""
@@ -335,3 +306,103 @@ def _with_tuples(tree: Any) -> Any:
     if set(parts) == set(map(str, range(len(parts)))):
         return tuple(parts[str(place)] for place in range(len(parts)))
     return parts
+
+
+def builder_of(model: ModelSource) -> Callable[[], Any]:
+    """The function that builds the model.
+
+    Raises:
+        ConfigurationError: it is none, or cannot be found.
+    """
+    found: Any = _resolve(model) if isinstance(model, str) else model
+    # A module can be called too, and would be pickled with weights that nobody needs.
+    if not callable(found) or (hasattr(found, "state_dict") and not isinstance(found, type)):
+        raise ConfigurationError(f"model is a {type(found).__name__}: {_HOW}")
+    builder: Callable[[], Any] = found
+    return builder
+
+
+def build(model: ModelSource) -> "torch.nn.Module":
+    """Builds the model, on the host.
+
+    Raises:
+        ConfigurationError: what comes of it is no module.
+    """
+    import torch
+
+    built = builder_of(model)()
+    if not isinstance(built, torch.nn.Module):
+        raise ConfigurationError(f"model {model!r} returned a {type(built).__name__}: return a torch.nn.Module")
+    return built.cpu()
+
+
+def _resolve(name: str) -> Any:
+    if name.count(":") != 1:
+        raise ConfigurationError(f"model {name!r} is no place of a function: {_HOW}")
+    # An installed command does not look for modules where it is called, and `python -m` does.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ConfigurationError(f"model {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]") -> str:
+    """Copies weights into a module: those of the same names, or, when the module is a part of the model that was
+    trained, those of that part. Returns what stands before the part's names, ``"net."`` for example; "" for the whole.
+
+    Raises:
+        ConfigurationError: they do not fit.
+    """
+    import torch
+
+    own = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    shapes = {name: tuple(value.shape) for name, value in own.items()}
+    given = {name: view.shape for name, view in weights.items()}
+    fitting = [prefix for prefix in _prefixes(shapes, given) if _below(prefix, given) == shapes]
+    if len(fitting) != 1:
+        raise ConfigurationError(_misfit(type(module).__name__, shapes, given, fitting))
+    for name, value in own.items():
+        _copy(weights[fitting[0] + name], value)
+    return fitting[0]
+
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def _prefixes(own: Shapes, given: Shapes) -> list[str]:
+    first = next(iter(own), "")
+    ends = [name.removesuffix(first) for name in given if name.endswith(first)]
+    return [prefix for prefix in ends if not prefix or prefix.endswith(".")]
+
+
+def _below(prefix: str, given: Shapes) -> dict[str, tuple[int, ...]]:
+    return {name.removeprefix(prefix): shape for name, shape in given.items() if name.startswith(prefix)}
+
+
+def _misfit(model: str, own: Shapes, given: Shapes, fitting: list[str]) -> str:
+    if fitting:
+        return f"the model {model} fits several parts of the trained one ({', '.join(fitting)}): build the whole one"
+    name = next((name for name in (*own, *given) if own.get(name) != given.get(name)), "")
+    return (
+        f"the trained weights do not fit the model {model}: {name} is {own.get(name, 'missing')}, trained is "
+        f"{given.get(name, 'missing')}; build the architecture that is trained, or a part of it"
+    )
+
+
+def _torch_name(dtype: str) -> str:
+    found = re.fullmatch(r"([A-Z]+)(\d.*)", dtype)
+    return _DTYPES[dtype] if found is None or dtype in _DTYPES else _KINDS[found[1]] + found[2].lower()
+
+
+def _copy(view: "TensorView", target: "torch.Tensor") -> None:
+    import torch
+
+    dtype = getattr(torch, _torch_name(view.dtype))
+    is_same = target.dtype == dtype and target.is_contiguous() and target.device.type == "cpu"
+    written = target if is_same else torch.empty(view.shape, dtype=dtype)
+    written.detach().reshape(-1).view(torch.uint8).numpy().data[:] = view.data.cast("B")
+    if written is not target:
+        with torch.no_grad():
+            target.copy_(written)

@@ -138,7 +138,7 @@ def shown_by(runs, tmp_path, monkeypatch):
     class Recorded:
         def __init__(self, listening, places, runs, every):
             folders = [place.directory and os.path.relpath(place.directory) for place in places]
-            shown.append((folders, None if runs is None else [run.view.run_name for run in runs]))
+            shown.append((folders, None if runs is None else [run.run_name for run in runs]))
 
         def start(self):
             pass

@@ -11,7 +11,6 @@ from playwright.sync_api import Browser
 
 from offloop.bus.protocol.host_windows import MEMORY
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Listening
 from offloop.consumers.dashboard.web.site import Site
 
@@ -29,7 +28,7 @@ def view() -> RunView:
 
 @pytest.fixture
 def url(view: RunView) -> Iterator[str]:
-    site = Site(Listening("127.0.0.1", 0, None, None, None, False), [], [MonitoredRun(view)], 10)
+    site = Site(Listening("127.0.0.1", 0, None, None, None, False), [], [view], 10)
     site.start()
     try:
         yield site.url

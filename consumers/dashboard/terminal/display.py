@@ -6,10 +6,9 @@ import time
 from typing import ClassVar
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.subscriber.commands import sent_by
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
 from offloop.consumers.dashboard.terminal.screen import TerminalScreen, typed
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 
 _DRAW_SECONDS = 0.25
 _MESSAGE_SECONDS = 8.0
@@ -32,7 +31,7 @@ class Display:
 
     _opened: "ClassVar[Display | None]" = None
 
-    def __init__(self, run: MonitoredRun) -> None:
+    def __init__(self, run: RunView) -> None:
         self.left = threading.Event()
         """Set when somebody has asked to leave."""
         self.started = threading.Event()
@@ -45,8 +44,7 @@ class Display:
         """It was left for the table that the run was chosen in."""
         self.is_gone = False
         """The terminal is gone."""
-        self._run = run
-        self._view = run.view
+        self._view = run
         self._screen = TerminalScreen(self._note_output)
         self._shown = Shown()
         self._seen: object = None
@@ -111,11 +109,11 @@ class Display:
         shown, view, size = self._shown, self._view, self._screen.size
         if self._asks_for is None and time.monotonic() > self._message_until:
             shown.message = None
-        if self._run.problem != self._problem:
-            self._problem = self._run.problem
+        if self._view.trouble != self._problem:
+            self._problem = self._view.trouble
             view.note("end", self._problem or "")
             self._say(self._problem or "")
-        shown.commands = self._run.command is not None
+        shown.commands = self._view.command is not None
         # The status is asked for first: it may be a command that changed something. A host that falls silent changes
         # nothing but the time since.
         now = (view.status, view.version, shown.message, size, int(time.monotonic()))
@@ -176,13 +174,9 @@ class Display:
             self._command(command)
 
     def _command(self, name: str) -> None:
-        command = self._run.command
-        if command is None:
-            return
-
         def send() -> None:
             try:
-                outcome = command(name, reason=sent_by("top"))
+                outcome = self._view.send(name, sender="top")
             except OffloopError as error:
                 self._view.note("command", f"'{name}' was not sent: {error}")
                 self._say(f"'{name}' was not sent: {error}")

@@ -12,9 +12,8 @@ from offloop.consumers.dashboard.terminal.screen import TerminalScreen, require_
 from offloop.consumers.dashboard.terminal.table import NAME, TableShown, rows_of, table_frame
 from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunFollower, RunTap
-from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.places import FolderRuns, Stream
+from offloop.consumers.dashboard.view.tap import RunFollower
+from offloop.consumers.runner.places import FolderRuns
 
 _DRAW_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -159,12 +158,8 @@ class _AllRuns:
 
     def _show(self, name: str, is_first: bool) -> bool:
         """Shows a run until it is left; whether that was for the table."""
-        run = MonitoredRun(RunView(name))
-
-        def open_stream(feed: RunTap) -> Stream:
-            return self._folder.find(name).attach(Subscription.of([feed]))
-
-        follower = RunFollower(run, open_stream, self._every)
+        run = RunView(name)
+        follower = RunFollower(run, lambda: self._folder.find(name), self._every)
         follower.start()
         display = Display(run)
         try:

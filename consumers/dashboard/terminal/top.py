@@ -9,7 +9,7 @@ from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
 from offloop.consumers.dashboard.terminal.display import Display
 from offloop.consumers.dashboard.terminal.screen import require_terminal
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.view.tap import RunTap
 
 
 class Top(RunTap):
@@ -35,9 +35,9 @@ class Top(RunTap):
         require_terminal()
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        self._run = MonitoredRun(RunView("run"))
+        self._run = RunView("run")
         self._display = Display(self._run)
-        return [_TopDestination(self._run, self._display)]
+        return [self._run, _Opening(self._display)]
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         super().run_event(event, state, logger)
@@ -67,16 +67,14 @@ class Top(RunTap):
             raise display.failure
 
 
-class _TopDestination(ViewDestination):
+class _Opening(LoggerDestination):
     """Opens the display with the run."""
 
-    def __init__(self, run: MonitoredRun, display: Display) -> None:
-        super().__init__(run)
+    def __init__(self, display: Display) -> None:
         self._display = display
 
     def check(self) -> None:
         require_terminal()
 
     def open(self, context: RunContext) -> None:
-        super().open(context)
         self._display.open()

@@ -6,31 +6,39 @@ The reader of the stream adds events and what callbacks log; dashboards ask for 
 import contextlib
 import itertools
 import math
+import os
+import secrets
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ProtocolError, require
+from offloop.bus.errors import OffloopError, ProtocolError, require
 from offloop.bus.protocol.frames import EventBody, decode_event, decode_whole_event
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.summary import Summary
-from offloop.bus.types.commands import Outcome
+from offloop.bus.runs.directory import RunInfo, read_run
+from offloop.bus.subscriber.commands import sent_by
+from offloop.bus.types.commands import Argument, Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.phases import read_phases
-from offloop.consumers.api.logger import Images, Row, RunContext, Text
+from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Text
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
 from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
 from offloop.consumers.dashboard.view.phases import PhaseView, PublishingView, RankPhases
-from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress
+from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress, progress_of
 from offloop.consumers.dashboard.view.ranks import RankMap, RankTiming
 from offloop.consumers.dashboard.view.series import Axis, Series
+
+if TYPE_CHECKING:
+    from offloop.consumers.dashboard.view.history import History
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
@@ -39,8 +47,8 @@ _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
 
 
-class RunView:
-    """Everything that a dashboard shows of one attempt of a run.
+class RunView(LoggerDestination):
+    """Everything that a dashboard shows of one attempt of a run, also what callbacks log, as a destination.
 
     It may be fed and asked from any thread. What it holds is bounded:
     :data:`offloop.consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`,
@@ -48,7 +56,7 @@ class RunView:
     the log.
 
     Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
-    callbacks ``metrics``, ``lr`` and ``speed`` give them; what other callbacks log comes through :meth:`take_rows`.
+    callbacks ``metrics``, ``lr`` and ``speed`` give them.
 
     ``max_points`` is another bound for the points of all series together.
 
@@ -69,6 +77,16 @@ class RunView:
         """Only a summary is shown, while the history is being read."""
         self.reason: str | None = None
         """The reason of a stop, and who stopped it."""
+        self.trouble: str | None = None
+        """The reason why it cannot be watched any further."""
+        self.key = secrets.token_hex(8)
+        """Its name in the addresses of its images and files."""
+        self.command: Callable[..., Outcome] | None = None
+        """Sends a command to the training; ``None`` where it takes none."""
+        self.run_dir: Path | None = None
+        """Its directory, if that is on this machine."""
+        self.history: History | None = None
+        """The recording behind a summary that is shown."""
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points)
@@ -165,35 +183,37 @@ class RunView:
             else:
                 self.see(found)
 
-    def take_rows(self, rows: Sequence[Row]) -> None:
-        """Add what callbacks logged."""
+    def open(self, context: RunContext) -> None:
+        """Set the run, whose commands and checkpoints are shown from now on."""
+        with self._lock:
+            self.run_name, self.attempt, self._context = context.run_name, context.attempt, context
+            self.command, self.run_dir = context.command, context.run_dir
+        # A recording may lie anywhere.
+        with contextlib.suppress(OffloopError):
+            run = None if context.run_dir is None else read_run(context.run_dir)
+            if run is not None and run.id == context.run_id:
+                self.expect(run)
+
+    def log_rows(self, rows: Sequence[Row], state: Snapshot | None = None) -> None:
         with self._lock:
             self.version += 1
             self._metrics.rows(rows)
 
-    def take_images(self, entry: Images) -> None:
-        """Add images."""
+    def log_images(self, entry: Images, state: Snapshot | None = None) -> None:
         self.images.take(entry)
         with self._lock:
             self.version += 1
 
-    def take_text(self, entry: Text) -> None:
-        """Add a text, as a line of the log."""
+    def log_text(self, entry: Text, state: Snapshot | None = None) -> None:
         with self._lock:
             self.version += 1
             self._log.add(entry.time, 0, "text", f"{entry.name}: {entry.text}")
 
-    def take_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Add values that describe the run as a whole."""
+    def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot | None = None) -> None:
         with self._lock:
             self.version += 1
             known = self._hyperparameters
             known.update((name, value) for name, value in hyperparameters.items() if name in known or len(known) < MOST)
-
-    def follow(self, context: RunContext) -> None:
-        """Set the run, whose commands and checkpoints are shown from now on."""
-        with self._lock:
-            self.run_name, self.attempt, self._context = context.run_name, context.attempt, context
 
     def take_outcome(self, outcome: Outcome) -> None:
         """Add the outcome of a command; once that is final, further ones are ignored."""
@@ -230,6 +250,15 @@ class RunView:
             self._alerts.add(identity)
             self._log.add(time, 0, "alert", text)
 
+    def expect(self, run: RunInfo) -> None:
+        """Set how this attempt ended, if ``run.json`` says so."""
+        attempt = next((one for one in run.attempts if one.number == self.attempt), None)
+        if attempt is None or attempt.status == "running" or (attempt is run.last and run.away):
+            return
+        took = None if attempt.ended is None else max(attempt.ended - attempt.started, 0.0)
+        reached = None if attempt.reached is None or took is None else progress_of(attempt.reached, took)
+        self.expect_end(Ending(attempt.status, attempt.error, attempt.reason), reached)
+
     def expect_end(self, ending: Ending, reached: ProgressView | None = None) -> None:
         """Set how the run ended, and how far it came, before its history has been read."""
         with self._lock:
@@ -250,6 +279,22 @@ class RunView:
             self._is_over = True
             self._status, self.error, self.reason = ending.status, ending.error, ending.reason
             self._log.add(self._time, 0, "end", f"the run {'was ' if ending.status == 'lost' else ''}{ending}")
+
+    @property
+    def name(self) -> str:
+        """The name of the run, which its recordings do not have after a renaming."""
+        return self.run_name if self.run_dir is None else os.path.basename(os.path.abspath(self.run_dir))
+
+    @property
+    def can_command(self) -> bool:
+        """Whether commands would reach a training."""
+        return self.command is not None and self.status in ("live", "paused")
+
+    def send(self, name: str, *arguments: Argument, sender: str = "the web page") -> Outcome:
+        """Send a command and wait for its outcome, some seconds at most. Raises OffloopError if it cannot be sent."""
+        if self.command is None or not self.can_command:
+            raise OffloopError(f"run {self.run_name} takes no commands: it is {self.status}")
+        return self.command(name, *arguments, reason=sent_by(sender))
 
     @property
     def status(self) -> str:
@@ -436,6 +481,13 @@ class RunView:
         source = "" if mark.run == self.run_name else f" of {mark.run}"
         text = "checkpoint saved" if mark.action == "save" else f"checkpoint{source} loaded"
         self._marks.add(CHECKPOINT, mark.timestamp.values.batch, mark.time_ns / 1e9, text)
+
+
+def labels_of(runs: Sequence[RunView]) -> list[str]:
+    """The labels of runs: their names, with the attempt where there are several of one run."""
+    names = [(run.name, run.attempt) for run in runs]
+    several = {name for name, attempt in names if attempt > 1}
+    return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
 
 
 def _group_place(prefix: str) -> int:

@@ -9,7 +9,7 @@ from offloop.bus.protocol.order import Ending
 from offloop.bus.runs.directory import RUN_FILE
 from offloop.consumers.api.logger import LoggerDestination, RunContext
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap
+from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.access import Listening
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Dashboard(RunTap):
         listening.check()
         self._listening = listening
         self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
-        self._runs = [MonitoredRun(RunView(""))]
+        self._runs = [RunView("")]
         self._server: Site | None = None
         self._ending: Ending | None = None
         super().__init__(self._runs[0], every)

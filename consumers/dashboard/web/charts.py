@@ -14,7 +14,6 @@ from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
-from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.comparison import Compared
 from offloop.consumers.dashboard.web.frames import look_in
 
@@ -86,20 +85,20 @@ class Look(msgspec.Struct, frozen=True):
         return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
 
 
-def charts_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
+def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
     """All charts, in groups with titles: one for each metric, whoever has it, and the phases of each run."""
     groups: dict[str, dict[str, Chart]] = {}
-    names_of_all = MetricNames(name for run in runs for name in run.view.names())
+    names_of_all = MetricNames(name for run in runs for name in run.names())
     for run in runs:
-        hyperparameters = run.view.hyperparameters
-        for prefix, names in run.view.groups().items():
+        hyperparameters = run.hyperparameters
+        for prefix, names in run.groups().items():
             group = groups.setdefault(prefix or "other", {})
             for name in names:
                 scale = group[name].scale if name in group else scale_of(name, hyperparameters)
                 group[name] = Chart(name, "metric", names_of_all.short(name), scale)
     phases = []
     for number, run in enumerate(runs):
-        if ranks := run.view.phase_ranks:
+        if ranks := run.phase_ranks:
             title = f"{labels[number]}: where a step's time goes" if len(runs) > 1 else "where a step's time goes"
             phases.append(Chart(f"{PHASES_PREFIX}/{number}", "phases", title, ranks=ranks))
     ordered = [(title, sorted(group.values(), key=lambda chart: chart.id)) for title, group in groups.items()]
@@ -138,7 +137,7 @@ class Lines:
     def news(
         self,
         charts: Mapping[str, Chart],
-        runs: Sequence[MonitoredRun],
+        runs: Sequence[RunView],
         look: Look,
         compared: Compared | None = None,
     ) -> list[dict[str, Any]]:
@@ -159,10 +158,10 @@ class Lines:
                 if compared is not None and not compared.draws(number):
                     continue
                 try:
-                    series = run.view.series(name)
+                    series = run.series(name)
                 except KeyError:
                     continue
-                shown = (look.range, look.buckets(name, len(runs)), run.view.refined)
+                shown = (look.range, look.buckets(name, len(runs)), run.refined)
                 line = self._line(series, name, number, look, shown)
                 if line is not None:
                     lines.append(line)
@@ -191,13 +190,13 @@ class Lines:
         self._sent[chart, run, look.x] = _Sent(shown, version, float(points.xs[-1]), len(points.xs))
         return {"c": chart, "r": run, "o": look.x, "a": 0, **_numbers(points)}
 
-    def _groups(self, chart: str, runs: Sequence[MonitoredRun], look: Look, compared: Compared) -> list[dict[str, Any]]:
+    def _groups(self, chart: str, runs: Sequence[RunView], look: Look, compared: Compared) -> list[dict[str, Any]]:
         """The mean and range of each group of which something has changed."""
         members: dict[str, list[Series]] = {}
         for group in compared.groups:
             for number in compared.shown_members(group):
                 try:
-                    members.setdefault(group.id, []).append(runs[number].view.series(chart))
+                    members.setdefault(group.id, []).append(runs[number].series(chart))
                 except KeyError:
                     continue
         buckets = look.buckets(chart, 3 * len(members))
@@ -247,13 +246,13 @@ class Lines:
         sent.last_x = float(xs[-1])
         return Points(xs, ys)
 
-    def _phases(self, chart: Chart, runs: Sequence[MonitoredRun], look: Look) -> list[dict[str, Any]]:
+    def _phases(self, chart: Chart, runs: Sequence[RunView], look: Look) -> list[dict[str, Any]]:
         run = int(chart.id.rpartition("/")[2])
         rank = look.rank if look.rank in chart.ranks else chart.ranks[0]
         buckets = look.buckets(chart.id)
         _request(runs[run], look, rank)
-        found = _phases_of(runs[run].view, rank, look, buckets)
-        shown = (look.x == "batch" and look.range, buckets, rank, runs[run].view.refined)
+        found = _phases_of(runs[run], rank, look, buckets)
+        shown = (look.x == "batch" and look.range, buckets, rank, runs[run].refined)
         count, last = len(found.batches), float(found.batches[-1]) if len(found.batches) else 0.0
         sent = self._sent.get((chart.id, run, "batch"))
         if not count or (sent is not None and sent.shown == shown and sent.last_x == last):
@@ -264,7 +263,7 @@ class Lines:
         return [{"c": chart.id, "r": run, "o": "batch", "a": 0, "x": xs, "y": [], "n": [], "p": seconds}]
 
 
-def _request(run: MonitoredRun, look: Look, rank: int = 0) -> None:
+def _request(run: RunView, look: Look, rank: int = 0) -> None:
     if run.history is not None and look.range is not None:
         run.history.request(look.x, *look.range, rank)
 
@@ -310,16 +309,16 @@ class MarkNews:
         """Says that the browser has nothing, or that nobody knows what it has."""
         self._sent.clear()
 
-    def news(self, runs: Sequence[MonitoredRun]) -> list[dict[str, Any]]:
+    def news(self, runs: Sequence[RunView]) -> list[dict[str, Any]]:
         """What is new of each run, and counts as sent by that: its kind, where it stands on each axis, when it
         happened, and its text."""
         news = []
         for number, run in enumerate(runs):
             generation, last = self._sent.get(number, (None, 0))
-            placed = run.view.marks(last)
+            placed = run.marks(last)
             is_whole = placed.generation != generation
             if is_whole and last:
-                placed = run.view.marks()
+                placed = run.marks()
             if placed.marks:
                 last = placed.marks[-1].mark.number
             elif not is_whole or generation is None:

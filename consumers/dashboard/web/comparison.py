@@ -11,7 +11,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text as hyperparameter_text
 from offloop.bus.types.metrics import direction_of, goals_in
 from offloop.bus.types.units import Scale, difference, number_text
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.frames import look_in
 
 OF_RUNS = ("status", "tags")
@@ -82,13 +82,13 @@ class Compared:
     def __init__(
         self,
         comparison: Comparison,
-        runs: Sequence[MonitoredRun],
+        runs: Sequence[RunView],
         labels: Sequence[str],
         hidden: Collection[int] = (),
-        tags_of: Callable[[MonitoredRun], Sequence[str]] = lambda run: (),
+        tags_of: Callable[[RunView], Sequence[str]] = lambda run: (),
     ) -> None:
         self._runs, self._labels, self._hidden = runs, labels, hidden
-        self._told = [run.view.hyperparameters for run in runs]
+        self._told = [run.hyperparameters for run in runs]
         self._goals = goals_in(self._told)
         self._tags_of = tags_of
         self.singles = comparison.singles
@@ -96,7 +96,7 @@ class Compared:
         """The whole name of the column that runs are grouped by."""
         # Of several attempts the newest.
         wanted = comparison.baseline or ""
-        named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.view.run_name]
+        named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.run_name]
         self.baseline = named[-1] if named else None
         """The number of the run that others are compared with."""
         self.groups = self._groups() if self.column is not None else ()
@@ -124,7 +124,7 @@ class Compared:
 
     def _value(self, number: int) -> Any:
         if self.column == "status":
-            return self._runs[number].view.status
+            return self._runs[number].status
         if self.column == "tags":
             return ", ".join(sorted(self._tags_of(self._runs[number]))) or None
         return self._told[number].get(self.column or "")
@@ -155,7 +155,7 @@ class Compared:
             return runs
         lines: list[dict[str, Any]] = []
         for group in self.groups:
-            names = {self._runs[number].view.run_name for number in self.shown_members(group)}
+            names = {self._runs[number].run_name for number in self.shown_members(group)}
             if not names:
                 continue
             label = f"{group.label} · {len(names)} run{'s' if len(names) > 1 else ''}"

@@ -19,7 +19,7 @@ from offloop.bus.printing import one_line
 from offloop.consumers.api.images import as_png
 from offloop.consumers.dashboard.view.history import Part
 from offloop.consumers.dashboard.view.phases import PHASES
-from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
 from offloop.consumers.dashboard.web.run_folder import open_in
 
@@ -45,7 +45,7 @@ _IMAGES = {
 _ANYTHING = "application/octet-stream"
 _BYTES_AT_ONCE = 1 << 18
 _AN_HOUR = {"cache-control": "private, max-age=3600"}
-_served: "weakref.WeakValueDictionary[str, MonitoredRun]" = weakref.WeakValueDictionary()
+_served: "weakref.WeakValueDictionary[str, RunView]" = weakref.WeakValueDictionary()
 COLUMNS = ("run", "batch", "sample", "epoch", "time", "value")
 
 _ROWS_AT_ONCE = 4096
@@ -55,13 +55,13 @@ _LONGEST_NAME = 100
 _DECIMALS = 6
 
 
-def key_of(run: MonitoredRun) -> str:
+def key_of(run: RunView) -> str:
     """The name of a run in addresses."""
     _served[run.key] = run
     return run.key
 
 
-def address_of(run: MonitoredRun, what: str) -> str:
+def address_of(run: RunView, what: str) -> str:
     """Where a browser finds something of a run: ``image`` or ``file``."""
     return f"{PATH}/{quote(key_of(run))}/{what}"
 
@@ -88,7 +88,7 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
     from fastapi import Response
 
     run = _served.get(key)
-    found = None if run is None else run.view.images.at(name, step)
+    found = None if run is None else run.images.at(name, step)
     # Another step than the one that was asked for would be kept by the browser under its name.
     if found is None or found.step != step or not 0 <= place < len(found.pixels):
         return Response(status_code=404)
@@ -143,7 +143,7 @@ def _values(asked: "QueryParams") -> "Response":
     if not runs:
         return PlainTextResponse("there is no such chart, or its page is no longer open", 404)
     patience = time.monotonic() + _READING_SECONDS
-    while any(run.view.is_loading for run in runs):
+    while any(run.is_loading for run in runs):
         if time.monotonic() >= patience:
             return PlainTextResponse("the history of the run is still being read: try again", 503)
         time.sleep(_LOOK_SECONDS)
@@ -153,9 +153,9 @@ def _values(asked: "QueryParams") -> "Response":
     return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def has_chart(run: MonitoredRun, chart: str, rank: int = 0) -> bool:
+def has_chart(run: RunView, chart: str, rank: int = 0) -> bool:
     """Whether a run has values in that chart."""
-    return chart in run.view.names() or (chart == PHASES_PREFIX and rank in run.view.phase_ranks)
+    return chart in run.names() or (chart == PHASES_PREFIX and rank in run.phase_ranks)
 
 
 def file_name(labels: Sequence[str], chart: str) -> str:
@@ -164,7 +164,7 @@ def file_name(labels: Sequence[str], chart: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{runs}-{chart}").strip("-.")[:_LONGEST_NAME] or "chart"
 
 
-def csv_lines(runs: Sequence[MonitoredRun], chart: str, rank: int = 0) -> Iterator[bytes]:
+def csv_lines(runs: Sequence[RunView], chart: str, rank: int = 0) -> Iterator[bytes]:
     """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
     phases of the first run in seconds with a column each."""
     if chart == PHASES_PREFIX:
@@ -180,7 +180,7 @@ def csv_lines(runs: Sequence[MonitoredRun], chart: str, rank: int = 0) -> Iterat
                 yield _lines((label, *map(_number, row)) for row in kept.tolist())
 
 
-def _phase_lines(run: MonitoredRun, rank: int) -> Iterator[bytes]:
+def _phase_lines(run: RunView, rank: int) -> Iterator[bytes]:
     (label,) = map(one_line, labels_of([run]))
     yield _lines([("run", "batch", *PHASES)])
     for view, low, high in _parts(run, PHASES_PREFIX, rank):
@@ -191,10 +191,10 @@ def _phase_lines(run: MonitoredRun, rank: int) -> Iterator[bytes]:
             yield _lines((label, *map(_number, row)) for row in part)
 
 
-def _parts(run: MonitoredRun, chart: str, rank: int) -> Iterable[Part]:
+def _parts(run: RunView, chart: str, rank: int) -> Iterable[Part]:
     """All of the run, of which the recording has more than the view, part by part."""
     if run.history is None or not (chart == PHASES_PREFIX or run.history.has(chart)):
-        return [Part(run.view, -math.inf, math.inf)]
+        return [Part(run, -math.inf, math.inf)]
     return run.history.parts(rank)
 
 

@@ -13,7 +13,7 @@ from offloop.bus.runs.alerts import FIRING, firing
 from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.metrics import MetricNames, is_of_evaluation, shown_step
 from offloop.bus.types.units import BYTES, lasted, number_text, scale_of, when
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.content import IMAGE_ENDINGS, TEXT_ENDINGS, address_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
 from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder
@@ -123,22 +123,22 @@ class AlertsPanel(Panel):
             self.fill(self._table, columns, [row for _, row in rows[:_MOST_ROWS]])
 
 
-def alerts_text(run: MonitoredRun, folders: Mapping[Path, RunFolder]) -> tuple[str, bool]:
+def alerts_text(run: RunView, folders: Mapping[Path, RunFolder]) -> tuple[str, bool]:
     """How many alerts there were in an attempt of a run, in words, and whether one of them has not been resolved."""
     folder = None if run.run_dir is None else folders.get(run.run_dir)
-    alerts = [] if folder is None else [alert for alert in folder.alerts if alert.attempt == run.view.attempt]
+    alerts = [] if folder is None else [alert for alert in folder.alerts if alert.attempt == run.attempt]
     count = sum(alert.status == FIRING for alert in alerts)
     return f"{count:,} alert{'s' * (count != 1)}" if count else "", bool(firing(alerts))
 
 
-def note_alerts(runs: Sequence[MonitoredRun], folders: Mapping[Path, RunFolder]) -> None:
+def note_alerts(runs: Sequence[RunView], folders: Mapping[Path, RunFolder]) -> None:
     """Adds what is new to the logs of runs."""
     for run in runs:
         folder = None if run.run_dir is None else folders.get(run.run_dir)
         if folder is not None:
             for alert in folder.alerts:
-                if alert.attempt == run.view.attempt:
-                    run.view.take_alert(
+                if alert.attempt == run.attempt:
+                    run.take_alert(
                         alert.id, alert.time, alert.text if alert.status == FIRING else f"resolved: {alert.text}"
                     )
 
@@ -171,14 +171,14 @@ class CheckpointsPanel(Panel):
         self.fill(self._table, [*columns, ("size", "size"), ("time", "written")], rows)
 
 
-def metrics_at(attempts: Sequence[MonitoredRun], checkpoint: Checkpoint) -> dict[str, float]:
+def metrics_at(attempts: Sequence[RunView], checkpoint: Checkpoint) -> dict[str, float]:
     """What a checkpoint is compared by, and what evaluations of the training gave at its batch."""
     values = {} if checkpoint.metric is None or checkpoint.value is None else {checkpoint.metric: checkpoint.value}
     if checkpoint.batch is None:
         return values
     for run in attempts:
-        for name in filter(is_of_evaluation, run.view.names()):
-            value = run.view.series(name).at(shown_step(name, checkpoint.batch))
+        for name in filter(is_of_evaluation, run.names()):
+            value = run.series(name).at(shown_step(name, checkpoint.batch))
             if value is not None:
                 values.setdefault(name, value)
     return values
@@ -215,7 +215,7 @@ class FilesPanel(Panel):
         notes = [
             f"The files of {label} are on another machine."
             for run, label in zip(shown.runs, shown.labels, strict=True)
-            if run.run_dir is None and run.view.status != "waiting"
+            if run.run_dir is None and run.status != "waiting"
         ]
         rows: list[dict[str, Any]] = []
         for run, label, folder in shown.found():

@@ -4,19 +4,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from offloop.bus.errors import OffloopError, RunNotFoundError
 from offloop.bus.protocol.order import SEVERITY, Ending
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import Attempt
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import READERS, MonitoredRun, RunFollower, RunTap, expect_end
+from offloop.consumers.dashboard.view.tap import READERS, RunFollower, Source
 from offloop.consumers.dashboard.web.places import KEEP_SECONDS, Places
-from offloop.consumers.runner.entries import Subscription
-from offloop.consumers.runner.places import FolderRuns, FoundRun, Place, Stream
+from offloop.consumers.runner.places import FolderRuns, FoundRun, Place
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
@@ -27,7 +24,10 @@ class FollowedRuns:
     measured after ``every`` batches."""
 
     def __init__(self, where: Place | Places, every: int) -> None:
-        self.runs: list[MonitoredRun] = []
+        self.runs: list[RunView] = []
+        self.viewers = 0
+        self.left = 0.0
+        """When the last viewer left."""
         self._where = where
         self._every = every
         self._known: dict[str, set[int]] = {}
@@ -37,22 +37,17 @@ class FollowedRuns:
         self._followers: list[RunFollower] = []
         self._turns = threading.Semaphore(READERS)
         self._started = False
-        self._placeholders: dict[str, MonitoredRun] = {}
+        self._placeholders: dict[str, RunView] = {}
 
     def add(self, name: str, wait: bool) -> bool:
-        """Adds a run by its name, its directory, or a recording. With ``wait`` it may begin later.
+        """Adds a run by its name, its directory, or a recording; returns whether it has begun. With ``wait`` it may
+        begin later.
 
-        Returns:
-            Whether it has begun.
-
-        Raises:
-            RunNotFoundError: it is not, and ``wait`` is false.
-            RecordingError: it is a recording that cannot be read.
-            BrokerError: the NATS servers do not answer.
-        """
+        Raises :class:`offloop.bus.errors.RunNotFoundError` when it has not begun and ``wait`` is false, and what
+        recordings and places raise that cannot be read."""
         if isinstance(self._where, FolderRuns) and Path(name).is_file():
             recording = Recording(name)
-            self._follow(lambda feed: recording, recording.run_name, recording.attempt)
+            self._follow(recording.path, recording.run_name, recording.attempt)
             return True
         try:
             run = self._where.find(name)
@@ -62,25 +57,25 @@ class FollowedRuns:
             self.expect(name)
             return False
         key = f"{run.place} {run.key}"
-        if key in self._known:
-            return True
-        self._known[key], self._names[key] = set(), name
-        self._add_attempts(key, run)
+        if key not in self._known:
+            self._known[key], self._names[key] = set(), name
+            self._add_attempts(key, run)
         return True
 
     def expect(self, name: str) -> None:
         """Shows a run before it is found, which :meth:`look` tries."""
         if name not in self._placeholders:
-            self._placeholders[name] = self._show(RunView(Path(name).name))
+            view = self._placeholders[name] = RunView(Path(name).name)
+            self.runs.append(view)
 
     def look(self) -> None:
         """Takes in the runs and attempts that have begun since."""
         for name, run in list(self._placeholders.items()):
             try:
                 if not self.add(name, wait=True):
-                    run.problem = None
+                    run.trouble = None
             except OffloopError as error:
-                run.problem = str(error)
+                run.trouble = str(error)
         for key, name in list(self._names.items()):
             # A run whose directory is in the middle of a change, or whose servers are away, is read the next time.
             with contextlib.suppress(OffloopError):
@@ -91,7 +86,7 @@ class FollowedRuns:
         if info is None:
             if run.attempt not in known:
                 known.add(run.attempt)
-                view = self._follow(self._opening(run), run.name, run.attempt, name)
+                view = self._follow(lambda: run, run.name, run.attempt, name)
                 if run.status in SEVERITY:
                     view.expect_end(Ending(run.status))
             return
@@ -102,32 +97,21 @@ class FollowedRuns:
             if is_last and run.is_starting:
                 return
             known.add(attempt.number)
-            opening = self._opening(run) if is_last else _reading(attempt)
-            expect_end(self._follow(opening, run.name, attempt.number, name, attempt.recording), info)
-
-    def _opening(self, run: FoundRun) -> "Callable[[RunTap], Stream]":
-        return lambda feed: run.attach(Subscription.of([feed]))
+            source: Source = (lambda: run) if is_last else attempt.recording
+            self._follow(source, run.name, attempt.number, name, attempt.recording).expect(info)
 
     def _follow(
-        self,
-        open_stream: "Callable[[RunTap], Stream]",
-        run_name: str,
-        attempt: int,
-        name: str = "",
-        recording: Path | None = None,
+        self, source: Source, run_name: str, attempt: int, name: str = "", recording: Path | None = None
     ) -> RunView:
-        run = self._placeholders.pop(name, None) or self._show(RunView(run_name, attempt))
-        run.problem, run.view.attempt = None, attempt
-        follower = RunFollower(run, open_stream, self._every, self._turns, recording)
-        self._followers.append(follower)
+        view = self._placeholders.pop(name, None)
+        if view is None:
+            view = RunView(run_name)
+            self.runs.append(view)
+        view.trouble, view.attempt = None, attempt
+        self._followers.append(RunFollower(view, source, self._every, self._turns, recording))
         if self._started:
-            follower.start()
-        return run.view
-
-    def _show(self, view: RunView) -> MonitoredRun:
-        run = MonitoredRun(view)
-        self.runs.append(run)
-        return run
+            self._followers[-1].start()
+        return view
 
     def start(self) -> None:
         """Begins to read them, and those that come."""
@@ -147,10 +131,6 @@ class FollowedRuns:
             follower.join(_LEAVE_SECONDS)
 
 
-def _reading(attempt: Attempt) -> "Callable[[RunTap], Stream]":
-    return lambda feed: Recording(attempt.recording)
-
-
 class ChosenRuns:
     """The runs that people have chosen on the page of all runs: those of one page are followed while somebody has it
     open, and for some seconds more, because pages are loaded anew. A thread does so; without such a page there is
@@ -159,36 +139,36 @@ class ChosenRuns:
     def __init__(self, places: Places, every: int = 10) -> None:
         self._places = places
         self._every = every
-        self._groups: dict[tuple[str, ...], _Group] = {}
+        self._groups: dict[tuple[str, ...], FollowedRuns] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._leaves = threading.Event()
 
-    def open(self, keys: Sequence[str]) -> tuple[Sequence[MonitoredRun], Callable[[], None]]:
+    def open(self, keys: Sequence[str]) -> tuple[Sequence[RunView], Callable[[], None]]:
         """The runs that are known by these keys, for somebody who opens a page of them, and what is to be called when
         they leave it."""
         key = tuple(keys)
         with self._lock:
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = _Group(FollowedRuns(self._places, self._every))
+                group = self._groups[key] = FollowedRuns(self._places, self._every)
                 for name in keys:
                     try:
                         # NATS may be slow or away: this page does not wait for it.
-                        is_shown = not self._places.is_elsewhere(name) and group.followed.add(name, wait=True)
+                        is_shown = not self._places.is_elsewhere(name) and group.add(name, wait=True)
                     except OffloopError:
                         is_shown = False
                     if not is_shown:
                         # The next look says why.
-                        group.followed.expect(name)
-                group.followed.start()
+                        group.expect(name)
+                group.start()
             group.viewers += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="offloop-chosen", daemon=True)
                 self._thread.start()
-        return group.followed.runs, partial(self._close, group)
+        return group.runs, partial(self._close, group)
 
-    def _close(self, group: "_Group") -> None:
+    def _close(self, group: FollowedRuns) -> None:
         with self._lock:
             group.viewers -= 1
             group.left = time.monotonic()
@@ -201,9 +181,9 @@ class ChosenRuns:
         if thread is not None:
             thread.join(_LEAVE_SECONDS)
         for group in groups:
-            group.followed.leave()
+            group.leave()
         for group in groups:
-            group.followed.stop()
+            group.stop()
 
     def _follow(self) -> None:
         while True:
@@ -211,21 +191,14 @@ class ChosenRuns:
                 now = time.monotonic()
                 for key, group in list(self._groups.items()):
                     if not group.viewers and now > group.left + KEEP_SECONDS:
-                        group.followed.leave()
+                        group.leave()
                         del self._groups[key]
                 if not self._groups:
                     self._thread = None
                     return
-                watched = [group.followed for group in self._groups.values() if group.viewers]
+                watched = [group for group in self._groups.values() if group.viewers]
             # Not while others wait: NATS may be slow or away.
             for followed in watched:
                 followed.look()
             if self._leaves.wait(_LOOK_SECONDS):
                 return
-
-
-@dataclass
-class _Group:
-    followed: FollowedRuns
-    viewers: int = 0
-    left: float = 0.0

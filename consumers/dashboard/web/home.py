@@ -15,7 +15,7 @@ from offloop.bus.index.table import NEWEST_FIRST, OF_EVERY_RUN, Chosen, Group, R
 from offloop.bus.printing import one_line
 from offloop.bus.types.units import BYTES, difference, number_text
 from offloop.consumers.dashboard.web.access import Opening, Role
-from offloop.consumers.dashboard.web.explore import TABLE, ExploreLook, explored, forget_others
+from offloop.consumers.dashboard.web.explore import ExploreLook, explored
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.places import AllRuns
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure, show_error
@@ -209,7 +209,7 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
         "lines": len(rows),
         "rows": rows.sent(first, look.count, columns),
         "baseline": rows.baseline,
-        **explored(table, chosen.entries, look.explore or TABLE, key_of),
+        **({} if look.explore is None else {"explored": explored(table, chosen.entries, look.explore, key_of)}),
     }
 
 
@@ -283,7 +283,6 @@ class HomePage:
             "metrics": metrics,
             "rated": [name for name in metrics if table.known.direction(name) is not None],
         }
-        forget_others(self._frames.shown, whole)
         frame = self._frames.news(whole)
         self._seen = seen
         if not frame:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from offloop.bus.index.annotations import read_annotations
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.dashboard.view.phases import PublishingView
 from offloop.consumers.dashboard.view.progress import ProgressView, duration
-from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.access import Opening, Role
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, MarkNews, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
@@ -21,7 +21,6 @@ from offloop.consumers.dashboard.web.content import key_of
 from offloop.consumers.dashboard.web.folder_panels import alerts_text
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panels import Panels
-from offloop.consumers.dashboard.web.run_folder import RunFolder
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure
 
 if TYPE_CHECKING:
@@ -51,53 +50,7 @@ _KEYS = (
 COMMANDS = ("pause", "resume", "checkpoint", "stop")
 
 
-class RunCommands:
-    """The commands of one browser, and the outcome of the last one of each run.
-
-    Args:
-        role: refuses all commands where it is not :attr:`Role.COMMAND`.
-    """
-
-    def __init__(self, role: Role) -> None:
-        self._role = role
-        self.answers: dict[int, str] = {}
-        """For people, by the run's number."""
-
-    async def send(self, number: int, run: MonitoredRun, name: str, rate: Any = None) -> None:
-        """Sends a command, ``stop`` after a question, ``set`` with a learning rate; waits for its outcome."""
-        if name == "stop":
-            question = [f"Stop the training {run.view.run_name} after the batch at hand?"]
-            if not await is_sure(question, "Stop", "Keep training"):
-                return
-        try:
-            arguments = ("lr", float(rate)) if name == "set" else ()
-        except (TypeError, ValueError):
-            self.answers[number] = f"invalid learning rate {rate!r}: use a number"
-            return
-        self.answers[number] = f"'{name}' is on its way"
-        self.answers[number] = await send_for(self._role, run, name, *arguments)
-
-    def card(self, number: int, run: MonitoredRun, label: str, folders: Mapping[Path, RunFolder]) -> dict[str, Any]:
-        """How a run stands, as the browser shows it. ``folders`` is what was found in directories."""
-        view = run.view
-        status, progress = view.status, view.progress()
-        alerts, is_firing = alerts_text(run, folders)
-        may_command = self._role is Role.COMMAND and run.can_command
-        unfit = "resume" if status == "live" else "pause"
-        return {
-            "label": label,
-            "status": status,
-            "alerts": alerts,
-            "isFiring": is_firing,
-            "percent": None if progress.fraction is None else round(100 * progress.fraction, 1),
-            "facts": facts(progress, view.publishing(), status),
-            "problem": run.problem or view.error or "",
-            "commands": [name for name in COMMANDS if name != unfit] if may_command else [],
-            "answer": self.answers.get(number, ""),
-        }
-
-
-async def send_for(role: Role, run: MonitoredRun, command: str, *arguments: str | float) -> str:
+async def send_for(role: Role, run: RunView, command: str, *arguments: str | float) -> str:
     """Sends a command for somebody with that role; returns the outcome, for people."""
     if role is not Role.COMMAND:
         return f"'{command}' was not sent: this link is for viewing only"
@@ -155,7 +108,7 @@ class Page:
 
     def __init__(
         self,
-        runs: Sequence[MonitoredRun],
+        runs: Sequence[RunView],
         opening: Opening,
         home: str = "",
         problems: Sequence[str] = (),
@@ -171,6 +124,8 @@ class Page:
         self._lines = Lines()
         self._marks = MarkNews()
         self._look = Look()
+        self._answers: dict[int, str] = {}
+        """The outcome of the last command of each run, by its number."""
         self._seen: object = None
         self._frames = Frames(self._send_frame)
         self._rests_until = 0.0
@@ -187,7 +142,6 @@ class Page:
         self._top = top = PageTop(opening.role, opening.view_link, _KEYS)
         for problem in self._problems:
             ui.label(problem).classes("notice").props('role="alert"')
-        self._commands = RunCommands(opening.role)
         self._board = element_of("board").props('empty="Waiting for the first values"')
         self._board.props["allRuns"] = self._home
         self._board.on("look", self._on_look)
@@ -198,7 +152,7 @@ class Page:
         self._panels = Panels(compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self.refresh)
 
-    def _tags_of(self, run: MonitoredRun) -> Sequence[str]:
+    def _tags_of(self, run: RunView) -> Sequence[str]:
         return () if run.run_dir is None else self._tags_in(run.run_dir)
 
     async def refresh(self) -> None:
@@ -212,9 +166,9 @@ class Page:
         seen = (
             rests,
             # Who does not look is told of what changes the page's title, and no more.
-            *((self._look.hidden or run.view.version, run.view.status, run.problem) for run in runs),
+            *((self._look.hidden or run.version, run.status, run.trouble) for run in runs),
             *(self._look, self._panels.opened, self._comparison),
-            tuple(self._commands.answers.values()),
+            tuple(self._answers.values()),
         )
         if seen == self._seen:
             return
@@ -253,24 +207,36 @@ class Page:
             self._marks.forget()
             self._seen = None
 
-    def _cards(
-        self, runs: list[MonitoredRun], labels: list[str], looks: Sequence[tuple[str, int]]
-    ) -> list[dict[str, Any]]:
-        folders = self._panels.shown.folders
-        return [
-            {
-                "id": number,
-                "key": key_of(run),
-                "color": color,
-                "dash": dash,
-                **self._commands.card(number, run, label, folders),
-            }
-            for number, (run, label, (color, dash)) in enumerate(zip(runs, labels, looks, strict=True))
-        ]
+    def _cards(self, runs: list[RunView], labels: list[str], looks: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+        """How runs stand, as the browser shows it."""
+        cards = []
+        for number, (run, label, (color, dash)) in enumerate(zip(runs, labels, looks, strict=True)):
+            status, progress = run.status, run.progress()
+            alerts, is_firing = alerts_text(run, self._panels.shown.folders)
+            may_command = self._opening.role is Role.COMMAND and run.can_command
+            unfit = "resume" if status == "live" else "pause"
+            cards.append(
+                {
+                    "id": number,
+                    "key": key_of(run),
+                    "color": color,
+                    "dash": dash,
+                    "label": label,
+                    "status": status,
+                    "alerts": alerts,
+                    "isFiring": is_firing,
+                    "percent": None if progress.fraction is None else round(100 * progress.fraction, 1),
+                    "facts": facts(progress, run.publishing(), status),
+                    "problem": run.trouble or run.error or "",
+                    "commands": [name for name in COMMANDS if name != unfit] if may_command else [],
+                    "answer": self._answers.get(number, ""),
+                }
+            )
+        return cards
 
-    def _compare(self, compared: Compared, runs: list[MonitoredRun], labels: list[str]) -> dict[str, Any]:
-        newest = {run.view.run_name: label for run, label in zip(runs, labels, strict=True)}
-        baseline = None if compared.baseline is None else runs[compared.baseline].view.run_name
+    def _compare(self, compared: Compared, runs: list[RunView], labels: list[str]) -> dict[str, Any]:
+        newest = {run.run_name: label for run, label in zip(runs, labels, strict=True)}
+        baseline = None if compared.baseline is None else runs[compared.baseline].run_name
         return {
             "columns": [[name, short_name(name)] for name in compared.columns()],
             "baselines": list(newest.items()),
@@ -279,9 +245,7 @@ class Page:
             "baseline": baseline,
         }
 
-    def _values(
-        self, charts: dict[str, Chart], runs: list[MonitoredRun], compared: Compared
-    ) -> dict[str, dict[str, Any]]:
+    def _values(self, charts: dict[str, Chart], runs: list[RunView], compared: Compared) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for name in self._look.visible:
             if name not in charts or charts[name].kind != "metric":
@@ -289,7 +253,7 @@ class Page:
             values = {}
             for number, run in enumerate(runs):
                 with contextlib.suppress(KeyError):
-                    last = run.view.series(name).last
+                    last = run.series(name).last
                     if last is not None:
                         values[number] = last
             found[name] = compared.latest(name, values, charts[name].scale)
@@ -306,9 +270,24 @@ class Page:
                 *COMMANDS,
                 "set",
             ):
-                with self._dialogs:
-                    await self._commands.send(number, self._runs[number], name, event.args.get("rate"))
+                await self._command(number, name, event.args.get("rate"))
                 await self.refresh()
+
+    async def _command(self, number: int, name: str, rate: Any) -> None:
+        """Sends a command, ``stop`` after a question, ``set`` with a learning rate; waits for its outcome."""
+        run = self._runs[number]
+        if name == "stop":
+            with self._dialogs:
+                question = [f"Stop the training {run.run_name} after the batch at hand?"]
+                if not await is_sure(question, "Stop", "Keep training"):
+                    return
+        try:
+            arguments = ("lr", float(rate)) if name == "set" else ()
+        except (TypeError, ValueError):
+            self._answers[number] = f"invalid learning rate {rate!r}: use a number"
+            return
+        self._answers[number] = f"'{name}' is on its way"
+        self._answers[number] = await send_for(self._opening.role, run, name, *arguments)
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look, self._rests_until = Look.from_browser(event.args), 0.0

@@ -1,6 +1,6 @@
 // The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
 // columns and order, and what is looked for) is told to the server by the event "look".
-import { Explore, takeExplored } from "page_explore";
+import { Explore } from "page_explore";
 import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, VIEWS } from "page_settings";
 import { paged, THEME_BUTTON } from "page_theme";
 
@@ -354,8 +354,8 @@ export default /** @type {Component} */ ({
     async frame({ number, ...update }) {
       const began = performance.now();
       const focused = /** @type {HTMLElement} */ (document.activeElement);
-      this.explored = takeExplored(this.explored, update);
-      for (const name of Object.keys(update)) this[name] = update[name];
+      // Frozen: Vue need not follow each number.
+      for (const name of Object.keys(update)) this[name] = Object.freeze(update[name]);
       await this.$nextTick();
       // A head that was moved is still the one that keys are for.
       if (document.activeElement === document.body && focused.isConnected) focused.focus();

@@ -5,24 +5,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.run_folder import RunFolder
 
 
 class PanelData(NamedTuple):
     """What panels show at one moment."""
 
-    runs: Sequence[MonitoredRun] = ()
+    runs: Sequence[RunView] = ()
     labels: Sequence[str] = ()
     baseline: int | None = None
     """The number of the run from which the others' differences are marked."""
     folders: dict[Path, RunFolder] = {}  # noqa: RUF012  never changed
     """What was found in the directories of runs when they were looked into."""
 
-    def found(self) -> list[tuple[MonitoredRun, str, RunFolder]]:
+    def found(self) -> list[tuple[RunView, str, RunFolder]]:
         """The runs whose directories were found: of each its newest attempt, and what the run is called."""
         newest = {
-            run.run_dir: (run, label.removesuffix(f" #{run.view.attempt}"), self.folders[run.run_dir])
+            run.run_dir: (run, label.removesuffix(f" #{run.attempt}"), self.folders[run.run_dir])
             for run, label in zip(self.runs, self.labels, strict=True)
             if run.run_dir in self.folders
         }

@@ -9,7 +9,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.log import LogEntry
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.comparison import look_of
 from offloop.consumers.dashboard.web.content import address_of
 from offloop.consumers.dashboard.web.folder_panels import (
@@ -55,7 +55,7 @@ class Panels:
         """Which of them are open."""
         return tuple(panel.is_open for panel in self._panels)
 
-    def update(self, runs: list[MonitoredRun], labels: list[str], baseline: int | None = None) -> None:
+    def update(self, runs: list[RunView], labels: list[str], baseline: int | None = None) -> None:
         """Brings those that are open up to date."""
         self.shown = self.shown._replace(runs=runs, labels=labels, baseline=baseline)
         for panel in self._panels:
@@ -96,7 +96,7 @@ class LogPanel(Panel):
         runs, labels = shown.runs, shown.labels
         new: list[tuple[LogEntry, str]] = []
         for number, run in enumerate(runs):
-            entries = run.view.log(self._logged.get(number, 0))
+            entries = run.log(self._logged.get(number, 0))
             if entries:
                 self._logged[number] = entries[-1].number
                 new += [(entry, labels[number] if len(runs) > 1 else "") for entry in entries]
@@ -125,11 +125,11 @@ class ImagesPanel(Panel):
             self._element.update()
 
 
-def galleries_of(runs: Sequence[MonitoredRun], labels: Sequence[str]) -> list[dict[str, Any]]:
+def galleries_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Of each name of images, the runs that have some, with their steps and how many images were logged there."""
     galleries: dict[str, dict[str, Any]] = {}
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        for name, steps in run.view.images.steps().items():
+        for name, steps in run.images.steps().items():
             gallery = galleries.setdefault(
                 name, {"name": name, "title": one_line(name), "most": OF_ONE_STEP, "runs": []}
             )
@@ -161,7 +161,7 @@ class HyperparametersPanel(Panel):
             self._table = table("Hyperparameters", "name", "wrap-cells")
 
     def update(self, shown: PanelData) -> None:
-        told = [run.view.hyperparameters for run in shown.runs]
+        told = [run.hyperparameters for run in shown.runs]
         self.show(any(told))
         if self.is_open:
             self._rows = hyperparameter_rows(told, shown.baseline)

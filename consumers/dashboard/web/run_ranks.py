@@ -11,7 +11,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
 from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.ranks import FEW_RANKS, RankMap, quantity_text, usual_quantity
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
 
@@ -49,7 +49,7 @@ class RanksPanel(Panel):
     def update(self, shown: PanelData) -> None:
         self._shown = shown
         # A rank alone has nobody to be compared with.
-        self.show(any(run.view.rank_count > 1 for run in shown.runs))
+        self.show(any(run.rank_count > 1 for run in shown.runs))
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look = look_in(event.args, RanksLook)
@@ -63,13 +63,13 @@ class RanksPanel(Panel):
             await self._frames.draw(self._element, news)
 
 
-def ranks_frame(runs: Sequence[MonitoredRun], labels: Sequence[str], look: RanksLook) -> dict[str, Any]:
+def ranks_frame(runs: Sequence[RunView], labels: Sequence[str], look: RanksLook) -> dict[str, Any]:
     """All that a browser is to show of the ranks."""
-    chosen = [number for number, run in enumerate(runs) if run.view.rank_count > 1]
+    chosen = [number for number, run in enumerate(runs) if run.rank_count > 1]
     if not chosen:
         return {"map": None, "rows": [], "runs": []}
     number = look.run if look.run in chosen else chosen[0]
-    view = runs[number].view
+    view = runs[number]
     ranks = view.rank_map()
     names = ranks.quantities
     quantity = look.quantity if look.quantity in names else usual_quantity(names) if names else None

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line, say
-from offloop.consumers.dashboard.view.tap import MonitoredRun
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
 from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
@@ -53,7 +53,7 @@ class Site:
         self,
         listening: Listening,
         places: Sequence[Place] = (),
-        runs: Sequence[MonitoredRun] | None = None,
+        runs: Sequence[RunView] | None = None,
         every: int = 10,
     ) -> None:
         listening.check()

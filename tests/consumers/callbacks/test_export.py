@@ -24,8 +24,7 @@ from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger, LoggerDestination
 from offloop.consumers.api.logger import Upload
 from offloop.consumers.api.view import view_for
-from offloop.consumers.callbacks.export import ExportForInferenceCallback
-from offloop.consumers.callbacks.trained_model import load_weights
+from offloop.consumers.callbacks.export import ExportForInferenceCallback, load_weights
 from offloop.trainer import Classifier
 
 # torch deprecates TorchScript, and calls deprecated names of its own within torch.onnx.

@@ -20,7 +20,6 @@ from playwright.sync_api import Browser
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.types.commands import Command, Outcome
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.access import Listening, Role, Tokens
 from offloop.consumers.dashboard.web.callback import Dashboard
 from offloop.consumers.dashboard.web.gate import ROLE, Gate
@@ -114,7 +113,7 @@ def test_the_address_that_is_told_can_be_opened(host, url):
 
 
 async def test_a_viewer_cannot_send_commands_whatever_is_called():
-    run = MonitoredRun(RunView("run"))
+    run = RunView("run")
     sent = []
 
     def command(name: str) -> Outcome:
@@ -122,13 +121,13 @@ async def test_a_viewer_cannot_send_commands_whatever_is_called():
         return Outcome(Command(name), "batch_end", 3)
 
     run.command = command
-    run.view.note("text", "begins")
+    run.note("text", "begins")
     assert "viewing only" in await send_for(Role.VIEW, run, "stop")
     assert sent == []
 
 
 async def test_a_run_that_is_over_takes_no_commands():
-    run = MonitoredRun(RunView("run"))
+    run = RunView("run")
     with pytest.raises(OffloopError, match="it is waiting"):
         run.send("stop")
     assert "it is waiting" in await send_for(Role.COMMAND, run, "stop")

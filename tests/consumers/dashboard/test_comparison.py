@@ -6,8 +6,7 @@ import pytest
 
 from offloop.bus.types.units import difference
 from offloop.consumers.api.logger import Row
-from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison
 from offloop.consumers.dashboard.web.frames import look_in
@@ -17,17 +16,15 @@ LOSS = {"loss": Chart("loss", "metric", "loss")}
 LOOK = Look("batch", None, {"loss": 400})
 
 
-def run(name: str, values: list[float] = (), **config: object) -> MonitoredRun:  # type: ignore[assignment]
-    made = MonitoredRun(RunView(name))
-    made.view.take_hyperparameters({f"config/{key}": value for key, value in config.items()})
-    made.view.take_rows([Row(step, 0.0, {"loss": value}) for step, value in enumerate(values)])
+def run(name: str, values: list[float] = (), **config: object) -> RunView:  # type: ignore[assignment]
+    made = RunView(name)
+    made.log_hyperparameters({f"config/{key}": value for key, value in config.items()})
+    made.log_rows([Row(step, 0.0, {"loss": value}) for step, value in enumerate(values)])
     return made
 
 
-def compared(runs: list[MonitoredRun], *hidden: int, tags=None, **asked: object) -> Compared:
-    return Compared(
-        look_in(asked, Comparison), runs, labels_of(runs), hidden, lambda run: (tags or {})[run.view.run_name]
-    )
+def compared(runs: list[RunView], *hidden: int, tags=None, **asked: object) -> Compared:
+    return Compared(look_in(asked, Comparison), runs, labels_of(runs), hidden, lambda run: (tags or {})[run.run_name])
 
 
 def labels(found: Compared) -> list[str]:
@@ -64,7 +61,7 @@ def test_a_browser_is_sent_means_and_ranges_and_single_runs_only_if_it_wants_the
     mean = by_id["group lr = 1"]
     assert [list(mean[key]) for key in ("x", "y", "low", "high", "count")] == [[0, 1], [2, 4], [1, 2], [3, 6], [2, 2]]
     assert not lines.news(LOSS, runs, LOOK, compared(runs, group="lr")), "nothing is new"
-    runs[0].view.take_rows([Row(1, 0.0, {"loss": 0.0})])
+    runs[0].log_rows([Row(1, 0.0, {"loss": 0.0})])
     again = lines.news(LOSS, runs, LOOK, compared(runs, group="lr"))
     assert [list(line["y"]) for line in again if line["r"] == "group lr = 1"] == [[2, 3]]
     with_singles = lines.news(LOSS, runs, LOOK, compared(runs, group="lr", singles=True))
@@ -94,7 +91,7 @@ def test_a_baseline_has_a_line_of_its_own_and_all_else_is_compared_with_it():
     runs = [run("a", [2.0], lr=1), run("b", [1.0], lr=2), run("c", [1.5], lr=2)]
     plain = compared(runs, baseline="b")
     assert [line["id"] for line in plain.lines() if line.get("baseline")] == [1]
-    values = {number: one.view.series("loss").last for number, one in enumerate(runs)}
+    values = {number: one.series("loss").last for number, one in enumerate(runs)}
     assert plain.latest("loss", values, ()) == {
         "0": {"last": "2", "apart": "+1", "sense": "worse"},
         "1": {"last": "1", "apart": "", "sense": ""},

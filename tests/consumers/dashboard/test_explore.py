@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from offloop.bus.index.entry import MetricValues, RunEntry
 from offloop.bus.index.table import RunTable
 from offloop.consumers.dashboard.web import explore
-from offloop.consumers.dashboard.web.explore import OTHERS, TABLE, ExploreLook, explored, forget_others
+from offloop.consumers.dashboard.web.explore import OTHERS, ExploreLook, explored
 from offloop.consumers.dashboard.web.frames import look_in
-from offloop.consumers.dashboard.web.home import TableLook, window
+from offloop.consumers.dashboard.web.home import TableLook
 
 ACCURACY = "metrics/eval/accuracy"
 SCATTER = ExploreLook("scatter")
@@ -36,8 +36,8 @@ def sent(entries: list[RunEntry], look: ExploreLook) -> dict[str, Any]:
     return json.loads(json.dumps(frame, allow_nan=False))
 
 
-def about(entries: list[RunEntry], look: ExploreLook) -> dict[str, Any]:
-    return sent(entries, look)["explored"]
+def column_of(frame: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(column for column in frame["columns"] if column["name"] == name)
 
 
 RATES = [
@@ -46,23 +46,22 @@ RATES = [
 
 
 def test_the_usual_axes_are_the_hyperparameters_that_differ_and_the_best_value_of_the_metric():
-    scatter = about(RATES, SCATTER)
+    scatter = sent(RATES, SCATTER)
     assert (scatter["x"], scatter["y"]) == ("config/lr", f"{ACCURACY}.best")
     assert scatter["color"] == "config/optimizer"
-    assert {*about(RATES, PARALLEL)["axes"]} == {"config/lr", "config/seed", "config/optimizer"}
-    assert sent(RATES, TABLE) == {}
+    assert {*sent(RATES, PARALLEL)["axes"]} == {"config/lr", "config/seed", "config/optimizer"}
     names = [entry(n, 0.1, name=f"text {n}", lr=n) for n in range(20)]
-    assert about(names, PARALLEL)["axes"] == ["config/lr"], "a text that is another one in each run is no axis"
+    assert sent(names, PARALLEL)["axes"] == ["config/lr"], "a text that is another one in each run is no axis"
 
 
 def test_columns_are_those_that_are_asked_for_and_mistakes_are_said():
     look = ExploreLook("scatter", x="seed", y="nothing", color=explore.NO_COLOR)
-    found = about(RATES, look)
+    found = sent(RATES, look)
     assert (found["x"], found["y"], found["color"]) == ("config/seed", f"{ACCURACY}.best", "")
     assert "no run has 'nothing'" in found["problem"]
-    found = about(RATES, ExploreLook("parallel", y="accuracy", axes=("seed", "lr", "config/seed", "accuracy")))
+    found = sent(RATES, ExploreLook("parallel", y="accuracy", axes=("seed", "lr", "config/seed", "accuracy")))
     assert found["axes"] == ["config/seed", "config/lr"]
-    assert found["columns"] == [ACCURACY, "config/seed", "config/lr"]
+    assert [one["name"] for one in found["columns"]] == [ACCURACY, "config/seed", "config/lr"]
 
 
 def test_values_are_numbers_or_texts_and_what_is_missing_or_not_finite_is_nothing():
@@ -73,9 +72,9 @@ def test_values_are_numbers_or_texts_and_what_is_missing_or_not_finite_is_nothin
         entry(3, None),
     ]
     frame = sent(entries, ExploreLook("parallel", y="accuracy", axes=("a", "b", "c", "d")))
-    assert frame[f"explored:{ACCURACY}"]["values"] == [None, None, 0.5, None]
-    assert frame["explored:config/a"]["values"] == [1.0, None, 2.5, None]
-    b, c, d = (frame[f"explored:config/{name}"] for name in "bcd")
+    assert column_of(frame, ACCURACY)["values"] == [None, None, 0.5, None]
+    assert column_of(frame, "config/a")["values"] == [1.0, None, 2.5, None]
+    b, c, d = (column_of(frame, f"config/{name}") for name in "bcd")
     assert [None if at is None else b["texts"][at] for at in b["values"]] == ["x", "2", None, None]
     assert [None if at is None else c["texts"][at] for at in c["values"]] == ["true", "false", None, None]
     assert all(len(text) < 100 and text.isprintable() for text in d["texts"])
@@ -83,29 +82,15 @@ def test_values_are_numbers_or_texts_and_what_is_missing_or_not_finite_is_nothin
 
 def test_texts_and_runs_are_bounded(monkeypatch: pytest.MonkeyPatch):
     entries = [entry(n, 0.1 * n, text="common" if n % 2 else f"text {n}") for n in range(200)]
-    column = sent(entries, ExploreLook("scatter", x="text"))["explored:config/text"]
+    column = column_of(sent(entries, ExploreLook("scatter", x="text")), "config/text")
     assert len(column["texts"]) == 51
     assert column["texts"][-1] == OTHERS
     assert column["values"].count(column["texts"].index("common")) == 100
     assert column["values"].count(50) == 51
     monkeypatch.setattr(explore, "MOST_RUNS", 10)
     frame = sent(entries, SCATTER)
-    assert (len(frame["exploredRuns"]), frame["explored"]["found"]) == (10, 200)
-    assert all(len(frame[f"explored:{name}"]["values"]) == 10 for name in frame["explored"]["columns"])
-
-
-def test_a_column_that_is_out_of_sight_is_sent_again_when_it_is_asked_for():
-    table = RunTable({one.run: one for one in RATES})
-    shown: dict[str, Any] = {"rows": 1}
-    for look in (SCATTER, ExploreLook("scatter", x="seed", color="-"), SCATTER):
-        whole = window(table, TableLook(explore=look))
-        forget_others(shown, whole)
-        news = {name: value for name, value in whole.items() if shown.get(name) != value}
-        assert f"explored:{whole['explored']['x']}" in news
-        shown.update(news)
-    assert f"explored:{ACCURACY}.best" not in news, "that was there all the time"
-    forget_others(shown, window(table, TableLook()))
-    assert not [name for name in shown if name.startswith("explored")]
+    assert (len(frame["runs"]), frame["found"]) == (10, 200)
+    assert all(len(column["values"]) == 10 for column in frame["columns"])
 
 
 @given(
@@ -121,4 +106,4 @@ def test_a_column_that_is_out_of_sight_is_sent_again_when_it_is_asked_for():
     )
 )
 def test_a_browser_may_say_anything(told: Any):
-    sent(RATES, look_in({"explore": told}, TableLook).explore or TABLE)
+    sent(RATES, look_in({"explore": told}, TableLook).explore or ExploreLook())

@@ -8,7 +8,7 @@ from offloop.bus.runs.directory import find_run
 from offloop.consumers import Runner
 from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.follow import FollowedRuns
 from offloop.consumers.dashboard.web.page import facts
 from offloop.consumers.runner.places import FolderRuns
@@ -24,23 +24,23 @@ def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duratio
     followed = FollowedRuns(FolderRuns(runs_dir), every=10)
     assert followed.add("r", wait=False)
     (run,) = followed.runs
-    progress = run.view.progress()
-    assert (run.view.status, progress.batch, progress.max_duration) == (ending, 5, max_duration)
-    assert facts(progress, run.view.publishing(), run.view.status).startswith("epoch 0")
+    progress = run.progress()
+    assert (run.status, progress.batch, progress.max_duration) == (ending, 5, max_duration)
+    assert facts(progress, run.publishing(), run.status).startswith("epoch 0")
 
     said = []
 
     class Look(RunTap):
         def run_event(self, event, state, logger):
             super().run_event(event, state, logger)
-            said.append((watched.view.status, watched.view.progress().batch))
+            said.append((watched.status, watched.progress().batch))
 
     for callbacks in ([], [SpeedMonitor()]):
-        watched = MonitoredRun(RunView("run"))
-        Runner(Recording(find_run("r").recording), [Look(watched), *callbacks], [ViewDestination(watched)]).run()
+        watched = RunView("run")
+        Runner(Recording(find_run("r").recording), [Look(watched), *callbacks], [watched]).run()
     assert set(said) == {(ending, 5)}
     assert len(said) == 10
-    assert watched.view.error == ("it broke" if ending == "failed" else None)
+    assert watched.error == ("it broke" if ending == "failed" else None)
 
 
 @pytest.mark.parametrize(("lines", "parts"), [(1, 512), (2, 512), (10, 320), (50, 64), (5000, 64)])

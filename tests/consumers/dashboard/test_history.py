@@ -24,7 +24,7 @@ from offloop.consumers.callbacks import SpeedMonitor
 from offloop.consumers.dashboard.view import history, tap
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.charts import PHASES_PREFIX, Chart, Lines, Look
 from offloop.consumers.dashboard.web.content import csv_lines
 
@@ -99,10 +99,10 @@ def summed_up(recording: Path) -> Path:
     return recording
 
 
-def show(recording: Path) -> tuple[MonitoredRun, int]:
+def show(recording: Path) -> tuple[RunView, int]:
     """The run as a dashboard has it, and how many events came one by one."""
-    run = MonitoredRun(RunView("run"))
-    handled = Runner(Recording(recording), [RunTap(run)], [ViewDestination(run)]).run().handled
+    run = RunView("run")
+    handled = Runner(Recording(recording), [RunTap(run)], [run]).run().handled
     return run, handled
 
 
@@ -113,7 +113,7 @@ def whole(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> RunView:
         patched.setattr(tap, "MIN_BYTES", 1 << 40)
         run, handled = show(long_run)
     assert handled > 2 * BATCHES
-    return run.view
+    return run
 
 
 @pytest.mark.parametrize("has_summary", [True, False])
@@ -123,7 +123,7 @@ def test_a_long_run_is_shown_from_its_summary_and_its_newest_events(
     if has_summary:
         summed_up(recording)
     run, handled = show(recording)
-    view = run.view
+    view = run
     assert 10 < handled < BATCHES / 4, "only the newest events came"
     assert view.names() == whole.names()
     for name in whole.names():
@@ -151,11 +151,11 @@ def test_a_long_run_is_shown_from_its_summary_and_its_newest_events(
     assert not view.is_loading
 
 
-def zoom(run: MonitoredRun, axis: Axis, first: float, last: float, rank: int = 0) -> None:
+def zoom(run: RunView, axis: Axis, first: float, last: float, rank: int = 0) -> None:
     assert run.history is not None
-    before = run.view.refined
+    before = run.refined
     run.history.request(axis, first, last, rank)
-    wait_for(lambda: run.view.refined > before, "the part")
+    wait_for(lambda: run.refined > before, "the part")
 
 
 @pytest.mark.parametrize(
@@ -172,25 +172,25 @@ def test_a_zoom_reads_the_part_that_is_shown_and_no_more(
     zoom(run, axis, first, last)
     assert len(decoded) <= 10, "of 120 chunks"
     for name in whole.names():
-        found, expected = (one.series(name).points(axis, first, last, 10**6) for one in (run.view, whole))
+        found, expected = (one.series(name).points(axis, first, last, 10**6) for one in (run, whole))
         np.testing.assert_allclose(found.xs, expected.xs)
         np.testing.assert_allclose(found.ys, expected.ys)
-    inside = [batch for batch in run.view.phases(0).batches.tolist() if 3400 <= batch <= 3500]
+    inside = [batch for batch in run.phases(0).batches.tolist() if 3400 <= batch <= 3500]
     assert inside == list(range(3400, 3501, 10))
-    assert len([batch for batch in run.view.phases(1).batches.tolist() if 3400 <= batch <= 3500]) == 0
+    assert len([batch for batch in run.phases(1).batches.tolist() if 3400 <= batch <= 3500]) == 0
     zoom(run, axis, first, last, rank=1)
-    assert len([batch for batch in run.view.phases(1).batches.tolist() if 3400 <= batch <= 3500]) == 11
-    before = run.view.refined
+    assert len([batch for batch in run.phases(1).batches.tolist() if 3400 <= batch <= 3500]) == 11
+    before = run.refined
     run.history.request(axis, first, last)
     assert run.history._requested == {}
-    assert run.view.refined == before, "it has been read"
+    assert run.refined == before, "it has been read"
 
 
 def test_a_zoom_across_what_is_new_has_both(recording: Path, whole: RunView) -> None:
     run, _ = show(summed_up(recording))
     zoom(run, "batch", BATCHES - 2000, BATCHES)
     found, expected = (
-        one.series("loss/train/total").points("time", BATCHES - 2000, BATCHES, 10**6) for one in (run.view, whole)
+        one.series("loss/train/total").points("time", BATCHES - 2000, BATCHES, 10**6) for one in (run, whole)
     )
     np.testing.assert_array_equal(found.xs, expected.xs)
     np.testing.assert_array_equal(found.ys, expected.ys)
@@ -200,9 +200,9 @@ def test_a_browser_that_zooms_is_sent_the_values_once_they_are_read(recording: P
     run, _ = show(summed_up(recording))
     name, lines = "loss/train/total", Lines()
     charts, look = {name: Chart(name, "metric", name)}, Look("batch", (3400, 3500), {name: 4000})
-    before = run.view.refined
+    before = run.refined
     (coarse,) = lines.news(charts, [run], look)
-    wait_for(lambda: run.view.refined > before, "the part")
+    wait_for(lambda: run.refined > before, "the part")
     (fine,) = lines.news(charts, [run], look)
     assert len(fine["x"]) > 100 > len(coarse["x"])
     assert fine["a"] == 0
@@ -224,7 +224,7 @@ def test_what_is_asked_for_last_is_read_when_one_zooms_on_and_on(recording: Path
     for begin in range(0, 4000, 50):
         run.history.request("batch", begin, begin + 20)
     wait_for(lambda: not run.history._is_reading, "the reader to end")
-    assert len([step for step in run.view.series("mine").points(width=10**6).xs if 3950 <= step <= 3970]) == 21
+    assert len([step for step in run.series("mine").points(width=10**6).xs if 3950 <= step <= 3970]) == 21
 
 
 def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -> None:
@@ -237,12 +237,12 @@ def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -
     run, _ = show(recording)
     assert run.history is not None
     zoom(run, "batch", 3300, 3600)
-    steps = run.view.series("loss/train/total").points("batch", 3300, 3600, 10**6).xs
+    steps = run.series("loss/train/total").points("batch", 3300, 3600, 10**6).xs
     assert 200 < len(steps) < 300
     recording.unlink()
     run.history.request("batch", 100, 120)
     wait_for(lambda: not run.history._is_reading, "the reader to end")
-    assert run.view.refined == 1
+    assert run.refined == 1
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,7 @@ def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -
 def test_an_exported_file_has_every_value_once(recording: Path, whole: RunView, chart: str, rank: int) -> None:
     run, _ = show(summed_up(recording))
     rows, expected = (
-        list(csv.reader(b"".join(csv_lines([one], chart, rank)).decode().splitlines()))
-        for one in (run, MonitoredRun(whole))
+        list(csv.reader(b"".join(csv_lines([one], chart, rank)).decode().splitlines())) for one in (run, whole)
     )
     rows, expected = ([row[1:] for row in each] for each in (rows, expected))
     if chart.startswith(PHASES_PREFIX):
@@ -266,7 +265,7 @@ def test_a_live_run_continues_behind_what_its_summary_has(runs_dir: Path) -> Non
         for batch in range(1, 2001):
             publisher.publish(Event.BATCH_END, batch=batch, loss=1 / batch)
         wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= 2000, "events on disk")
-        run, seen = MonitoredRun(RunView("live")), []
+        run, seen = RunView("live"), []
 
         async def follow() -> None:
             with closing(Subscriber("live")) as subscriber:
@@ -275,12 +274,12 @@ def test_a_live_run_continues_behind_what_its_summary_has(runs_dir: Path) -> Non
                 publisher.close("finished")
                 async for state in subscriber:
                     seen.append(state.timestamp.values.batch)
-                    run.view.see(state)
+                    run.see(state)
 
         asyncio.run(follow())
     assert seen == list(range(seen[0], 2002))
-    assert run.view.series("loss/train/total").last == 7.0
-    assert run.view.series("loss/train/total").points(width=10**6).ys[0] == 1.0
+    assert run.series("loss/train/total").last == 7.0
+    assert run.series("loss/train/total").points(width=10**6).ys[0] == 1.0
 
 
 def test_a_history_whose_end_is_not_found_is_read_event_by_event(
@@ -291,10 +290,10 @@ def test_a_history_whose_end_is_not_found_is_read_event_by_event(
     assert handled > 2 * BATCHES
     assert run.history is None
     for axis in AXES:
-        found, expected = (one.series("loss/train/total").points(axis, width=10**6) for one in (run.view, whole))
+        found, expected = (one.series("loss/train/total").points(axis, width=10**6) for one in (run, whole))
         np.testing.assert_array_equal(found.xs, expected.xs)
-    assert run.view.progress() == whole.progress()
-    assert [one.text for one in run.view.log()] == [one.text for one in whole.log()]
+    assert run.progress() == whole.progress()
+    assert [one.text for one in run.log()] == [one.text for one in whole.log()]
 
 
 @pytest.mark.parametrize("is_beside", [True, False])
@@ -305,15 +304,15 @@ def test_hyperparameters_reach_every_destination_once(recording: Path, is_beside
         def log_hyperparameters(self, hyperparameters, state) -> None:
             found.append(dict(hyperparameters))
 
-    run = MonitoredRun(RunView("run"))
+    run = RunView("run")
     callback = RunTap(run)
     shared = [SpeedMonitor()] if is_beside else [callback]
-    runner = Runner(Recording(summed_up(recording)), shared, [ViewDestination(run), Collects()])
+    runner = Runner(Recording(summed_up(recording)), shared, [run, Collects()])
     if is_beside:
         runner.run_beside("tap", callback, Recording(recording))
     runner.run()
     assert len(found) == 1
-    assert run.view.hyperparameters == found[0] != {}
+    assert run.hyperparameters == found[0] != {}
     assert run.history is not None
 
 

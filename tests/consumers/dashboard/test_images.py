@@ -7,7 +7,6 @@ from offloop.consumers.api.logger import Images
 from offloop.consumers.dashboard.view import images as view_images
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP, ImageHistory
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.panels import galleries_of
 
 SIDE = 10
@@ -81,11 +80,11 @@ def test_some_of_many_images_at_once_are_kept_and_the_number_is_told():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_gallery_has_all_runs_with_their_steps(count):
-    runs = [MonitoredRun(RunView(f"r{number}")) for number in range(count)]
+    runs = [RunView(f"r{number}") for number in range(count)]
     for number, run in enumerate(runs):
-        run.view.take_images(logged(number, "\u202ename"))
-    runs[0].view.take_images(logged(7, "own"))
-    both, own = galleries_of(runs, [run.view.run_name for run in runs])
+        run.log_images(logged(number, "\u202ename"))
+    runs[0].log_images(logged(7, "own"))
+    both, own = galleries_of(runs, [run.run_name for run in runs])
     assert [run["steps"] for run in both["runs"]] == [[number] for number in range(count)]
     assert len({run["address"] for run in both["runs"]}) == count
     assert (both["name"], both["title"]) == ("\u202ename", "\\u202ename")

@@ -14,8 +14,7 @@ from offloop.bus.types.units import number_text, scale_of
 from offloop.consumers.api.images import as_bytes, as_png
 from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks import SpeedMonitor
-from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView, labels_of
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, charts_of
 from offloop.consumers.dashboard.web.content import csv_lines, has_chart
 from offloop.consumers.dashboard.web.page import facts, rest_after
@@ -29,14 +28,14 @@ class Browser:
     """Puts together what it is sent, as the page does."""
 
     def __init__(self) -> None:
-        self.runs = [MonitoredRun(RunView("run"))]
-        self.view = self.runs[0].view
+        self.runs = [RunView("run")]
+        self.view = self.runs[0]
         self.lines = Lines()
         self.held: dict[float, float] = {}
         self.whole = 0
 
     def log(self, first: int, values: list[float]) -> None:
-        self.view.take_rows([Row(step, 0.0, {"loss": value}) for step, value in enumerate(values, first)])
+        self.view.log_rows([Row(step, 0.0, {"loss": value}) for step, value in enumerate(values, first)])
 
     def look(self, look: Look = LOOK) -> int:
         """Takes what is new; returns how many points that were."""
@@ -154,9 +153,9 @@ def test_nonsense_from_a_browser_is_no_reason_to_rest(told):
 
 def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     view = RunView("run")
-    runs = [MonitoredRun(view)]
+    runs = [view]
     names = ("metrics/eval/Accuracy", "loss/train/total", "lr-SGD/group0", "lonely")
-    view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
+    view.log_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
     spans = [["data", 0, 10_000_000], ["forward", 10_000_000, 20_000_000]]
     field = {"began": 1_000_000_000, "spans": spans, "device": False}
     view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
@@ -181,7 +180,7 @@ def test_of_each_run_the_phases_of_one_chosen_rank_are_sent():
         field = {"began": 1_000_000_000, "spans": spans, "device": False}
         at = {"timestamp": Timestamp(batch=1), "time_ns": 1_050_000_000, "rank": rank}
         view.see(Snapshot.build(Event.BATCH_END, **at, phases=field))
-    runs = [MonitoredRun(view)]
+    runs = [view]
     (chart,) = [one for _, members in charts_of(runs, labels_of(runs)) for one in members]
     assert (chart.id, chart.ranks) == ("phases/0", [0, 3])
     lines = Lines()
@@ -240,7 +239,7 @@ def test_times_are_shown_in_the_unit_that_the_speed_monitor_logs():
 
 
 def test_labels_name_attempts_only_where_there_are_several():
-    runs = [MonitoredRun(RunView(name, attempt)) for name, attempt in (("a", 1), ("b", 1), ("b", 2))]
+    runs = [RunView(name, attempt) for name, attempt in (("a", 1), ("b", 1), ("b", 2))]
     assert labels_of(runs) == ["a", "b #1", "b #2"]
 
 

@@ -17,7 +17,7 @@ from offloop.consumers.api.logger import RunContext
 from offloop.consumers.dashboard.view import tap
 from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, RunTap, ViewDestination
+from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.charts import MarkNews
 from offloop.consumers.dashboard.web.content import COLUMNS, csv_lines, file_name
 
@@ -60,9 +60,9 @@ def batch_of(batch: int) -> Snapshot:
 
 def read(recording: Path) -> RunView:
     """The view of it."""
-    run = MonitoredRun(RunView("marked"))
-    Runner(Recording(recording), [RunTap(run)], [ViewDestination(run)]).run()
-    return run.view
+    run = RunView("marked")
+    Runner(Recording(recording), [RunTap(run)], [run]).run()
+    return run
 
 
 @pytest.mark.parametrize("from_summary", [True, False])
@@ -91,12 +91,12 @@ def test_marks_stand_where_it_happened_on_every_axis(
 
 def test_a_mark_comes_when_the_batches_up_to_it_are_known_and_once() -> None:
     outcomes = [Outcome(Command("pause", id="a"), "batch_checkpoint", 2, None, START + 2 * SECOND)]
-    run = MonitoredRun(RunView("run"))
-    run.view.follow(RunContext("run", 1, None, answered=lambda: outcomes))
+    run = RunView("run")
+    run.open(RunContext("run", 1, None, answered=lambda: outcomes))
     browser = MarkNews()
-    run.view.see(batch_of(1))
+    run.see(batch_of(1))
     assert browser.news([run]) == []
-    run.view.see(batch_of(2))
+    run.see(batch_of(2))
     pause = ["pause", 2, 16, 0.2, 1.0, START / SECOND + 2]
     (news,) = browser.news([run])
     assert (news["r"], news["a"], [one[:6] for one in news["m"]]) == (0, 0, [pause])
@@ -134,7 +134,7 @@ def test_of_very_many_marks_some_are_kept_evenly_and_all_are_sent_anew() -> None
     assert marks.generation > 0
     view = RunView("run")
     view.see(batch_of(1))
-    browser, run = MarkNews(), MonitoredRun(view)
+    browser, run = MarkNews(), view
     for count in range(MOST_OF_A_KIND + 1):
         view.take_outcome(Outcome(Command("checkpoint", id=str(count)), "batch_checkpoint", 1, None, START))
         (news,) = browser.news([run])
@@ -143,8 +143,8 @@ def test_of_very_many_marks_some_are_kept_evenly_and_all_are_sent_anew() -> None
 
 def test_a_file_of_a_metric_has_every_value_with_its_place_on_every_axis(recording: Path) -> None:
     view = read(recording)
-    runs = [MonitoredRun(view), MonitoredRun(read(recording))]
-    runs[1].view.run_name = "=other, one"
+    runs = [view, read(recording)]
+    runs[1].run_name, runs[1].run_dir = "=other, one", None
     lines = b"".join(csv_lines(runs, "loss/train/total")).decode().splitlines()
     header, *rows = csv.reader(lines)
     assert tuple(header) == COLUMNS

@@ -14,7 +14,6 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.dashboard.view.ranks import FirstNan, RankTiming, Waiting
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun
 from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
 
@@ -130,7 +129,7 @@ def test_a_rank_that_begins_later_takes_its_place() -> None:
 
 def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
     view = RunView("run")
-    run = MonitoredRun(view)
+    run = view
     view.take_windows(many_hosts(64, 8, slow=139, nan=17))
     frame = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS))
     sent = np.frombuffer(base64.b64decode(frame["map"]["cells"]), "<f4")
@@ -149,7 +148,7 @@ def test_a_browser_may_say_anything(told: object) -> None:
     view.take_windows(many_hosts(4, 4))
     look = look_in(told, RanksLook)
     assert look == RanksLook()
-    assert len(ranks_frame([MonitoredRun(view)], ["run"], RanksLook(True, 99, "unknown"))["rows"]) == 16
+    assert len(ranks_frame([view], ["run"], RanksLook(True, 99, "unknown"))["rows"]) == 16
 
 
 def test_ranks_of_one_host_are_shown_as_those_of_many_are() -> None:
@@ -158,7 +157,7 @@ def test_ranks_of_one_host_are_shown_as_those_of_many_are() -> None:
         for rank in range(24):
             at = Timestamp.from_values([0, 0, batch, *[0] * 11])
             view.see(Snapshot.build(Event.BATCH_END, rank=rank, seq=batch, timestamp=at, time_ns=batch * 10**9))
-    frame = ranks_frame([MonitoredRun(view)], ["run"], RanksLook(seen=True))
+    frame = ranks_frame([view], ["run"], RanksLook(seen=True))
     assert frame["hosts"] == [["", 24, 0]]
     assert frame["quantity"] == STEP
     assert frame["map"]["medianText"] == "1 s"

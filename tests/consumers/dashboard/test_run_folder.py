@@ -5,8 +5,7 @@ import os
 import pytest
 from run_folders import WrittenRun, write_run
 
-from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import MonitoredRun, labels_of
+from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.folder_panels import facts_of
 from offloop.consumers.dashboard.web.run_folder import look_into, open_in
 
@@ -80,7 +79,7 @@ def test_what_a_run_was_started_with_is_said_without_what_is_not_known(tmp_path)
 
 
 def test_a_renamed_run_is_called_by_its_new_name(tmp_path):
-    run = MonitoredRun(RunView("old"))
+    run = RunView("old")
     assert labels_of([run]) == ["old"]
     run.run_dir = tmp_path / "new"
     assert labels_of([run]) == ["new"]

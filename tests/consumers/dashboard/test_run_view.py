@@ -28,7 +28,6 @@ from offloop.consumers.dashboard.view import run_view
 from offloop.consumers.dashboard.view.phases import PHASES, RankPhases
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Clock, Series
-from offloop.consumers.dashboard.view.tap import MonitoredRun, ViewDestination
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -237,7 +236,7 @@ def test_names_are_bounded_which_the_log_says(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(view_metrics, "MAX_SERIES", 3)
     monkeypatch.setattr(run_view, "MAX_SERIES", 3)
     view = RunView("run")
-    view.take_rows([Row(1, 0.0, {f"metric{number}": 1.0 for number in range(5)})])
+    view.log_rows([Row(1, 0.0, {f"metric{number}": 1.0 for number in range(5)})])
     assert view.names() == ["metric0", "metric1", "metric2"]
     for _ in range(2):
         assert [entry.text for entry in view.log()] == [
@@ -402,7 +401,7 @@ def test_a_run_without_an_end_has_no_fraction() -> None:
 def test_commands_in_a_history_stand_where_they_took_effect() -> None:
     outcomes: list[Outcome] = []
     view = RunView("run")
-    view.follow(RunContext("run", 1, None, answered=lambda: outcomes))
+    view.open(RunContext("run", 1, None, answered=lambda: outcomes))
     for epoch in range(3):
         view.see(
             Snapshot.build(Event.EPOCH_START, time_ns=START + 10 * epoch * SECOND, timestamp=Timestamp(epoch=epoch))
@@ -416,7 +415,7 @@ def test_commands_in_a_history_stand_where_they_took_effect() -> None:
 def test_the_state_follows_the_run_and_its_commands() -> None:
     outcomes: list[Outcome] = []
     view = RunView("run")
-    view.follow(RunContext("run", 1, None, answered=lambda: outcomes))
+    view.open(RunContext("run", 1, None, answered=lambda: outcomes))
     assert view.status == "waiting"
     view.see(batch_of(1))
     assert view.status == "live"
@@ -499,21 +498,19 @@ def test_the_log_is_bounded_and_can_be_asked_for_what_is_new() -> None:
 
 def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
     view = RunView("run")
-    run = MonitoredRun(view)
-    destination = ViewDestination(run)
     state = batch_of(3)
     context = RunContext("digits-3", 2, None, command=lambda name: Outcome(Command(name)))
-    destination.open(context)
-    assert run.command is context.command is not None
-    destination.log_rows([Row(3, 0.0, {"own": 1.5})], state)
-    destination.log_text(Text(3, 5.0, "verdict", "input-bound"), state)
-    destination.log_images(Images(3, 0.0, "inputs", [], {}, None, True), state)
-    destination.log_hyperparameters({"seed": 1}, state)
+    view.open(context)
+    assert view.command is context.command is not None
+    view.log_rows([Row(3, 0.0, {"own": 1.5})], state)
+    view.log_text(Text(3, 5.0, "verdict", "input-bound"), state)
+    view.log_images(Images(3, 0.0, "inputs", [], {}, None, True), state)
+    view.log_hyperparameters({"seed": 1}, state)
     assert (view.run_name, view.attempt) == ("digits-3", 2)
     assert points_of(view, "own") == {3: 1.5}
     assert [(entry.kind, entry.text, entry.time) for entry in view.log()] == [("text", "verdict: input-bound", 5.0)]
     assert view.images.steps() == {"inputs": [(3, 0)]}
-    assert run.run_dir is None
+    assert view.run_dir is None
     assert view.hyperparameters == {"seed": 1}
 
 

@@ -63,7 +63,7 @@ def test_any_size_has_a_frame_that_fits(width: int, height: int, page: str, scro
 
 
 WAITING, RUNNING = RunView("run"), trained(30, ranks=9, slow=1, loss=math.nan)
-RUNNING.take_rows([Row(1, 0.0, {f"group{number % 7}/metric{number}": number for number in range(50)})])
+RUNNING.log_rows([Row(1, 0.0, {f"group{number % 7}/metric{number}": number for number in range(50)})])
 
 
 def test_a_usual_terminal_shows_everything_at_once() -> None:
@@ -101,7 +101,7 @@ def test_how_a_run_ended_stands_first(ending: str, begins: str) -> None:
 
 def test_wide_letters_move_nothing() -> None:
     view = trained()
-    view.take_rows([Row(1, 0.0, {"精度/訓練": 1.0, f"精度/{'損失' * 30}": 1.0, "ascii/name": 1.0})])
+    view.log_rows([Row(1, 0.0, {"精度/訓練": 1.0, f"精度/{'損失' * 30}": 1.0, "ascii/name": 1.0})])
     lines = drawn(view, height=60)
     ends = [cell_len(line.partition("  ▅")[0]) for line in lines if line.endswith(" 1  ▅")]
     assert len(ends) == 3
@@ -168,7 +168,7 @@ def test_a_long_line_of_the_log_is_marked_where_it_is_cut_and_whole_on_its_own_p
 def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
     view = trained()
     names = ["l2_norm/grad/global", "throughput/batches_per_sec", "metrics/eval/Accuracy", "mine", "loss/train/a"]
-    view.take_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
+    view.log_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
     assert [name for group in view.groups().values() for name in group] == [
         "loss/train/total",
         "loss/train/a",
