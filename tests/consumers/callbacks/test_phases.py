@@ -13,13 +13,13 @@ from typing import Any
 import msgpack
 import pytest
 from consumers_stream import Collector
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_hosts import many_hosts
 from msgspec.structs import replace
 from paths import SUPPORT
-from phase_jobs import BATCHES, NAME, SECONDS_A_ROW, train
-from timeline_stream import MS, RankStream
+from phase_jobs import BATCHES, NAME, SECONDS_A_ROW
+from timeline_stream import RankStream
 
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
@@ -31,6 +31,7 @@ from offloop.consumers import JsonlLogger, Logger
 from offloop.consumers.api.logger import Text
 from offloop.consumers.callbacks.arrivals import Arrival, last_to_arrive
 from offloop.consumers.callbacks.phases import Phases
+from offloop.consumers.runner import dispatcher
 from offloop.consumers.runner.runner import run_session
 
 JOBS = SUPPORT / "phase_jobs.py"
@@ -110,13 +111,6 @@ def test_the_figures_are_seconds_per_batch_with_microbatches_added_up() -> None:
     }
 
 
-def test_the_window_forgets_what_is_long_ago() -> None:
-    stream, events = started()
-    events += steps(stream, 5, ("data", 50))
-    events += steps(stream, 3, ("data", 2))
-    assert last(logged(events, window=3))["data"] == 2
-
-
 def test_a_pause_is_no_part_of_a_batch() -> None:
     stream, events = started()
     events += [stream.batch([("data", 2.0), ("forward", 6.0)], 2, trained=10) for _ in range(3)]
@@ -155,21 +149,6 @@ def test_an_evaluation_is_shared_by_the_batches_since_the_one_before() -> None:
     assert last(logged(events))["evaluation"] == 5
 
 
-def test_a_gpu_that_is_behind_the_host_is_what_a_step_takes() -> None:
-    stream = RankStream()
-    phases = {"began": stream.now, "spans": [["data", 0, MS], ["forward", MS, 29 * MS]], "device": True}
-    figures = last(logged([stream.batch([], rest=2, phases=phases)]))
-    assert (figures["data"], figures["forward"], figures["other"]) == (1, 29, 0)
-
-
-def test_what_was_published_at_the_end_of_the_batch_before_is_part_of_the_step() -> None:
-    stream, events = started()
-    # The field counts from when that was done, 5 ms after the event.
-    phases = {"began": stream.now + 5 * MS, "spans": [["forward", 0, 4 * MS], ["publishing", 0, 5 * MS]]}
-    figures = last(logged([*events, stream.batch([], rest=10, phases=phases)]))
-    assert (figures["forward"], figures["publishing"], figures["other"]) == (4, 5, 1)
-
-
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
@@ -185,18 +164,6 @@ def test_what_was_published_at_the_end_of_the_batch_before_is_part_of_the_step()
 def test_what_dominates_is_named(spans: list[tuple[str, float]], rest: float, text: str) -> None:
     stream, events = started()
     assert verdicts(logged(events + steps(stream, 8, *spans, rest=rest))) == [text]
-
-
-def test_much_evaluating_is_named() -> None:
-    stream, events = started()
-    for _ in range(4):
-        events += steps(stream, 2, ("forward", 5), ("backward", 4))
-        events += [stream.event(Event.EVAL_BEFORE_ALL), stream.event(Event.EVAL_AFTER_ALL, 60)]
-    told = verdicts(logged(events))
-    assert told == [
-        "compute-bound: 90 % of the step computes",
-        "evaluation-bound: 75 % of the time goes into evaluations",
-    ]
 
 
 def test_a_verdict_is_told_when_it_changes_and_not_when_its_numbers_do() -> None:
@@ -272,7 +239,7 @@ class WithWindows(PlainStream):
         for snapshot in snapshots:
             self._ready += next(self._windows, ())
             # For longer than what looks for windows rests.
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.02)
             yield snapshot
 
     def host_windows(self) -> list[HostWindow]:
@@ -284,7 +251,9 @@ def heard_beside(windows: Iterable[Sequence[HostWindow]]) -> list[str]:
     """The verdicts over the first of 64 ranks, with windows of 8 hosts."""
     stream, heard = RankStream(0, 64), Heard()
     events = [stream.event(Event.FIT_START), *steps(stream, 4, ("data", 1), ("forward", 80), ("backward", 19))]
-    run_session(lambda _, __: WithWindows(events, windows), [Phases(every=1, window=4)], [heard])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dispatcher, "_WINDOW_SECONDS", 0.005)
+        run_session(lambda _, __: WithWindows(events, windows), [Phases(every=1, window=4)], [heard])
     return verdicts(heard)
 
 
@@ -314,13 +283,6 @@ def test_a_rank_that_says_nothing_any_more_holds_nothing_up_for_long() -> None:
     assert last(heard)["data"] == 2
     told_at = {row.step: row.time for row in heard.rows}
     assert told_at[11] < told_at[60] < told_at[100]
-
-
-def test_a_report_that_comes_too_late_is_left_out() -> None:
-    stream = ranks_of(60, [2, 4])
-    second = [one for one in stream if one.rank == 1]
-    heard = logged([*(one for one in stream if one.rank == 0), *second])
-    assert [row.step for row in heard.rows if "time/phase/data" in row.metrics] == list(range(1, 61))
 
 
 def test_batches_that_are_counted_from_zero_again_are_measured_too() -> None:
@@ -390,6 +352,7 @@ def test_where_ranks_meet_is_where_they_wait() -> None:
 # -- options and going on ---------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(stop=st.integers(0, 60))
 def test_going_on_from_what_was_kept_logs_the_same(stop: int) -> None:
     stream = ranks_of(12, [1, 13])
@@ -460,13 +423,3 @@ def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(tmp_path: 
     replayed = tmp_path / "replayed.jsonl"
     run_session(lambda _, __: Recording(directory), [Phases(every=2, window=6)], [JsonlLogger(str(replayed))])
     assert phase_rows(rows_of(replayed)) == phase_rows(rows)
-
-
-@pytest.mark.slow
-def test_a_training_that_waits_for_its_data_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path))
-    train(SECONDS_A_ROW)
-    directory = tmp_path / NAME
-    told = [row["time/phase/verdict"] for row in rows_of(directory / "metrics.jsonl") if "time/phase/verdict" in row]
-    assert len(told) == 1
-    assert told[0].startswith("input-bound: ")

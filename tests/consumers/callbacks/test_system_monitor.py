@@ -32,42 +32,29 @@ class NvmlError(Exception):
     """What NVML raises."""
 
 
-class Nvml:
+class Nvml(SimpleNamespace):
     """Two GPUs, one of which does not tell its power."""
 
-    __spec__ = "found"
-    NVMLError = NvmlError
-    NVML_TEMPERATURE_GPU = 0
-
     def __init__(self, count: int = 2) -> None:
-        self.count = count
+        def power(gpu: int) -> int:
+            if gpu:
+                raise NvmlError("Not Supported")
+            return 250_000
+
         self.open = 0
-
-    def nvmlInit(self) -> None:
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.count
-
-    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
-        return number
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> Any:
-        return SimpleNamespace(gpu=[40, 80][gpu])
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:
-        return SimpleNamespace(used=[10, 20][gpu], total=100)
-
-    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
-        if gpu:
-            raise NvmlError("Not Supported")
-        return 250_000
-
-    def nvmlDeviceGetTemperature(self, gpu: int, sensor: int) -> int:
-        return [50, 60][gpu]
+        super().__init__(
+            __spec__="found",
+            NVMLError=NvmlError,
+            NVML_TEMPERATURE_GPU=0,
+            nvmlInit=lambda: setattr(self, "open", self.open + 1),
+            nvmlShutdown=lambda: setattr(self, "open", self.open - 1),
+            nvmlDeviceGetCount=lambda: count,
+            nvmlDeviceGetHandleByIndex=lambda number: number,
+            nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=[40, 80][gpu]),
+            nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=[10, 20][gpu], total=100),
+            nvmlDeviceGetPowerUsage=power,
+            nvmlDeviceGetTemperature=lambda gpu, sensor: [50, 60][gpu],
+        )
 
 
 def test_it_measures_the_machine() -> None:

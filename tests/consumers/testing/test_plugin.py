@@ -120,20 +120,6 @@ def test_the_fixtures_work_in_asynchronous_tests(project: pytest.Pytester, mode:
     assert re.search(r"^E\s+ZeroDivisionError", lines(result), re.MULTILINE)
 
 
-def test_a_bug_in_a_callback_fails_the_test_at_the_line_of_the_bug(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        CALLBACK
-        + "class Bug(Loss):\n"
-        + "    def batch_end(self, state, logger):\n"
-        + "        return state.loss / 0  # here\n"
-        + f"def test_bug(replay):\n    replay([Loss(), Bug()], {str(EVALUATED)!r})\n"
-    )
-    result = project.runpytest_inprocess()
-    result.assert_outcomes(failed=1)
-    assert re.search(r"^>\s+return state\.loss / 0  # here$", lines(result), re.MULTILINE)
-    assert re.search(r"^E\s+ZeroDivisionError", lines(result), re.MULTILINE)
-
-
 # -- golden files -----------------------------------------------------------------------------------------------------
 
 
@@ -191,13 +177,6 @@ assert not heavy, heavy
 
 def test_the_plug_in_loads_next_to_nothing() -> None:
     subprocess.run([sys.executable, "-c", IMPORTED], check=True, timeout=100)
-
-
-def test_own_fixtures_of_those_names_come_first(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        "import pytest\n@pytest.fixture\ndef golden(): return 1\ndef test_it(golden): assert golden == 1\n"
-    )
-    project.runpytest_inprocess().assert_outcomes(passed=1)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
