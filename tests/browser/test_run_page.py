@@ -2,15 +2,12 @@
 
 import sys
 import textwrap
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 from browser import Visit, commanded, ui_of, visit
 
 from offloop.bus import Event, Publisher
-from offloop.bus.index.annotations import annotate
 from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
 
 pytestmark = pytest.mark.timeout(120)
@@ -108,36 +105,3 @@ def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> Non
         for path in ("out.txt", "../beside.txt", "%2e%2e/beside.txt", "%2Fetc%2Fpasswd", "latest"):
             assert there.page.request.get(served.url.rstrip("/") + address.replace("page.html", path)).status == 404
         assert there.page.request.get(f"{served.url}run-content/other/file?path=run.json").status == 404
-
-
-def test_files_and_images_take_a_token_as_the_page_does(run: Path, tmp_path: Path, browser) -> None:
-    tokens = tmp_path / "tokens"
-    with ui_of(str(run.parent), "--tokens", str(tokens)) as served:
-        served.has_said("dashboard")
-        token = dict(line.split() for line in tokens.read_text().splitlines())["view"]
-        with visit(browser, f"{served.url}runs?run=r&token={token}") as there:
-            there.page.get_by_text("Files", exact=True).click()
-            link = there.page.get_by_role("link", name="Download run.json")
-            link.wait_for()
-            address = served.url.rstrip("/") + str(link.get_attribute("href"))
-            assert there.page.request.get(address).body() == (run / "run.json").read_bytes()
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(address, timeout=20)
-
-
-def test_tags_and_the_note_are_among_what_is_known_of_a_run(run: Path, browser) -> None:
-    annotate(run, add=["first"], note="before")
-    with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
-        there.page.get_by_text("About the run").click()
-        there.page.get_by_role("cell", name="first", exact=True).wait_for()
-        annotate(run, note="by another")
-        there.page.get_by_role("cell", name="by another").wait_for()
-
-
-def test_hyperparameters_are_found_by_name_and_value(run: Path, browser) -> None:
-    with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
-        there.page.get_by_text("Hyperparameters", exact=True).click()
-        there.page.get_by_role("cell", name="config/width").wait_for()
-        there.page.get_by_label("Find hyperparameters").fill("LR 0.5")
-        there.waits_for(lambda: there.page.get_by_role("cell", name="config/width").count() == 0, "one row")
-        assert there.page.get_by_role("cell", name="config/lr").count() == 1

@@ -1,4 +1,4 @@
-"""Each benchmark runs, at a tiny size."""
+"""Each benchmark runs, at a tiny size: one by default, all with ``make soak``."""
 
 import json
 import subprocess
@@ -21,15 +21,6 @@ def add_and_interrupt(*arguments, **options):
 common.Report.add = add_and_interrupt
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-WITHOUT_CONSUMERS = """
-import contextlib, sys
-sys.path.insert(0, "")
-import gpu
-gpu.attached = lambda *_: contextlib.nullcontext()
-sys.argv.pop(0)
-gpu.main()
-"""
-"""They take long to start, and other benchmarks have them."""
 
 
 def measured(*arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -39,10 +30,7 @@ def measured(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.needs("chromium") if name in ("dashboard", "home") else ())
-        for name in NAMES
-    ],
+    [pytest.param(name, marks=() if name == "hot_loop" else pytest.mark.soak) for name in NAMES],
 )
 def test_it_measures_a_first_figure_and_keeps_it_when_interrupted(name: str, tmp_path: Path) -> None:
     code = f"import sys; sys.argv.pop(0);{INTERRUPTED_AFTER_THE_FIRST_FIGURE}"
@@ -54,19 +42,3 @@ def test_it_measures_a_first_figure_and_keeps_it_when_interrupted(name: str, tmp
     assert entry["value"] > 0
     assert figure in done.stdout
     assert (told["complete"], "not complete" in done.stderr) == (False, True)
-
-
-def test_what_is_measured_on_a_gpu_is_measured_on_the_host_to_try_it(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    done = measured("-c", WITHOUT_CONSUMERS, "gpu.py", "--quick", "--device", "cpu", "--json", file)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(file.read_text())
-    assert told["complete"]
-    figures = {name: entry["value"] for name, entry in told["figures"].items()}
-    without = {name for name, value in figures.items() if value <= 0}
-    assert without <= {name for name in figures if name.startswith(("waits", "memory", "2 MB: consumer"))}
-    assert {
-        "having a loss read",
-        "small MLP: Trainer with speed,lr / bare",
-        "2 MB: async_save, later",
-    } <= figures.keys()

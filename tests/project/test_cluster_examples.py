@@ -57,17 +57,6 @@ def test_a_pod_runs_what_can_be_typed_and_has_what_that_names(name: str) -> None
         assert service is None or SERVICES[service]["spec"]["selector"].items() <= labels.items()
 
 
-def test_the_job_s_ranks_are_as_many_on_each_host_and_meet_at_the_first() -> None:
-    job = WITH_PODS["digits"]
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert job["spec"]["completionMode"] == "Indexed", "it gives hosts their names"
-    assert f"--nnodes={job['spec']['completions']}" in container["command"]
-    assert job["spec"]["completions"] == job["spec"]["parallelism"]
-    assert "--master-addr=digits-0.digits" in container["command"]
-    assert container["command"][1] == "digits", "the run that train-host waits for"
-    assert "--run-name=digits" in container["command"]
-
-
 @pytest.mark.parametrize("config", [CONFIGS["nats"], (ROOT / "containers" / "nats" / "server.conf").read_text()])
 def test_servers_take_their_configuration(config: str, tmp_path: Path) -> None:
     file = tmp_path / "server.conf"
@@ -83,8 +72,8 @@ def program(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_slurm_starts_a_part_of_the_training_on_each_host(tmp_path: Path, code: int) -> None:
+def test_slurm_starts_a_part_of_the_training_on_each_host(tmp_path: Path) -> None:
+    code = 3
     noted = f'echo "$OFFLOOP_HOST $OFFLOOP_RUNS_DIR {{}} $*" >> {tmp_path}/$OFFLOOP_HOST'
     program(tmp_path, "scontrol", "printf 'one\\ntwo\\n'")
     program(tmp_path, "srun", 'SLURM_NODEID=0 "$@" & SLURM_NODEID=1 "$@"; code=$?; wait; exit $code')
@@ -104,13 +93,7 @@ def test_slurm_starts_a_part_of_the_training_on_each_host(tmp_path: Path, code: 
         host = f"host-{number}"
         trained, copied = map(shlex.split, (tmp_path / host).read_text().splitlines())
         assert trained[:2] == copied[:2] == [host, f"{tmp_path}/runs/{host}"]
-        where = [
-            "--nnodes=2",
-            f"--node-rank={number}",
-            "--nproc-per-node=2",
-            "--master-addr=one",
-            "--master-port=29505",
-        ]
-        assert trained[3:8] == where
+        where = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=2", "--master-addr=one"]
+        assert trained[3:7] == where
         check(trained[2:])
         assert copied[2:] == ["offloop", "server", "bridge", "digits"]

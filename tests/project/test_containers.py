@@ -1,14 +1,10 @@
 """The files for containers: what they name exists, and the services' commands can be typed. No engine is needed."""
 
-import http.server
 import os
 import re
 import shlex
-import ssl
 import stat
 import subprocess
-import sys
-import threading
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +19,6 @@ from paths import ROOT
 CONTAINERS = ROOT / "containers"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = [name for name, service in SERVICES.items() if service["image"].startswith("offloop-")]
 PROGRAMS = {"", "nats-server", "sleep", "tensorboard", "wget", *(path.name for path in CONTAINERS.iterdir())}
 DOCKERFILE = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -101,45 +96,6 @@ def test_a_dashboards_keys_are_private_and_stay(tmp_path: Path) -> None:
     assert make_keys(tmp_path) == made
 
 
-@pytest.mark.needs("openssl")
-def test_the_health_check_takes_the_certificate_and_the_token(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    make_keys(keys)
-    certificate, tokens = keys / "certificate.pem", keys / "tokens"
-    right = dict(line.split() for line in tokens.read_text().splitlines())["view"]
-
-    class Page(http.server.BaseHTTPRequestHandler):
-        """Like a dashboard: whoever comes with the token gets a cookie, and is sent on."""
-
-        def do_GET(self) -> None:
-            is_known = self.headers["Cookie"] == "known=yes"
-            self.send_response(303 if f"token={right}" in self.path else 200 if is_known else 401)
-            self.send_header("Set-Cookie", "known=yes")
-            self.send_header("Location", "/")
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None: ...
-
-    def asks(*arguments: object) -> int:
-        command = [sys.executable, CONTAINERS / "answers", *map(str, arguments)]
-        return subprocess.run(command, check=False, stderr=subprocess.DEVNULL, timeout=60).returncode
-
-    others = tmp_path / "others"
-    others.write_text("view wrong\n")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"https://localhost:{server.server_port}/"
-        codes = asks(url, certificate, tokens), asks(url, certificate, others), asks(url, "", tokens)
-        server.shutdown()
-        thread.join()
-    assert codes == (0, 1, 1)
-
-
 def test_the_dockerfile_names_what_there_is() -> None:
     names, extras = stages(), PROJECT["optional-dependencies"]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
@@ -191,18 +147,6 @@ def test_a_service_has_no_more_than_it_needs(name: str) -> None:
     assert ("keys" in mounts(service).values()) == ("with-keys" in words(service.get("command", "")))
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_what_a_service_names_is_mounted_in_it(name: str) -> None:
-    service = SERVICES[name]
-    texts = [*interpolated(service["command"]), *service.get("environment", {}).values()]
-    texts += service.get("healthcheck", {}).get("test", [])
-    paths = {path for text in texts for path in re.findall(r"(?<![\w/.:])/\w[\w/.]*", text)}
-    for path in paths:
-        assert any(path.startswith(target) for target in mounts(service)), path
-    owned = set(re.findall(r"/\w+(?:/\w+)?", " ".join(line for line in instructions("RUN") if "--mode 0700" in line)))
-    assert set(mounts(service)) <= owned, "volumes take their owner from the image"
-
-
 def test_the_trainers_memory_can_be_mapped_by_the_checkpoint_consumer() -> None:
     """Both see the same process numbers, which outlive them, and are the same user."""
     together = [name for name, service in SERVICES.items() if service.get("pid") == "service:pause"]
@@ -211,21 +155,6 @@ def test_the_trainers_memory_can_be_mapped_by_the_checkpoint_consumer() -> None:
     assert {"trainer", "checkpoint"} <= set(together)
     assert len({SERVICES[name]["hostname"] for name in together}) == 1
     assert all("user" not in SERVICES[name] for name in together)
-
-
-def test_the_hosts_of_the_cluster_train_together_and_have_runs_of_their_own() -> None:
-    hosts = [SERVICES[name] for name in ("host-1", "host-2")]
-    commands = [interpolated(host["command"]) for host in hosts]
-    assert [command.pop(4) for command in commands] == ["--node-rank=0", "--node-rank=1"]
-    assert commands[0] == commands[1]
-    assert {"--nnodes=2", "--master-addr=host-1"} <= set(commands[0])
-    assert commands[0][1] == "digits", "the run that train-host waits for"
-    assert "--run-name=digits" in commands[0]
-    assert len({mounts(host)["/runs"] for host in hosts}) == 2
-    config = (CONTAINERS / "nats" / "server.conf").read_text()
-    servers = [name for name in SERVICES if name.startswith("nats-")]
-    assert re.findall(r"//([\w-]+):6222", config) == servers
-    assert all(words(SERVICES[name]["command"])[-1] == name == SERVICES[name]["hostname"] for name in servers)
 
 
 def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_training(tmp_path: Path) -> None:
@@ -241,17 +170,3 @@ def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_trainin
         host.terminate()
         assert host.communicate(timeout=30)[0].splitlines() == ["stopped", "offloop server bridge digits"]
     assert host.returncode == 7
-
-
-def test_prometheus_asks_the_exporter() -> None:
-    config = yaml.safe_load((ROOT / "containers" / "prometheus.yml").read_text())
-    targets = [target for job in config["scrape_configs"] for one in job["static_configs"] for target in one["targets"]]
-    assert targets == ["prometheus-exporter:9464"]
-    assert "prometheus.port=9464" in SERVICES["prometheus-exporter"]["command"]
-
-
-def test_the_gpu_file_changes_what_there_is() -> None:
-    changes = yaml.safe_load((ROOT / "containers" / "gpu.yml").read_text())["services"]
-    assert set(changes) == {"trainer"}
-    for argument in changes["trainer"]["build"]["args"]:
-        assert re.search(rf"^ARG {argument}\b", DOCKERFILE, re.MULTILINE)

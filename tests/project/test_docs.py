@@ -6,7 +6,6 @@ import json
 import os
 import re
 import runpy
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -18,12 +17,10 @@ import build_site
 import pytest
 from command_lines import COMMANDS, problem
 from commands import command
-from documents import NOT_RUN, PAGES, ROOT, Block, blocks, command_lines
-from helpers import wait_for
+from documents import PAGES, ROOT, Block, blocks, command_lines
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
-from offloop.bus import Event, Recording, find_run, list_runs
-from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus import Event, Recording, find_run
 from offloop.consumers.cli.main import main as consumer_main
 
 CODE = [block for page in PAGES for block in blocks(page, "python")]
@@ -192,34 +189,6 @@ def test_code_on_the_pages_runs(
         check(runs_dir, printed, consumer)
 
 
-def test_what_is_not_run_says_why() -> None:
-    for block in CODE:
-        assert block.is_run or len(block.title) > len(NOT_RUN), block
-
-
-def test_what_is_not_run_here_is_run_elsewhere() -> None:
-    for page, (file, test) in RUN_BY_THE_TEST_OF_THEIR_PART.items():
-        source = (ROOT / "tests" / file).read_text()
-        assert f"def {test}(" in source
-        assert Path(page).name in source
-        assert not any(block.title for block in blocks(page, "python")), f"{file} does not find blocks with a title"
-
-
-def test_five_lines_are_all_that_a_loop_of_ones_own_needs() -> None:
-    [loop] = [block for block in CODE if block.file_name == "loop.py"]
-    page = (ROOT / loop.page).read_text().splitlines()
-    marked = [int(number) for number in re.findall(r"\d+", page[loop.line - 1].split("hl_lines=")[1])]
-    lines = loop.text.splitlines()
-    ours = ("import offloop", "run = offloop.watch(", "run.log(")
-    taken = ("for epoch in run.epochs(5):", "for rows, labels in run.batches(loader):")
-    assert [lines[number - 1].strip().startswith((*ours, *taken)) for number in marked] == [True] * 5
-    without = [line for line in lines if not line.strip().startswith(ours)]
-    plain = "\n".join(without).replace("run.epochs(5)", "range(5)").replace("run.batches(loader)", "loader")
-    assert "offloop" not in plain
-    assert "run." not in plain
-    compile(plain, loop.page, "exec")
-
-
 def test_the_readmes_callback_watches_a_loop(script: Here, consumer: Here, runs_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     script(tmp_path / "loop.py")
@@ -231,34 +200,6 @@ def test_the_readmes_callback_watches_a_loop(script: Here, consumer: Here, runs_
         "loss 1.0 at batch 1",
         "loss 0.5 at batch 2",
     ]
-
-
-# Of mypy without a cache.
-@pytest.mark.slow
-def test_the_readmes_callback_passes_mypy_when_it_is_annotated(tmp_path: Path) -> None:
-    annotated = (
-        README[0]
-        .text.replace("limit: float = 10.0)", "limit: float = 10.0) -> None")
-        .replace("state, logger)", "state: Snapshot, logger: Logger) -> None")
-        .replace(
-            "import Callback\n",
-            "import Callback\nfrom offloop.bus import Snapshot\nfrom offloop.consumers import Logger\n",
-        )
-    )
-    assert annotated.count(" -> None") == 2
-    (tmp_path / "explosion.py").write_text(annotated)
-    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "explosion.py")]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-
-
-def test_the_plain_loop_example_can_be_followed(runs_dir: Path) -> None:
-    assert "recorded in" in run(ROOT / "examples" / "plain_loop.py", 300, cwd=runs_dir)
-    [recorded] = list_runs()
-    *_, last = Recording(recorded.path).snapshots([Event.BATCH_END])
-    assert last.loss is not None
-    assert last.loss < 0.01
-    wait_for(lambda: not find_run(recorded.path).live, "the broker to end")
 
 
 # What the guides say of their examples
@@ -288,40 +229,6 @@ def test_the_guides_callbacks_and_loggers_do_what_they_say(recorded: Path, consu
         assert database.execute(rows).fetchall() == [(100, 100, 1.0)]
 
 
-def test_the_guides_exact_logger_writes_the_same_when_it_is_killed(
-    recorded: Path, consumer: Here, runs_dir: Path
-) -> None:
-    (recorded / "killed.py").write_text(KILLED)
-    written = runs_dir / "my-run" / "metrics.tsv"
-    command = ["--run", "my-run", "--log", "exact_tsv.py:ExactTsv", "--commit-every", 10]
-    consumer(*command, "--callbacks", "spikes_named.py:NamedSpikes")
-    undisturbed = written.read_bytes()
-    written.unlink()
-    command += ["--callbacks", "spikes_named.py:NamedSpikes,killed.py:Killed", "--name", "archive"]
-    for _ in range(2):
-        killed = subprocess.run(
-            [sys.executable, "-m", "offloop.consumers", *map(str, command)], cwd=recorded, check=False
-        )
-        assert killed.returncode == -signal.SIGKILL
-    consumer(*command)
-    assert written.read_bytes() == undisturbed
-
-
-KILLED = """
-import os, signal
-from pathlib import Path
-from offloop.consumers import Callback
-
-class Killed(Callback):
-    def batch_end(self, state, logger):
-        been = Path(f"killed-at-{state.timestamp.batch.value}")
-        if state.timestamp.batch in ("35ba", "72ba") and not been.exists():
-            been.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-"""A callback that ends its process at two batches, once each."""
-
-
 # Commands
 
 
@@ -332,9 +239,9 @@ def test_the_page_of_commands_has_every_command_that_is_installed() -> None:
     assert named == set(build_site.commands()) - {"offloop"}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_on_the_pages_exist(page: str) -> None:
-    wrong = [f"{line}: {what}" for line in command_lines(page) if (what := problem(line)) is not None]
+def test_commands_on_the_pages_exist() -> None:
+    lines = [line for page in PAGES for line in command_lines(page)]
+    wrong = [f"{line}: {what}" for line in lines if (what := problem(line)) is not None]
     assert not wrong, "\n".join(wrong)
 
 
@@ -359,23 +266,12 @@ def test_every_public_name_is_on_a_reference_page(package: str) -> None:
     assert not missing, f"add '::: {package}.NAME' to a page in {REFERENCE} for {', '.join(missing)}"
 
 
-def test_reference_pages_name_what_exists() -> None:
-    for name, page in documented().items():
-        assert _object(name) is not None, f"{page} documents {name}, which does not exist"
-
-
 def _object(name: str) -> object:
     package, _, rest = name.rpartition(".")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         return getattr(importlib.import_module(package), rest, None)
-
-
-def test_the_protocol_names_exactly_the_inner_events() -> None:
-    table = (ROOT / "docs" / "protocol.md").read_text().split("**Base events**")[1].split("\n\n")[1]
-    inner = [row for row in table.splitlines() if row.startswith("| no |")]
-    assert {Event(name) for row in inner for name in re.findall(r"`([a-z_]+)`", row)} == set(Event) - BASE_EVENTS
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
@@ -392,9 +288,8 @@ _FILE = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_files_named_on_the_pages_exist(page: str) -> None:
-    named = set(_FILE.findall((ROOT / page).read_text()))
+def test_files_named_on_the_pages_exist() -> None:
+    named = {name for page in PAGES for name in _FILE.findall((ROOT / page).read_text())}
     assert not [name for name in sorted(named) if not ((ROOT / name).exists() or (ROOT / "tests" / name).exists())]
 
 

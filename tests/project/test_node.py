@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from faults import HandBroker
 from helpers import wait_for
 from paths import ROOT
 
@@ -53,22 +52,6 @@ def assert_published(run, told, events):
     assert [one.loss for one in snapshots] == [1 / n for n in range(1, events + 1)]
     assert (recording.ending.status, recording.gaps, recording.damage) == ("finished", (), None)
     assert [attempt.status for attempt in find_run(run).attempts] == ["finished"]
-
-
-def test_it_publishes_to_a_broker_that_is_killed_and_started_again(runs_dir):
-    with HandBroker(runs_dir) as broker, node("publish", broker.address, "r", 1000) as publisher:
-        assert json.loads(publisher.stdout.readline()) == {"ready": 1}
-        wait_for(lambda: (runs_dir / "r" / "run.json").exists(), "the first event")
-        subscriber = Subscriber("r")
-        following = iter(subscriber)
-        assert [next(following).seq for _ in range(100)] == list(range(1, 101))
-        broker.end(signal.SIGKILL)
-        broker.start()
-        assert [one.seq for one in following] == list(range(101, 1001))
-        subscriber.close()
-        told = answers(publisher)[-1]
-    assert told["restarts"] == 1
-    assert_published("r", told, 1000)
 
 
 def test_it_starts_a_broker_for_its_run_again_when_that_is_killed(runs_dir):

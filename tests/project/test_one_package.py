@@ -73,12 +73,9 @@ def test_the_wheel_has_one_name_at_its_top_level(wheel: Path) -> None:
     assert {name for name in names if ".dist-info" not in name} == files - {f"offloop/{name}" for name in NAMES}
 
 
-@pytest.mark.parametrize("shape", ["files", "packages"])
-def test_a_script_beside_files_with_the_names_of_our_parts_works(tmp_path: Path, installed: Path, shape: str) -> None:
+def test_a_script_beside_files_with_the_names_of_our_parts_works(tmp_path: Path, installed: Path) -> None:
     for name in NAMES:
-        file = tmp_path / (f"{name}.py" if shape == "files" else f"{name}/__init__.py")
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("raise SystemExit('of the user')")
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')")
     (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
     done = run(tmp_path, sys.executable, "train.py", PYTHONPATH=str(installed), OFFLOOP_RUNS_DIR=str(tmp_path / "runs"))
     assert done.stdout.split()[1:] == ["offloop.consumers.api.callback", "offloop.trainer.trainer"]
@@ -92,26 +89,3 @@ def test_another_distribution_that_installs_a_trainer_keeps_its_own(tmp_path: Pa
     for path in ([other.parent, installed], [installed, other.parent]):
         done = run(tmp_path, sys.executable, "-c", script, PYTHONPATH=os.pathsep.join(map(str, path)))
         assert done.stdout.splitlines() == ["of another distribution", "offloop.trainer.trainer"]
-
-
-def test_a_script_called_trainer_imports_ours(tmp_path: Path, installed: Path) -> None:
-    (tmp_path / "trainer.py").write_text("from offloop.trainer import Trainer\nprint(Trainer.__module__)\n")
-    done = run(tmp_path, sys.executable, "trainer.py", PYTHONPATH=str(installed))
-    assert done.stdout == "offloop.trainer.trainer\n"
-
-
-def test_the_commands_work_in_a_folder_with_such_files(tmp_path: Path) -> None:
-    for name in NAMES:
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')")
-    here = Path(sys.executable).parent
-    path = str(tmp_path)
-    run(tmp_path, here / "trainer", "digits", "--run-name", "r", "-d", "3ba", "--no-progress", PYTHONPATH=path)
-    run(tmp_path, here / "consumer", "--replay", "r", "--callbacks", "metrics", "--log", "console", PYTHONPATH=path)
-    for command in ("bus", "offloop"):
-        run(tmp_path, here / command, "--help", PYTHONPATH=path)
-
-
-def test_the_tests_of_a_project_with_such_files_are_its_own(tmp_path: Path) -> None:
-    (tmp_path / "bus.py").write_text("line = 7\n")
-    (tmp_path / "test_lines.py").write_text("import bus\n\ndef test_line():\n    assert bus.line == 7\n")
-    run(tmp_path, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_lines.py")

@@ -4,8 +4,6 @@ import asyncio
 import importlib.util
 import json
 import math
-import os
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -88,21 +86,3 @@ async def test_a_client_follows_the_run_and_continues_where_it_was(
         rest = [event async for event in events_of(response)]
     assert json.loads(rest[0]["data"]) == {"epoch": 0, "batch": 3, "loss": 0.125}
     assert rest[1:] == [{"event": "ending", "data": '"finished"'}]
-
-
-async def test_a_client_that_leaves_leaves_nothing_open(publisher: Publisher, client: httpx.AsyncClient) -> None:
-    def open_now() -> tuple[int, list[str]]:
-        return len(os.listdir("/dev/fd")), sorted(thread.name for thread in threading.enumerate())
-
-    publish(publisher, 0.5)
-    while "batch" not in (await client.get("/")).json():
-        await asyncio.sleep(0.01)
-    before = open_now()
-    for _ in range(3):
-        async with client.stream("GET", "/stream") as response:
-            await anext(events_of(response))
-    await client.aclose()
-    async with asyncio.timeout(30):
-        # The client's own connection is gone, too.
-        while open_now()[0] > before[0] or open_now()[1] != before[1]:
-            await asyncio.sleep(0.05)

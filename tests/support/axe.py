@@ -22,7 +22,7 @@ STILL = """async () => {
 }"""
 DESK = {"viewport": {"width": 1500, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
-LOOKS = [("light", DESK), ("dark", DESK), ("light", PHONE), ("dark", PHONE)]
+LOOKS = [("light", DESK), ("dark", PHONE)]
 
 
 def has_nothing_serious(there: Visit) -> None:

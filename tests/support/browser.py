@@ -202,11 +202,6 @@ class Visit:
         }"""
         return self.page.evaluate(call, [method, list(arguments)])
 
-    def visible(self) -> list[str]:
-        """The charts that the server was told can be seen."""
-        told = "JSON.parse(getElement(Number(document.querySelector('.board').id.slice(1))).told || '{}').visible"
-        return list(self.page.evaluate(told) or {})
-
     def points(self, chart: str, run: int = 0) -> list[tuple[float, float | None]]:
         """The points of a run that a chart holds."""
         for line in self.board("pointsOf", chart) or []:
@@ -234,44 +229,6 @@ class Visit:
         """The lines of the box at the pointer."""
         found = self.page.locator(".chart-tip")
         return found.first.inner_text().splitlines() if found.count() else []
-
-    def count_frames(self, least_seconds: float = 0.0) -> None:
-        """Begins to count what :meth:`counted` tells, with a page that takes at least so long to draw a frame with
-        lines."""
-        code = """(least) => {
-            const board = getElement(Number(document.querySelector(".board").id.slice(1)));
-            const counted = (window.counted = { begun: 0, text: 0, told: [], set: {}, held: false });
-            const draw = board.draw;
-            board.draw = (id, ...given) => {
-                counted.set[id] = (counted.set[id] || 0) + 1;
-                return draw(id, ...given);
-            };
-            const frame = board.frame;
-            board.frame = async (update) => {
-                if (!update.lines.length) {
-                    counted.text++;
-                    return frame(update);
-                }
-                counted.begun++;
-                const began = performance.now();
-                const passed = () => (performance.now() - began) / 1000;
-                const [number] = await frame(update);
-                while (counted.held || passed() < least) await new Promise((go) => setTimeout(go, 20));
-                counted.told.push(passed());
-                return [number, counted.told.at(-1)];
-            };
-        }"""
-        self.page.evaluate(code, least_seconds)
-
-    def counted(self) -> Any:
-        """Since :meth:`count_frames`: ``begun``, how many frames with lines have come; ``text``, how many without;
-        ``told``, the seconds that the page said it took for each that is drawn; ``set``, how often each chart was
-        drawn."""
-        return self.page.evaluate("counted")
-
-    def hold_frames(self, is_held: bool) -> None:
-        """Has the page not be done with any frame, until it may; frames are to be counted."""
-        self.page.evaluate("(held) => void (counted.held = held)", is_held)
 
     def box(self, chart: str) -> Any:
         """Where a chart is, in pixels of the window."""

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 from brokers import address_of, start_broker
@@ -31,8 +31,6 @@ from offloop.bus.types.timeouts import Timeouts
 ENTRY = struct.Struct("<QQ")
 MEBIBYTE = 1024 * 1024
 PATIENCE = 100.0
-UNFINISHED = ("every byte", "stay")
-"""Ways to end in which nothing more is sent."""
 SPARE_BYTES = 64 * MEBIBYTE
 
 
@@ -84,8 +82,8 @@ def publish(
     **arguments: Any,
 ) -> None:
     """Publishes ``events`` events at ``rate`` a second, or until SIGUSR1, and then does as ``ending`` says: ``close``;
-    ``raise`` an exception; ask for more ``memory`` than there is; use up ``every byte``; ``stay`` until it is killed.
-    Before the last two it waits until everything is on disk.
+    ``raise`` an exception; ask for more ``memory`` than there is; ``stay`` until it is killed, once everything is on
+    disk.
 
     Each event carries ``size`` further bytes. ``restart_pauses`` take the place of the publisher's own, for brokers
     that die more often than brokers do."""
@@ -113,7 +111,7 @@ def publish(
             time.sleep(max(0.0, begin + number / rate - time.monotonic()))
         seconds = time.monotonic() - begin
         publisher.poll()
-        if ending in UNFINISHED:
+        if ending == "stay":
             # What is on its way to the broker when a process dies may be lost with it.
             wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything to be recorded", PATIENCE)
         end_as(ending)
@@ -134,17 +132,10 @@ def end_as(ending: str) -> None:
     if ending == "stay":
         print("published", flush=True)
         time.sleep(600)
-    if ending in ("memory", "every byte"):
+    if ending == "memory":
         limit = psutil.Process().memory_info().vms + SPARE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        eat_memory(2 * SPARE_BYTES if ending == "memory" else 4096)
-
-
-def eat_memory(piece: int) -> NoReturn:
-    """Takes memory in such pieces until there is none; the traceback keeps hold of it."""
-    held = []
-    while True:
-        held.append(bytearray(piece))
+        bytearray(2 * SPARE_BYTES)
 
 
 def follow(run: str, *, times: int = 1, pause: float = 0.0, **arguments: Any) -> None:

@@ -1,7 +1,6 @@
 """A disk that is full, read-only, or gone: the live stream goes on, the record resumes when it can, gaps have names."""
 
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -10,8 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -76,7 +74,7 @@ def full_disk(publisher: Publisher, room: int = 0) -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
-@pytest.mark.parametrize("room", [0, 1, 1000])
+@pytest.mark.parametrize("room", [0, 1000])
 def test_what_was_published_while_the_disk_was_full_is_recorded_afterwards(
     runs_dir: Path, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
@@ -96,11 +94,7 @@ def test_what_was_published_while_the_disk_was_full_is_recorded_afterwards(
     assert follower.got == [snapshot.seq for snapshot in recording] == list(range(1, last + 101))
     assert (recording.gaps, recording.damage, str(recording.ending)) == ((), None, "finished")
     assert (find_run("r").status, find_run("r").last.error) == ("finished", None)
-    assert caplog.text.count("not recorded at the moment") == 1
-    assert "events after 100 are not recorded at the moment: [Errno 27] File too large" in caplog.text
-    assert caplog.text.count("is recorded again") == 1
-    said = (publisher.run_dir / "broker.log").read_text()
-    assert (said.count("not recorded at the moment"), said.count("recorded again")) == (1, 1)
+    assert caplog.text.count("not recorded at the moment") == caplog.text.count("is recorded again") == 1
 
 
 def test_what_the_ring_could_not_hold_while_the_disk_was_full_is_a_named_gap(
@@ -131,38 +125,12 @@ def test_what_the_ring_could_not_hold_while_the_disk_was_full_is_a_named_gap(
     assert recorded == late.got == [*range(1, 101), *range(gap.last + 1, last + 1)]
     assert late.subscriber.gaps == recording.gaps
     assert str(recording.ending) == "finished"
-    named = f"events 101 to {gap.last} are not recorded"
-    assert named in (publisher.run_dir / "broker.log").read_text()
-    assert named in caplog.text
-
-
-def test_a_training_whose_disk_stays_full_ends_in_order(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    publisher = Publisher("r")
-    follower = Follower()
-    broker = broker_of(publisher)
-    on_disk(publisher, publish(publisher, 100))
-    with full_disk(publisher):
-        publish(publisher, 1000)
-        warned(publisher, caplog)
-        assert not publisher.recorded_all
-        publisher.close()
-        follower.join(30)
-        broker.wait(30)
-    assert follower.got == list(range(1, 1101))
-    assert str(follower.subscriber.ending) == "finished"
-    assert "may not be recorded" not in caplog.text
-    assert caplog.text.count("not recorded at the moment") == 1
-    run = find_run("r")
-    assert run.status == "finished"
-    assert str(run.last.error).startswith("the recording is incomplete: [Errno 27] File too large")
-    recording = Recording(publisher.run_dir)
-    assert [snapshot.seq for snapshot in recording] == list(range(1, 101))
-    assert recording.damage is None
+    assert f"events 101 to {gap.last} are not recorded" in caplog.text
 
 
 MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 FILL = """
-import contextlib, os, sys
+import contextlib, os
 from offloop.bus import Event, Publisher
 from helpers import wait_for
 publisher = Publisher("r")
@@ -174,7 +142,7 @@ with contextlib.suppress(OSError), open(publisher.run_dir.parent / "other", "wb"
         other.write(bytes(4096))
 for _ in range(1000):
     publisher.publish(Event.BATCH_END, noise=os.urandom(100))
-publisher.close(*sys.argv[1:])
+publisher.close()
 """
 
 
@@ -182,18 +150,15 @@ publisher.close(*sys.argv[1:])
     shutil.which("unshare") is None or subprocess.run([*MOUNT, "true"], stderr=subprocess.DEVNULL).returncode != 0,
     reason="no file system of its own can be mounted here",
 )
-@pytest.mark.parametrize("ending", [("finished",), ("failed", "OSError: no space")])
-def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_missing(
-    runs_dir: Path, ending: tuple[str, ...]
-) -> None:
+def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_missing(runs_dir: Path) -> None:
     runs_dir.mkdir(exist_ok=True)
     steps = (
         f'mount -t tmpfs -o size=3m none "{runs_dir}"',
-        f'"{sys.executable}" -c "$0" "$@"',
+        f'"{sys.executable}" -c "$0"',
         f'"{sys.executable}" -m offloop.bus show r --json',
     )
     done = subprocess.run(
-        [*MOUNT, "sh", "-c", " && ".join(steps), FILL, *ending],
+        [*MOUNT, "sh", "-c", " && ".join(steps), FILL],
         capture_output=True,
         text=True,
         timeout=100,
@@ -201,8 +166,8 @@ def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    error = ending[1] if len(ending) > 1 else "the recording is incomplete: [Errno 28] No space left on device"
-    assert (said["status"], said["error"]) == (ending[0], error)
+    error = "the recording is incomplete: [Errno 28] No space left on device"
+    assert (said["status"], said["error"]) == ("finished", error)
     assert said["details"]["events"] == {"batch_end": 100}
     assert said["details"]["gaps"] == [{"rank": 0, "first": 101, "last": 1100}]
     assert "cannot be written down" not in done.stderr
@@ -216,41 +181,11 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT
 try:
     Publisher("r")
 except OffloopError as error:
-    print(f"{type(error).__name__}: {error}")
+    print(type(error).__name__)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout.startswith("RunDirectoryError: the r")
-    assert "cannot be" in done.stdout
-    assert done.stdout.count("\n") == 1
+    assert done.stdout == "RunDirectoryError\n"
     assert done.stderr == ""
-
-
-def take_away_recording(run_dir: Path) -> None:
-    (run_dir / "recording-1.mcap").unlink()
-
-
-@pytest.mark.parametrize("take_away", [take_away_recording, shutil.rmtree])
-def test_a_recording_that_is_deleted_ends_the_record_and_nothing_else(
-    runs_dir: Path, caplog: pytest.LogCaptureFixture, take_away: Callable[[Path], None]
-) -> None:
-    publisher = Publisher("r")
-    follower = Follower()
-    broker = broker_of(publisher)
-    on_disk(publisher, publish(publisher, 100))
-    wait_for(lambda: len(follower.got) == 100, "all of it, live")
-    take_away(publisher.run_dir)
-    begin = time.monotonic()
-    # Long enough for everybody to look into the directory again.
-    while time.monotonic() - begin < 1:
-        last = publish(publisher, 10)
-        wait_for(lambda: publisher.poll() or len(follower.got) == last, "all of it, live")  # noqa: B023  called before the next turn
-    warned(publisher, caplog)
-    publisher.close()
-    follower.join(30)
-    broker.wait(30)
-    assert follower.got == list(range(1, last + 1))
-    assert caplog.text.count("not recorded at the moment: the recording") == 1
-    assert "may not be recorded" not in caplog.text
 
 
 def test_a_recording_that_is_moved_back_goes_on(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -265,52 +200,3 @@ def test_a_recording_that_is_moved_back_goes_on(runs_dir: Path, caplog: pytest.L
     recording = Recording(publisher.run_dir)
     assert [snapshot.seq for snapshot in recording] == list(range(1, 301))
     assert (recording.gaps, recording.damage) == ((), None)
-
-
-TRAINER = """
-import json, logging, sys
-from offloop.bus import Event, Publisher
-logging.basicConfig(stream=sys.stdout)
-with Publisher("r") as publisher:
-    print(json.loads((publisher.run_dir / "broker.json").read_text())["pid"], flush=True)
-    while sys.stdin.readline() == "more\\n":
-        for _ in range(100):
-            publisher.publish(Event.EPOCH_END)
-"""
-
-
-def obey_modes() -> None:
-    """Takes from root what lets it write where the modes of files forbid it."""
-    if os.geteuid() == 0:
-        drop_from_bounding_set, override, read_search = 24, 1, 2
-        for capability in (override, read_search):
-            ctypes.CDLL(None).prctl(drop_from_bounding_set, capability)
-
-
-def test_a_directory_that_becomes_read_only_costs_neither_record_nor_stream(runs_dir: Path) -> None:
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        preexec_fn=obey_modes,
-    )
-    assert trainer.stdin is not None
-    assert trainer.stdout is not None
-    broker = psutil.Process(int(trainer.stdout.readline()))
-    follower = Follower()
-    trainer.stdin.write("more\n")
-    wait_for(lambda: len(follower.got) == 100, "all of it, live")
-    (runs_dir / "r").chmod(0o500)
-    trainer.stdin.write("more\n")
-    wait_for(lambda: len(follower.got) == 200, "all of it, live")
-    out, _ = trainer.communicate("end\n", timeout=100)
-    assert trainer.returncode == 0
-    follower.join(30)
-    broker.wait(30)
-    assert str(follower.subscriber.ending) == "finished"
-    recording = Recording(runs_dir / "r" / "recording-1.mcap")
-    assert follower.got == [snapshot.seq for snapshot in recording] == list(range(1, 201))
-    assert (str(recording.ending), recording.damage) == ("finished", None)
-    assert out.count("cannot be written down") == 1

@@ -12,9 +12,6 @@ import pytest
 from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
 
-from offloop.bus.runs.directory import find_run, list_runs
-from offloop.bus.runs.restarts import find_restart
-
 SLOW = """
 import pathlib, time
 pathlib.Path("loading").touch()
@@ -72,50 +69,6 @@ def old(runs_dir: Path) -> Path:
     return record_run(runs_dir, "old", snapshots_of_training())
 
 
-def test_a_consumer_started_first_waits_for_the_training(
-    runs_dir: Path, old: Path, tmp_path: Path, command: Start
-) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    consumer = command("consumer", "--callbacks", "speed,lr")
-    assert consumer.says() == (
-        f"waiting for a run in the folder {runs_dir} ... (Ctrl-C ends); the newest there is old (finished): "
-        f"this command with '--last' or '--replay {old}' reads it"
-    )
-    first = command("trainer", "slow.py:task", cwd=tmp_path)
-    wait_for((tmp_path / "loading").exists, "the task")
-    first.process.send_signal(signal.SIGINT)
-    assert first.ends() == (130, ["interrupted before the training began"])
-    assert [path.name for path in runs_dir.iterdir()] == ["old"]
-
-    second = command("trainer", "digits", "--max-duration", "3ba")
-    assert second.ends()[0] == 0
-    code, lines = consumer.ends()
-    newest = list_runs()[0].name
-    assert (code, lines[-1]) == (0, f"run {newest} finished: 5 events handled")
-    assert newest.startswith("digits-")
-
-
-def test_ctrl_c_ends_the_wait_with_one_line(runs_dir: Path, command: Start) -> None:
-    consumer = command("consumer")
-    assert consumer.says() == f"waiting for a run in the folder {runs_dir} ... (Ctrl-C ends)"
-    consumer.process.send_signal(signal.SIGINT)
-    assert consumer.ends() == (130, ["detached before there was a run"])
-
-
-@pytest.mark.parametrize("script", ["train.py", "pack/train.py", "pack/__main__.py"])
-def test_a_module_that_is_executed_again_is_found(runs_dir: Path, tmp_path: Path, command: Start, script: str) -> None:
-    (tmp_path / "pack").mkdir()
-    (tmp_path / script).write_text(IMPORTING)
-    (tmp_path / "there").touch()
-    module = script.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
-    assert command("python", "-m", module, "there", "old", cwd=tmp_path).ends() == (0, [])
-    again = command("python", "-m", module, "loaded", "old", cwd=tmp_path)
-    wait_for(lambda: find_restart(find_run("old"), list_runs()) == again.process.pid, "the restart")
-    (tmp_path / "loaded").touch()
-    assert again.ends() == (0, [])
-    assert find_restart(find_run("old"), list_runs()) is None
-
-
 IMPORTING = """
 import sys, time
 from pathlib import Path
@@ -129,9 +82,27 @@ with Publisher(sys.argv[2], resume=True) as publisher:
 """A training that takes as long to load as the test wants."""
 
 
-@pytest.mark.parametrize("begun", ["old", "other"])
+def test_a_consumer_started_first_waits_for_the_training(
+    runs_dir: Path, old: Path, tmp_path: Path, command: Start
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    consumer = command("consumer", "--callbacks", "speed,lr")
+    assert consumer.says().startswith(f"waiting for a run in the folder {runs_dir}")
+    first = command("trainer", "slow.py:task", cwd=tmp_path)
+    wait_for((tmp_path / "loading").exists, "the task")
+    first.process.send_signal(signal.SIGINT)
+    assert first.ends() == (130, ["interrupted before the training began"])
+    assert [path.name for path in runs_dir.iterdir()] == ["old"]
+
+    (tmp_path / "train.py").write_text(IMPORTING)
+    (tmp_path / "there").touch()
+    assert command("python", "train.py", "there", "new", cwd=tmp_path).ends() == (0, [])
+    code, lines = consumer.ends()
+    assert (code, lines[-1].partition(":")[0]) == (0, "run new finished")
+
+
 def test_a_consumer_of_a_run_that_is_started_again_waits_for_its_next_attempt(
-    runs_dir: Path, tmp_path: Path, command: Start, begun: str
+    runs_dir: Path, tmp_path: Path, command: Start
 ) -> None:
     (tmp_path / "train.py").write_text(IMPORTING)
     (tmp_path / "there").touch()
@@ -143,13 +114,9 @@ def test_a_consumer_of_a_run_that_is_started_again_waits_for_its_next_attempt(
     code, said = command("consumer", "--run", "old", "--callbacks", "metrics").ends()
     assert (code, [line for line in said if "waiting" in line]) == (0, [])
 
-    again = command("python", "train.py", "loaded", begun, "--resume", cwd=tmp_path)
+    again = command("python", "train.py", "loaded", "old", "--resume", cwd=tmp_path)
     consumer = command("consumer", "--run", "old", "--callbacks", "metrics", "--log", "jsonl")
-    assert consumer.says() == (
-        f"run old has ended (finished), and process {again.process.pid} starts its script again: waiting up to 60 s "
-        f"for its next attempt ... (Ctrl-C ends; '--replay {runs_dir}/old' reads the attempt before)"
-    )
+    assert f"process {again.process.pid} starts its script again" in consumer.says()
     (tmp_path / "loaded").touch()
     assert consumer.ends()[0] == 0
-    read = "metrics-2.jsonl" if begun == "old" else "metrics.jsonl"
-    assert [one.name for one in (runs_dir / "old").glob("*.jsonl")] == [read]
+    assert [one.name for one in (runs_dir / "old").glob("*.jsonl")] == ["metrics-2.jsonl"]

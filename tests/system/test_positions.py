@@ -36,10 +36,10 @@ def begin(tmp_path):
 
 
 @pytest.fixture
-def publisher(begin, nats_server, runs_dir):
+def publisher(begin, server, runs_dir):
     with Publisher("r", runs_dir=runs_dir) as publisher:
         publish(publisher, 1)
-        begin("offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", nats_server.address)
+        begin("offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir, "--stream", server.address)
         yield publisher
 
 
@@ -65,23 +65,23 @@ def consumer(begin, path, *source):
     return begin("offloop.consumers", *words, *source)
 
 
-def named(begin, nats_server, path):
-    return consumer(begin, path, "--stream", nats_server.address, "--name", "mine", "--commit-every", "50")
+def named(begin, server, path):
+    return consumer(begin, path, "--stream", server.address, "--name", "mine", "--commit-every", "50")
 
 
-def test_killed_replaced_and_refused_its_file_has_every_line_once(begin, publisher, nats_server, runs_dir, tmp_path):
+def test_killed_replaced_and_refused_its_file_has_every_line_once(begin, publisher, server, runs_dir, tmp_path):
     path, copy = tmp_path / "once.jsonl", tmp_path / "copy.jsonl"
-    first = named(begin, nats_server, path)
+    first = named(begin, server, path)
     publish(publisher, 500)
     grown(publisher, path, 300)
     first.kill()
     first.wait()
 
     publish(publisher, 500)
-    second = named(begin, nats_server, path)
+    second = named(begin, server, path)
     # The first one may have written up to 501 lines, of which those behind its last commit are cut off.
     wait_for(lambda: publisher.poll() or lines(path) == 1001, "1001 lines")
-    refused = named(begin, nats_server, tmp_path / "other.jsonl")
+    refused = named(begin, server, tmp_path / "other.jsonl")
     said = refused.communicate(timeout=30)[0]
     assert refused.returncode == 1
     assert f"a consumer named 'mine' is at work on run 'r' already, process {second.pid} of" in said
@@ -90,7 +90,7 @@ def test_killed_replaced_and_refused_its_file_has_every_line_once(begin, publish
     second.send_signal(signal.SIGSTOP)
     shutil.copy(path, copy)
     publish(publisher, 500)
-    third = named(begin, nats_server, copy)
+    third = named(begin, server, copy)
     grown(publisher, copy, 200)
     second.send_signal(signal.SIGCONT)
     publish(publisher, 500)
@@ -106,22 +106,6 @@ def test_killed_replaced_and_refused_its_file_has_every_line_once(begin, publish
     assert copy.read_bytes() == undisturbed.read_bytes()
     assert lines(copy) == 2001
 
-    again = named(begin, nats_server, copy)
+    again = named(begin, server, copy)
     assert "has handled this run to its end already" in again.communicate(timeout=30)[0]
     assert again.returncode == 0
-
-
-def test_servers_that_are_away_for_a_while_cost_nothing(begin, publisher, nats_server, runs_dir, tmp_path):
-    path = tmp_path / "once.jsonl"
-    following = named(begin, nats_server, path)
-    publish(publisher, 300)
-    grown(publisher, path, 100)
-    nats_server.kill()
-    publish(publisher, 300)
-    nats_server.start()
-    publish(publisher, 300)
-    publisher.close()
-    assert following.wait(60) == 0
-    undisturbed = tmp_path / "undisturbed.jsonl"
-    assert consumer(begin, undisturbed, "--runs-dir", runs_dir).wait(60) == 0
-    assert path.read_bytes() == undisturbed.read_bytes()

@@ -37,14 +37,12 @@ print(json.dumps([str(outcome) for outcome in stream.outcomes]))
 """Stops the training at its batch 7, and says what its weights are at batch 5."""
 
 
-def test_a_training_waits_for_a_reader_elsewhere_obeys_it_and_hands_it_tensors(nats_server, runs_dir):
+def test_a_training_waits_for_a_reader_elsewhere_obeys_it_and_hands_it_tensors(server, runs_dir):
     begun, weights, rates = [], {}, []
 
     def begin(_event, state, logger):
-        begun.append(
-            subprocess.Popen([sys.executable, "-c", JUDGE, nats_server.address], stdout=subprocess.PIPE, text=True)
-        )
-        bridge = ("offloop.bus", "server", "bridge", "r", "--runs-dir", str(runs_dir), "--stream", nats_server.address)
+        begun.append(subprocess.Popen([sys.executable, "-c", JUDGE, server.address], stdout=subprocess.PIPE, text=True))
+        bridge = ("offloop.bus", "server", "bridge", "r", "--runs-dir", str(runs_dir), "--stream", server.address)
         begun.append(subprocess.Popen([*PYTHON, *bridge], stderr=subprocess.DEVNULL))
 
     def note(_event, state, logger):
