@@ -214,16 +214,6 @@ def test_a_run_whose_servers_never_come_says_what_sends_it_later(runs_dir, tmp_p
         away.kill()
 
 
-def test_a_bridge_of_a_run_that_was_deleted_ends(runs_dir, tmp_path):
-    away = NatsServer(tmp_path, start=False)
-    with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:
-        publish(publisher, 10)
-    waiting = read_bridge(publisher.run_dir)
-    assert waiting.is_running
-    subprocess.run([*PYTHON, "offloop.bus", "rm", "r", "--yes", "--runs-dir", str(runs_dir)], check=True, timeout=100)
-    wait_for(lambda: not waiting.is_running, "the end of its bridge")
-
-
 def test_a_training_is_the_same_whatever_becomes_of_the_servers(nats_server, runs_dir):
     def weights(name, stream=None, during=lambda: None):
         def hurt(event, state, logger):
