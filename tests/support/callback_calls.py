@@ -1,7 +1,9 @@
 """What a callback logs over a stream of snapshots, call by call."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import msgpack
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import Callback, Logger
@@ -53,3 +55,14 @@ def calls_of(callback: Callback, snapshots: Iterable[Snapshot]) -> CallLog:
             logger.begin(snapshot)
             callback.run_event(snapshot.event, snapshot, logger)
     return logger
+
+
+def goes_on_alike(make: Callable[[], Callback], snapshots: Sequence[Snapshot], step: int = 1) -> None:
+    """Kills a consumer at every so many places of a stream, and finds that the next one logs the rest alike."""
+    expected = calls_of(make(), snapshots).calls
+    assert expected
+    for place in range(1, len(snapshots), step):
+        first, second = make(), make()
+        before = calls_of(first, snapshots[:place]).calls
+        second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict()), strict_map_key=False))
+        assert before + calls_of(second, snapshots[place:]).calls == expected

@@ -1,33 +1,15 @@
 """What tests of destinations share: a callback that logs what its events say, and consumers that are killed."""
 
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from consumers_stream import record_run, snapshots_of_training
+import numpy as np
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import Callback, Logger, LoggerDestination, Runner
 from offloop.consumers.runner.state_file import StateFile
-
-KILLED = """
-import os, signal
-from offloop.consumers import Callback
-
-class Losses(Callback):
-    def __init__(self, last: int | None = None):
-        self.last = last
-
-    def batch_end(self, state, logger):
-        batch = state.timestamp.values[2]
-        logger.log_metrics({"loss": state.loss, f"since/{batch // 10 * 10}": 1.0 / batch})
-        if batch == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 class LogsWhatItSees(Callback):
@@ -46,6 +28,27 @@ class LogsWhatItSees(Callback):
             logger.log_table(**fields["table"])
         if "text" in fields:
             logger.log_text(**fields["text"])
+
+
+class Everything(Callback):
+    """Logs one of each kind."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def fit_start(self, state: Snapshot, logger: Logger) -> None:
+        logger.log_hyperparameters({"seed": 17, "model": {"depth": 2}})
+
+    def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        batch = state.timestamp.values[2]
+        logger.log_metrics({"loss": state.loss, "loss/train[0]": state.loss, "good": True, "note": f"batch {batch}"})
+        if batch == 2:
+            image, masks = np.full((2, 2, 3), 80, np.uint8), {"truth": np.array([[[0, 1], [2, 0]]])}
+            logger.log_images([image], "seen", True, masks=masks, mask_class_labels={1: "cat"}, use_table=False)
+            logger.log_images([image], "tabled", True)
+            logger.log_table(["a", "b"], [[1, "x"], [None, 0.5]], "numbers")
+            logger.log_text("all is well", "note at 2")
+            logger.upload_file("checkpoints/model.pt", self._file)
 
 
 class Photographer(LoggerDestination):
@@ -97,24 +100,3 @@ def goes_on_after_every_kill(
     for copy in photographer.copies:
         run(copy, photographer)
         assert contents(copy / "logged") == contents(undisturbed / "logged")
-
-
-def run_killed_and_again(tmp_path: Path, logger: str, *options: str, batches: int = 60) -> Path:
-    """Replays a recording into a logger with the command, which is killed twice on the way and goes on. Returns
-    the run's directory."""
-    directory = record_run(tmp_path, "run", snapshots_of_training(batches))
-    (tmp_path / "killed.py").write_text(KILLED)
-    words = ["--replay", str(directory), "--name", "mine", "--commit-every", "7", "--log", logger]
-    words += [
-        "--callbacks",
-        f"{tmp_path / 'killed.py'}:Losses",
-        *(word for option in options for word in ("-o", option)),
-    ]
-    for last in (batches // 3, batches - 3, None):
-        killed = [] if last is None else ["-o", f"Losses.last={last}"]
-        done = subprocess.run(
-            [sys.executable, "-m", "offloop.consumers", *words, *killed], capture_output=True, timeout=100
-        )
-        expected = 0 if last is None else -signal.SIGKILL
-        assert done.returncode == expected, done.stderr.decode()
-    return directory

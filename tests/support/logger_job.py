@@ -43,7 +43,8 @@ def main() -> None:
     if kind == "wandb":
         destination = WandBLogger(mode="offline", dir=Path(target))
     else:
-        destination = MLFlowLogger(tracking_uri=target)
+        # On a busy machine MLflow alone takes longer to start than a destination usually has at the end.
+        destination = MLFlowLogger(tracking_uri=target, drain_seconds=100)
     taken: list[Row] = []
     log_rows = destination.log_rows
 

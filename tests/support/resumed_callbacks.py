@@ -3,17 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from counting import Counter, SlowCounter
+from counting import Counter, SlowCounter, never
 from gold import gold_loader
 from training import gold_trainer
 
 from offloop.consumers import EarlyStopper, JsonlLogger
 from offloop.trainer import Evaluator, Trainer
-
-
-def never(value: float, best: float) -> bool:
-    """No value is better than the first one."""
-    return False
 
 
 def make(folder: Path, run_name: str, **arguments: Any) -> Trainer:

@@ -5,10 +5,10 @@ import logging
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
-from offloop.consumers.api.logger import Logger, Upload
-from offloop.consumers.api.view import view_for
+from offloop.consumers.api.logger import Upload
 from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
+from offloop.consumers.runner.runner import Runner
 from offloop.trainer import State
 from offloop.trainer.checkpoints.file import read_checkpoint
 from offloop.trainer.stream.run_stream import TrainingStream
@@ -97,7 +97,6 @@ def test_files_and_uploads_are_those_of_the_reference(
 
 
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **arguments: Any) -> TensorStream:
-    """Saves in process and out of it; returns the stream."""
     weights_only = arguments.pop("weights_only", False)
     options = {"save_interval": interval, "weights_only": weights_only, "num_checkpoints_to_keep": -1}
     stream = TensorStream(CheckpointSaver(str(tmp_path / "out"), **options))
@@ -233,7 +232,6 @@ def train_with_scores(
 
 
 def epochs(folder: Path) -> list[int]:
-    """The epochs of which there are checkpoints."""
     return sorted(int(path.name[2:].partition("-")[0]) for path in folder.glob("ep*"))
 
 
@@ -350,111 +348,55 @@ def test_what_is_not_allowed_is_refused_before_the_run(arguments: dict[str, Any]
 
 # -- live, replayed and killed ----------------------------------------------------------------------------------------
 
-TRAINING = """
-import os, sys, time
-sys.path.insert(0, "tests/support")
-from gold import GoldMLP
-from tensor_stream import Wide
-from training import Act, gold_trainer
-from offloop.bus import Event
-folder, size, enough = sys.argv[1:]
 
-def watch(event, state, logger):
-    time.sleep(0.01)
-    if os.path.exists(enough):
-        state.stop_training()
+@pytest.mark.slow
+def test_live_it_writes_what_the_trainer_writes_and_again_in_a_replay(runs_dir: Path, tmp_path: Path) -> None:
+    def saver(folder: str) -> CheckpointSaver:
+        return CheckpointSaver(str(tmp_path / folder), save_interval="3ba", num_checkpoints_to_keep=-1)
 
-with gold_trainer(model=Wide() if size == "wide" else GoldMLP(), max_duration="100000ba", publish=True, run_name="r",
-                  save_folder=folder, save_interval="3ba", algorithms=[Act(watch, Event.BATCH_START)]) as trainer:
-    trainer.fit()
-"""
+    def is_requested() -> bool:
+        trainer._publisher.poll()
+        return bool(trainer._publisher.demand_version)
 
-
-@pytest.fixture
-def start(runs_dir: Path) -> Iterator[Any]:
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(*arguments: str) -> subprocess.Popen[str]:
-        processes.append(subprocess.Popen([sys.executable, *arguments], text=True, stderr=subprocess.PIPE))
-        return processes[-1]
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def consume(start: Any, folder: Path) -> "subprocess.Popen[str]":
-    settings = (f"folder={folder}", "save_interval=3ba", "num_checkpoints_to_keep=-1")
-    options = [part for setting in settings for part in ("-o", f"checkpoint.{setting}")]
-    arguments = ["--run", "r", "--wait", "--name", "saver", "--callbacks", "checkpoint", *options]
-    process: subprocess.Popen[str] = start("-m", "offloop.consumers", *arguments)
-    return process
-
-
-def wait_for_more(folder: Path, count: int = 2) -> None:
-    """Waits until there are so many more checkpoints in a folder."""
-    before = len(list(folder.glob("ep*")))
-    wait_for(lambda: len(list(folder.glob("ep*"))) >= before + count, "further checkpoints", 90)
+    await_saver = Act(lambda *_: wait_for(is_requested, "the saver's demand", 90), Event.FIT_START)
+    own: dict[str, Any] = {"save_folder": tmp_path / "in", "save_interval": "3ba"}
+    with gold_trainer(publish=True, run_name="r", callbacks=[saver("out")], algorithms=[await_saver], **own) as trainer:
+        trainer.fit()
+    assert len(contents(tmp_path / "in")) > 2
+    assert contents(tmp_path / "out") == contents(tmp_path / "in")
+    Runner(Recording(find_run("r").recording), [saver("again")]).run()
+    assert contents(tmp_path / "again") == contents(tmp_path / "out")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_live_it_writes_what_the_trainer_writes_and_again_in_a_replay(start: Any, tmp_path: Path) -> None:
-    training = start("-c", TRAINING, str(tmp_path / "in"), "small", str(tmp_path / "enough"))
-    consumer = consume(start, tmp_path / "out")
-    wait_for_more(tmp_path / "out", 4)
-    (tmp_path / "enough").touch()
-    assert training.wait(60) == 0, training.stderr.read()
-    assert consumer.wait(60) == 0, consumer.stderr.read()
-    inside, outside = contents(tmp_path / "in"), contents(tmp_path / "out")
-    # It may have missed the first ones, and knows only of those before that it has saved itself.
-    both = set(outside) & set(inside) - {LATEST}
-    assert both
-    assert all(_tensors(outside[name]) == _tensors(inside[name]) for name in both)
-    assert set(outside) <= set(inside)
-    assert _batch_of(tmp_path / "in" / LATEST) == _batch_of(tmp_path / "out" / LATEST)
-    saver = CheckpointSaver(str(tmp_path / "again"), save_interval="3ba", num_checkpoints_to_keep=-1)
-    for snapshot in Recording(find_run("r").recording):
-        seen = view_for(saver.demand(), snapshot)
-        if seen is not None:
-            saver.run_event(seen.event, seen, Logger())
-    saver.post_close()
-    assert contents(tmp_path / "again") == outside
+def test_after_kills_no_half_file_is_there_and_it_goes_on(runs_dir: Path, tmp_path: Path) -> None:
+    out, consumers = tmp_path / "out", list[subprocess.Popen[bytes]]()
+    command = [sys.executable, "-m", "offloop.consumers", "--run", "r", "--name", "saver", "--callbacks", "checkpoint"]
+    for option in (f"folder={out}", "save_interval=3ba", "num_checkpoints_to_keep=-1"):
+        command += ["-o", f"checkpoint.{option}"]
 
-
-def _tensors(image: bytes) -> bytes:
-    """A file but for its header, in which those that were saved before are named."""
-    return image[8 + int.from_bytes(image[:8], "little") :]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_after_a_kill_no_half_file_is_there_and_it_goes_on(start: Any, tmp_path: Path) -> None:
-    training = start("-c", TRAINING, str(tmp_path / "in"), "wide", str(tmp_path / "enough"))
-    out = tmp_path / "out"
-    for _ in range(2):
-        consumer = consume(start, out)
-        wait_for_more(out)
-        consumer.send_signal(signal.SIGKILL)
-        consumer.wait()
+    def kill(event: Event, state: State, logger: object) -> None:
+        time.sleep(0.01)
+        if len(list(out.glob("ep*"))) < 2 * len(consumers):
+            return
+        if len(consumers) == 3:
+            state.stop_training()
+            return
+        for killed in consumers[-1:]:
+            killed.kill()
+            killed.wait()
         for path in out.glob("ep*"):
             read_checkpoint(path, device="meta")
-    consumer = consume(start, out)
-    wait_for_more(out)
-    (tmp_path / "enough").touch()
-    assert training.wait(60) == 0, training.stderr.read()
-    assert consumer.wait(60) == 0, consumer.stderr.read()
+        consumers.append(subprocess.Popen(command))
+
+    own: dict[str, Any] = {"save_folder": tmp_path / "in", "save_interval": "3ba", "max_duration": "100000ba"}
+    algorithms = [Act(kill, Event.BATCH_START)]
+    with gold_trainer(model=Wide(), publish=True, run_name="r", algorithms=algorithms, **own) as trainer:
+        trainer.fit()
+    assert consumers[-1].wait(60) == 0
     # One that came late, after the epoch that its batch ended, has the name of that time.
-    assert _batch_of(out / LATEST) == _batch_of(tmp_path / "in" / LATEST)
-    ours, theirs = (read_checkpoint(folder / LATEST)["model"] for folder in (out, tmp_path / "in"))
-    assert all(ours[name].equal(theirs[name]) for name in ours.keys() | theirs.keys())
-    saved = read_checkpoint(out / LATEST)["checkpoints"]["saved"]
-    assert {*saved, os.readlink(out / LATEST)} == {path.name for path in out.glob("ep*")}
+    ours, theirs = (read_checkpoint(folder / LATEST) for folder in (out, tmp_path / "in"))
+    assert ours["timestamp"][2] == theirs["timestamp"][2]
+    assert all(ours["model"][name].equal(theirs["model"][name]) for name in ours["model"].keys() | theirs["model"])
+    assert {*ours["checkpoints"]["saved"], os.readlink(out / LATEST)} == {path.name for path in out.glob("ep*")}
     assert not list(out.glob(".*"))
-
-
-def _batch_of(path: Path) -> int:
-    """By its name, or the name that a link leads to: files may be replaced while one looks."""
-    name = os.readlink(path) if path.is_symlink() else path.name
-    return int(name.partition("-ba")[2].partition("-")[0] or 0)

@@ -46,8 +46,6 @@ def gold_images(rows: int, offset: int, segmentation: bool) -> TensorDataset:
 
 
 class PixelModel(nn.Module):
-    """A score of 4 classes for each pixel, or of their mean."""
-
     def __init__(self, segmentation: bool) -> None:
         super().__init__()
         self.segmentation = segmentation

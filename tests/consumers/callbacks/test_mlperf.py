@@ -61,7 +61,6 @@ class Run:
 
 
 def write(callback: MLPerfCallback, snapshots: list[Snapshot]) -> CallLog:
-    """Has the callback write over a stream, to its end."""
     try:
         return calls_of(callback, snapshots)
     finally:
@@ -109,15 +108,6 @@ def test_an_accuracy_that_is_no_number_is_a_text_in_the_files_for_mlperf(tmp_pat
     path = next((tmp_path / "results").rglob("result_0.txt"))
     lines = [strict_json(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
     assert [line["value"] for line in lines if line["key"] == "eval_accuracy"] == ["NaN", 0.375]
-
-
-def test_bert_counts_in_samples_and_other_evaluators_do_not_count(tmp_path: Path) -> None:
-    run = Run()
-    write(mlperf(tmp_path, benchmark="bert", metric_label="other"), run.snapshots)
-    path = tmp_path / "results/mysys/bert/result_0.txt"
-    lines = [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
-    assert [line["metadata"]["epoch_num"] for line in lines if line["key"] == "epoch_stop"] == [24, 48]
-    assert not [line for line in lines if line["key"].startswith("eval_s") and line["key"] != "eval_samples"]
 
 
 def test_a_consumer_killed_anywhere_goes_on_to_the_same_file(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import msgpack
 import pytest
-from callback_calls import calls_of
+from callback_calls import calls_of, goes_on_alike
 from helpers import REFERENCE
 from reference_options import OPTIONS
 
@@ -20,7 +19,6 @@ RUNS = GOLDEN["runs"]
 
 
 def snapshots_of(run: str) -> list[Snapshot]:
-    """The reference's inputs of a run as snapshots, after the INIT that every run begins with."""
     snapshots = [Snapshot.build(Event.INIT)]
     previous = None
     for values in RUNS[run]["inputs"]:
@@ -45,20 +43,11 @@ def snapshots_of(run: str) -> list[Snapshot]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_estimates_are_those_of_the_reference(run: str) -> None:
+def test_estimates_are_those_of_the_reference_also_of_a_consumer_that_goes_on(run: str) -> None:
     calls = calls_of(RuntimeEstimator(**OPTIONS[run]), snapshots_of(run))
     assert calls.calls == RUNS[run]["logged"]
     assert calls.hyperparameters == RUNS[run]["hyperparameters"]
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_a_consumer_that_goes_on_logs_what_it_would_have_logged(run: str) -> None:
-    snapshots, expected = snapshots_of(run), RUNS[run]["logged"]
-    for place in range(1, len(snapshots), 3):
-        first, second = RuntimeEstimator(**OPTIONS[run]), RuntimeEstimator(**OPTIONS[run])
-        before = calls_of(first, snapshots[:place]).calls
-        second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
-        assert before + calls_of(second, snapshots[place:]).calls == expected
+    goes_on_alike(lambda: RuntimeEstimator(**OPTIONS[run]), snapshots_of(run), step=3)
 
 
 def test_a_recording_without_batch_start_counts_from_the_end_of_the_batch_before() -> None:

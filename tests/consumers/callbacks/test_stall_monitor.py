@@ -8,9 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
-from callback_calls import calls_of
+from callback_calls import calls_of, goes_on_alike
 from consumers_stream import Collector
 
 from offloop.bus.protocol.snapshot import Snapshot
@@ -88,15 +87,7 @@ def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
         at(Event.EVAL_END, 90, 9),
         at(Event.BATCH_END, 999, 10),
     ]
-    whole = StallMonitor(min_seconds=5)
-    expected = calls_of(whole, stream).calls
-    assert len(expected) == 2
-    for place in range(len(stream)):
-        first, second = StallMonitor(min_seconds=5), StallMonitor(min_seconds=5)
-        before = calls_of(first, stream[:place]).calls
-        second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
-        assert before + calls_of(second, stream[place:]).calls == expected
-        assert second.state_dict() == whole.state_dict()
+    goes_on_alike(lambda: StallMonitor(min_seconds=5), stream)
 
 
 # -- while it waits ---------------------------------------------------------------------------------------------------
@@ -156,8 +147,6 @@ def test_what_it_says_is_kept_with_the_run(tmp_path: Path, capsys: pytest.Captur
 
 
 class Commanded(PlainStream):
-    """A stream whose training was sent commands at these seconds."""
-
     def __init__(self, snapshots: list[Snapshot], commands: dict[float, str]) -> None:
         super().__init__(snapshots)
         self._answered = [
@@ -208,8 +197,6 @@ def test_a_training_that_stands_still_on_request_does_not_hang(capsys: pytest.Ca
 
 
 class Slow(Callback):
-    """A neighbour that takes its time."""
-
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         time.sleep(0.15)
 
@@ -226,8 +213,6 @@ def test_a_slow_neighbour_is_no_stall(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 class Lingering(RunStream):
-    """Gives events and then nothing for a while."""
-
     def __init__(self, snapshots: list[Snapshot]) -> None:
         self._snapshots = snapshots
 

@@ -1,15 +1,13 @@
 """Names and options of callbacks and loggers as people write them on a command line."""
 
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.plugins import registry
-from offloop.consumers import Callback, LRMonitor
-from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
+from offloop.consumers import Callback
+from offloop.consumers.cli.registry import create_selected
 
 PLUGIN = '''
 from abc import ABC, abstractmethod
@@ -41,7 +39,6 @@ class Unfinished(Callback, ABC):
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a callback in the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*registry.sys.path])
     path = tmp_path / "plugin_under_test.py"
@@ -99,19 +96,3 @@ def test_a_file_with_a_mistake_is_named_with_the_mistake(plugin: Path) -> None:
     plugin.write_text("class Peaks(:\n")
     with pytest.raises(ConfigurationError, match=r"plugin_under_test.py: SyntaxError"):
         create_selected([f"{plugin.name}:Peaks"], [], [])
-
-
-def test_plug_ins_are_listed_and_a_broken_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints(
-        EntryPoint(name, value, "offloop.callbacks")
-        for name, value in [("mine", "consumers:LRMonitor"), ("broken", "no_such_module:X"), ("lr", "json:X")]
-    )
-    monkeypatch.setattr(registry, "distributions", lambda: [SimpleNamespace(name="plug-ins", entry_points=points)])
-    assert CALLBACKS.find("mine") is CALLBACKS.find("lr") is LRMonitor
-    entries = {entry.name: entry.summary for entry in CALLBACKS.entries()}
-    assert {"broken", "lr", "metrics", "mine", "speed"} <= set(entries)
-    assert list(entries) == sorted(entries)
-    assert entries["mine"] == "Learning rate of every parameter group, after each batch."
-    assert "cannot be used: " in entries["broken"]
-    assert "ModuleNotFoundError" in entries["broken"]
-    assert {"console", "csv", "jsonl"} <= set(LOGGERS.names())

@@ -7,25 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from commands import command
+from commands import Run, command
 from replay_streams import record
 
 from offloop.consumers.cli import main as cli
 
-CALLBACKS = '''
+CALLBACKS = """
 import os, signal
 
 from offloop.consumers import Callback
 
 
-def say(text):
-    # In one piece, also from several threads.
-    os.write(1, f"{text}\\n".encode())
-
-
 class Passes(Callback):
-    """Tells how many batches each pass had, and leaves after the third."""
-
     made = 0
 
     def __init__(self):
@@ -37,7 +30,7 @@ class Passes(Callback):
         logger.log_metrics({"batches": self.batches})
 
     def fit_end(self, state, logger):
-        say(f"pass {Passes.made}: {self.batches} batches")
+        print(f"pass {Passes.made}: {self.batches} batches", flush=True)
         if Passes.made == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -49,19 +42,17 @@ class Passes(Callback):
 
 
 class Tell(Callback):
-    """Tells every event."""
-
     def run_event(self, event, state, logger):
-        say(f"event {state.seq} {event.value}")
+        print(f"event {state.seq} {event.value}", flush=True)
 
     def close(self, state, logger):
-        say("closed")
+        print("closed", flush=True)
 
 
 class Evaluations(Callback):
     def eval_batch_end(self, state, logger):
         pass
-'''
+"""
 
 
 @pytest.fixture
@@ -71,22 +62,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def consumer(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-P", "-m", "offloop.consumers", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
-    )
+@pytest.fixture
+def consumer(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(folder)
+    return command("consumer", cli.main, monkeypatch, capsys)
 
 
 def last_line(text: str) -> str:
     return text.splitlines()[-1]
 
 
-def test_at_any_pace_the_same_is_logged(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    consumer = command("consumer", cli.main, monkeypatch, capsys)
+def test_at_any_pace_the_same_is_logged(consumer: Run, folder: Path) -> None:
     record(folder / "ranks.mcap", ranks=2, inner=True)
     written = []
     ways = (["--replay", "ranks.mcap"], *(["--replay", "ranks.mcap", "--rate", rate] for rate in ("max", "10")))
@@ -99,38 +85,33 @@ def test_at_any_pace_the_same_is_logged(
     assert set(written) == {written[0]}
 
 
-def test_a_part_of_it(folder: Path) -> None:
-    done = consumer(
-        folder, "--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "2023-11-14T22:13:22.7Z"
-    )
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [*("event 1 init", "event 2 fit_start", "event 21 batch_end", "closed")]
-    assert done.stderr == "run r was replayed until 2023-11-14T22:13:22.7Z: 3 events handled\n"
+def test_a_part_of_it(consumer: Run) -> None:
+    done = consumer("--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "2023-11-14T22:13:22.7Z")
+    assert done.code == 0
+    assert done.out.splitlines() == [*("event 1 init", "event 2 fit_start", "event 21 batch_end", "closed")]
+    assert done.err == "run r was replayed until 2023-11-14T22:13:22.7Z: 3 events handled\n"
 
 
-def test_a_named_consumer_goes_on_in_a_replay(folder: Path) -> None:
+def test_a_named_consumer_goes_on_in_a_replay(consumer: Run, folder: Path) -> None:
     arguments = ["--replay", "r.mcap", "-c", "mine.py:Passes", "--rate", "1e6", "-l", "jsonl", "--name", "mine"]
-    first = consumer(folder, *arguments, "--until", "5ba")
-    assert last_line(first.stderr) == "run r was replayed until 5ba: 5 events handled"
-    second = consumer(folder, *arguments)
-    assert "consumer mine goes on after 5 events" in second.stderr
-    assert second.stdout == "pass 1: 12 batches\n"
+    first = consumer(*arguments, "--until", "5ba")
+    assert last_line(first.err) == "run r was replayed until 5ba: 5 events handled"
+    second = consumer(*arguments)
+    assert "consumer mine goes on after 5 events" in second.err
+    assert second.out == "pass 2: 12 batches\n"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 12
-    third = consumer(folder, *arguments)
-    assert "has handled this run to its end already" in third.stderr
-    assert third.returncode == 0
+    third = consumer(*arguments)
+    assert "has handled this run to its end already" in third.err
+    assert third.code == 0
 
 
-def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
-    done = consumer(folder, "--replay", "r.mcap", "-c", "mine.py:Passes", "--loop", "--rate", "1e5")
-    assert [line for line in done.stdout.splitlines() if line.startswith("pass")] == [
+def test_in_a_loop_each_pass_has_new_callbacks(consumer: Run) -> None:
+    done = consumer("--replay", "r.mcap", "-c", "mine.py:Passes", "--loop", "--rate", "1e5")
+    assert [line for line in done.out.splitlines() if line.startswith("pass")] == [
         *("pass 1: 12 batches", "pass 2: 12 batches", "pass 3: 12 batches")
     ]
-    assert done.stderr.splitlines() == [
-        *("run r finished: 13 events handled", "run r finished: 13 events handled"),
-        "detached from run r: 13 events handled",
-    ]
-    assert done.returncode == 0
+    assert last_line(done.err) == "detached from run r: 13 events handled"
+    assert done.code == 0
 
 
 @pytest.mark.parametrize(
@@ -143,16 +124,8 @@ def test_in_a_loop_each_pass_has_new_callbacks(folder: Path) -> None:
         (["--replay", "r.mcap", "--loop", "-c", "mine.py:Evaluations"], 1),
     ],
 )
-def test_mistakes_are_told_in_one_line(
-    folder: Path,
-    runs_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: Sequence[str],
-    code: int,
-) -> None:
-    monkeypatch.chdir(folder)
-    told = command("consumer", cli.main, monkeypatch, capsys)(*arguments)
+def test_mistakes_are_told_in_one_line(consumer: Run, runs_dir: Path, arguments: Sequence[str], code: int) -> None:
+    told = consumer(*arguments)
     assert (told.code, told.out) == (code, "")
     assert "Traceback" not in told.err
 

@@ -52,18 +52,10 @@ def consume(directory: Path, loggers: str, *words: str) -> subprocess.CompletedP
     """Replays the recording into loggers; files may have so many bytes from batch 20 on, if there is ``room``."""
     plugin = directory.parent / "plugin.py"
     plugin.write_text(PLUGIN)
-    command = [
-        sys.executable,
-        "-m",
-        "offloop.consumers",
-        "--replay",
-        str(directory),
-        "--callbacks",
-        f"{plugin}:Losses",
-        *words,
-    ]
     loggers = loggers.replace("Server", f"{plugin}:Server")
-    return subprocess.run([*command, "--log", loggers], capture_output=True, text=True, timeout=120)
+    options = ["--replay", str(directory), "--callbacks", f"{plugin}:Losses", "--log", loggers, *words]
+    command = [sys.executable, "-m", "offloop.consumers", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def logged(directory: Path) -> dict[str, bytes]:
@@ -71,14 +63,20 @@ def logged(directory: Path) -> dict[str, bytes]:
     return {name: content for name, content in found.items() if name.startswith(("metrics", "tensorboard"))}
 
 
-def test_files_have_whole_entries_and_are_complete_when_there_is_room_again(tmp_path: Path) -> None:
-    loggers = "jsonl,csv,tensorboard"
+def taken_by_server(directory: Path) -> list[int]:
+    return [int(line) for line in (directory / "taken").read_text().split()]
+
+
+def test_files_have_whole_entries_and_are_complete_when_there_is_room_again_and_a_server_gets_each_once(
+    tmp_path: Path,
+) -> None:
+    loggers = "jsonl,csv,tensorboard,Server"
     whole, full = (record_run(tmp_path / name, "run", snapshots_of_training(BATCHES)) for name in ("whole", "full"))
     assert consume(whole, loggers, "--name", "mine").returncode == 0
     named = ("--name", "mine", "--commit-every", "7")
     short = consume(full, loggers, *named, "-o", "Losses.room=2300")
     assert short.returncode == 1
-    for kind in ("JsonlLogger", "CsvLogger", "TensorboardLogger"):
+    for kind in ("JsonlLogger", "CsvLogger", "TensorboardLogger", "Server"):
         assert f"destination {kind} failed and is given nothing more" in short.stderr
     assert not list(full.rglob(".*.new"))
     lines = (full / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -86,23 +84,13 @@ def test_files_have_whole_entries_and_are_complete_when_there_is_room_again(tmp_
     assert "".join(lines) == "".join((whole / "metrics.jsonl").read_text().splitlines(keepends=True)[: len(lines)])
     assert json.loads(lines[-1])["step"] == len(lines)
     assert (full / "metrics.csv").read_bytes().endswith(b"\n")
+    taken = taken_by_server(full)
+    assert taken == [*range(1, len(taken) + 1)]
+    assert 14 <= len(taken) < BATCHES
     again = consume(full, loggers, *named)
     assert again.returncode == 0, again.stderr
     assert logged(full) == logged(whole)
-
-
-def test_what_was_kept_for_a_server_arrives_once(tmp_path: Path) -> None:
-    directory = record_run(tmp_path, "run", snapshots_of_training(BATCHES))
-    named = ("--name", "mine", "--commit-every", "7")
-    short = consume(directory, "Server", *named, "-o", "Losses.room=8000")
-    assert short.returncode == 1
-    assert "destination Server failed and is given nothing more" in short.stderr
-    taken = [int(line) for line in (directory / "taken").read_text().split()]
-    assert taken == [*range(1, len(taken) + 1)]
-    assert 20 <= len(taken) < BATCHES
-    again = consume(directory, "Server", *named)
-    assert again.returncode == 0, again.stderr
-    assert [int(line) for line in (directory / "taken").read_text().split()] == [*range(1, BATCHES + 1)]
+    assert taken_by_server(full) == [*range(1, BATCHES + 1)]
 
 
 def test_a_table_that_cannot_be_made_wider_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

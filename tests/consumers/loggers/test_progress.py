@@ -6,17 +6,14 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyte
 import pytest
-from consumers_stream import record_run
 from helpers import wait_for
 
 from offloop.bus.protocol.snapshot import Snapshot
@@ -33,7 +30,6 @@ START = 1_700_000_000
 
 
 def event(event: Event, seconds: float, timestamp: Timestamp, inside: int = 0, **fields: Any) -> Snapshot:
-    """One event, so many seconds after the start; ``inside`` counts the batches of an evaluation or prediction."""
     return Snapshot.build(
         event,
         time_ns=int((START + seconds) * 10**9),
@@ -45,7 +41,6 @@ def event(event: Event, seconds: float, timestamp: Timestamp, inside: int = 0, *
 
 
 def epoch(number: int, begun: float, **fields: Any) -> Iterator[Snapshot]:
-    """An epoch of four batches, one a second."""
     yield event(Event.EPOCH_START, begun, Timestamp(epoch=number, batch=number * 4), **fields)
     for n in range(1, 5):
         timestamp = Timestamp(epoch=number, batch=number * 4 + n, batch_in_epoch=n)
@@ -55,7 +50,6 @@ def epoch(number: int, begun: float, **fields: Any) -> Iterator[Snapshot]:
 
 
 def evaluation(begun: float, timestamp: Timestamp, accuracy: float = 0.75) -> Iterator[Snapshot]:
-    """An evaluation of two batches, one a second."""
     fields = {"dataloader_label": "eval", "dataloader_len": 2}
     yield event(Event.EVAL_START, begun, timestamp, **fields)
     for n in (1, 2):
@@ -64,7 +58,6 @@ def evaluation(begun: float, timestamp: Timestamp, accuracy: float = 0.75) -> It
 
 
 def training() -> list[Snapshot]:
-    """Two epochs, each with an evaluation after it: twelve seconds."""
     return [
         event(Event.FIT_START, 0, Timestamp()),
         *epoch(0, 0),
@@ -125,53 +118,10 @@ def test_an_evaluation_within_an_epoch_is_named_by_its_batch(capsys: pytest.Capt
     ]
 
 
-def test_an_evaluation_after_a_stop_within_an_epoch_is_named_by_that_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    stopped = Timestamp(epoch=1, batch=6, batch_in_epoch=2)
-    stream = [*epoch(0, 0), *list(epoch(1, 4))[:3], event(Event.FIT_END, 6, stopped), *evaluation(6, stopped, 0.75)]
-    run(stream, ProgressLogger(every=100))
-    assert capsys.readouterr().err.splitlines()[-1].startswith("eval       Epoch   1    100% 2/2 ba")
-
-
-def test_a_run_that_resumes_within_an_epoch_and_has_no_lengths_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    states = [
-        event(
-            Event.BATCH_END, n, Timestamp(batch=n, batch_in_epoch=n), loss=1.0, dataloader_len=None, max_duration=None
-        )
-        for n in (102, 103, 104)
-    ]
-    run(states, ProgressLogger(every=100))
-    assert capsys.readouterr().err.splitlines() == [
-        "train      Epoch   0    102 ba [00:00, loss=1]",
-        "train      Epoch   0    104 ba [00:02, 1.5 ba/s, loss=1]",
-    ]
-
-
-def test_a_prediction_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    begin = event(Event.PREDICT_START, 0, Timestamp(), dataloader_label="predict")
-    batches = [event(Event.PREDICT_BATCH_END, n, Timestamp(), n) for n in range(1, 5)]
-    run([begin, *batches, event(Event.PREDICT_END, 3900, Timestamp(), 4)], ProgressLogger(every=100))
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "predict                 100% 4/4 ba [1:05:00<00:00, 0.00103 ba/s]"
-    )
-
-
 def test_texts_of_a_run_cannot_break_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     state = event(Event.EVAL_START, 0, Timestamp(), dataloader_label="a\nb\x1b[2Jc")
     run([state], ProgressLogger())
     assert capsys.readouterr().err.startswith("a b\\x1b[2Jc   Epoch ")
-
-
-def test_the_command_shows_events_that_no_callback_asked_for(tmp_path: Path) -> None:
-    directory = record_run(tmp_path, "run", training())
-    words = ["--replay", str(directory), "--callbacks", "lr", "--log", "progress", "-o", "progress.every=5"]
-    done = subprocess.run(
-        [sys.executable, "-m", "offloop.consumers", *words], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
-    assert lines[0] == "total                     0% 0/2 ep [00:00]"
-    assert lines[-2] == "total                   100% 2/2 ep [00:12<00:00, 0.167 ep/s]"
-    assert sum(line.startswith("eval ") for line in lines) == 3
 
 
 # -- a terminal -------------------------------------------------------------------------------------------------------
@@ -204,7 +154,6 @@ class Terminal:
         os.close(self._master)
 
     def received(self) -> str:
-        """Everything that was written so far."""
         self._marks += 1
         mark = f"\x1b[{self._marks}z"  # a sequence that means nothing
         self.stderr.write(mark)
@@ -219,7 +168,6 @@ class Terminal:
 
 
 def screen(text: str, columns: int = COLUMNS) -> list[str]:
-    """The lines that a terminal shows after that text. A line that reaches the last column is refused."""
     terminal = pyte.Screen(columns, 100)
     pyte.Stream(terminal).feed(text)
     lines = [line.rstrip() for line in terminal.display[: terminal.cursor.y + 1]]
@@ -238,8 +186,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Looks(Callback):
-    """Calls a function at every event, before the events after it are shown."""
-
     def __init__(self, look: Callable[[Snapshot], None]) -> None:
         self.look = look
 
@@ -282,26 +228,6 @@ def bar(filled: int) -> str:
     return f"{'█' * filled:<25}"
 
 
-def test_what_else_is_printed_comes_above_the_bars(clock: list[float]) -> None:
-    def look(state: Snapshot) -> None:
-        if state.event is Event.BATCH_END:
-            print("batch", end=" ")
-            print(state.timestamp.batch.value)
-            print("to standard error", file=sys.stderr)
-        clock[0] += 1
-
-    with Terminal() as terminal:
-        run(training()[:4], ProgressLogger(), Looks(look))
-        shown = screen(terminal.received())
-        assert (sys.stdout, sys.stderr) == (terminal.stdout, terminal.stderr)
-    assert shown[:4] == ["batch 1", "to standard error", "batch 2", "to standard error"]
-    assert [line.split("|")[0] for line in shown[4:]] == [
-        "total                    25%",
-        "train      Epoch   0     50%",
-        "",
-    ]
-
-
 def test_the_console_and_the_bars_share_a_terminal(clock: list[float]) -> None:
     with Terminal() as terminal:
         stream = training()
@@ -314,18 +240,6 @@ def test_the_console_and_the_bars_share_a_terminal(clock: list[float]) -> None:
 
 def advance(clock: list[float]) -> None:
     clock[0] += 1
-
-
-def test_on_a_narrow_terminal_the_bar_gives_way_to_the_words(clock: list[float]) -> None:
-    with Terminal(columns=100) as terminal:
-        run(training(), ProgressLogger())
-        end = screen(terminal.received(), columns=100)
-    words = "2/2 ba [00:02<00:00, 1 ba/s, Accuracy=0.875]"
-    assert end[-3:] == [
-        f"eval       Epoch   1    100% {words}",
-        f"total                   100%|{bar(25)}| 2/2 ep [00:12<00:00, 0.167 ep/s]",
-        "",
-    ]
 
 
 def test_events_that_come_fast_are_drawn_ten_times_a_second(clock: list[float]) -> None:
@@ -356,12 +270,3 @@ def test_the_terminal_is_given_back_as_it_was(clock: list[float]) -> None:
         text = terminal.received()
     assert not re.search(r"\x1b\[\?", text)  # no mode is set that would have to be set back
     assert screen(text)[-1] == ""
-
-
-def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    with Terminal() as terminal:
-        run(training(), ProgressLogger(every=5))
-        text = terminal.received()
-    assert "\x1b[J" not in text
-    assert len(text.splitlines()) >= 6

@@ -6,18 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from consumers_stream import Collector, batch_end, snapshots_of_training
+from consumers_stream import Collector, batch_end
 
-from offloop.bus.errors import ClosedError, ConfigurationError, OffloopError
+from offloop.bus.errors import ClosedError, OffloopError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.protocol.stream import PlainStream
-from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger, LoggerDestination, Runner
-from offloop.consumers.api.logger import RunContext
 from offloop.consumers.runner.dispatcher import CallbackError
 
 
@@ -81,23 +77,7 @@ def test_callbacks_are_called_one_after_the_other_in_the_order_given(wrap: Any) 
     assert (statistics.handled, statistics.last_seq, statistics.interrupted) == (2, 2, False)
 
 
-def test_a_callback_is_not_given_events_that_it_does_not_want() -> None:
-    class Epochs(Callback):
-        def __init__(self) -> None:
-            self.seen: list[Event] = []
-
-        def epoch_end(self, state: Snapshot, logger: Logger) -> None:
-            self.seen.append(state.event)
-
-    epochs = Epochs()
-    statistics = Runner(snapshots_of_training(batches=8), [epochs]).run()
-    assert epochs.seen == [Event.EPOCH_END] * 2
-    assert statistics.handled == 2
-
-
 class Ranks(Callback):
-    """Writes down whose events it is sent, and logs."""
-
     def __init__(self) -> None:
         self.seen: list[int] = []
 
@@ -117,11 +97,6 @@ def test_of_several_ranks_a_callback_sees_the_first_unless_it_asks_for_all() -> 
     assert first.seen == [0, 0]
     assert every.seen == [0, 1, 1, 0]
     assert [row.metrics.get("Ranks/rank") for row in collector.rows] == [0, None, None, 0]
-
-
-def test_events_of_further_ranks_that_no_callback_sees_are_not_counted_as_handled() -> None:
-    statistics = Runner([batch_end(1), batch_end(7, rank=1)], [Ranks()]).run()
-    assert (statistics.handled, statistics.last_seq) == (1, 1)
 
 
 def test_closing_goes_on_past_a_callback_that_raises_and_only_that_one_misses_post_close(
@@ -153,14 +128,11 @@ def test_a_callback_that_raises_is_shown_once_counted_and_leaves_its_neighbours_
     assert statistics.errors == {"AsyncWitness": 0, "Witness": 3, "Witness#2": 0}
     shown = capsys.readouterr().err
     assert shown.count("Traceback") == 1
-    assert "callback Witness raised at batch_end, seq 1" in shown
     assert "RuntimeError: b gives up" in shown
     assert "consumers/runner/runner.py" not in shown
 
 
 class Cancelling(Callback):
-    """Logs, and raises what comes of something of its own that was cancelled."""
-
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         logger.log_metrics({"x": 1.0})
         raise asyncio.CancelledError
@@ -169,33 +141,22 @@ class Cancelling(Callback):
         raise asyncio.CancelledError
 
 
-class AsyncCancelling(Callback):
-    async def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        mine = asyncio.get_running_loop().create_future()
-        mine.cancel()
-        await mine
-
-
 class CancellingDestination(LoggerDestination):
     def log_rows(self, rows: Any, state: Snapshot) -> None:
         raise asyncio.CancelledError
 
 
-def test_what_a_callback_or_destination_has_cancelled_is_an_error_of_theirs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_callback_or_destination_has_cancelled_is_an_error_of_theirs() -> None:
     calls: list[str] = []
-    callbacks = [Cancelling(), AsyncCancelling(), Witness("b", calls)]
+    callbacks = [Cancelling(), Witness("b", calls)]
     collector = Collector()
     statistics = Runner([batch_end(1), batch_end(2)], callbacks, [CancellingDestination(), collector]).run()
     assert calls == ["batch_end b", "batch_end b", "close b", "post_close b"]
     assert [row.step for row in collector.rows] == [1, 2]
     assert statistics.problems == [
         "callback Cancelling raised 3 times",
-        "callback AsyncCancelling raised 2 times",
         "destination CancellingDestination failed and lacks what came after",
     ]
-    assert "destination CancellingDestination failed and is given nothing more" in capsys.readouterr().err
 
 
 async def test_a_consumer_that_is_cancelled_while_a_callback_waits_ends() -> None:
@@ -224,23 +185,10 @@ def test_a_disabled_callback_is_given_no_more_events_but_is_closed() -> None:
 def test_stopping_at_an_error_finishes_the_event_closes_everything_and_raises() -> None:
     calls: list[str] = []
     callbacks = [Witness("a", calls, raises_at="batch_end"), Witness("b", calls)]
-    with pytest.raises(CallbackError, match="Witness raised RuntimeError at batch_end, seq 1: a gives up") as raised:
+    with pytest.raises(CallbackError) as raised:
         Runner([batch_end(1), batch_end(2)], callbacks, on_error="stop").run()
     assert isinstance(raised.value.__cause__, RuntimeError)
     assert calls == ["batch_end a", "batch_end b", "close a", "close b", "post_close a", "post_close b"]
-
-
-def test_an_error_while_closing_is_counted_and_stops_nothing() -> None:
-    calls: list[str] = []
-    callbacks = [Witness("a", calls, raises_at="close"), Witness("b", calls)]
-    statistics = Runner([batch_end(1)], callbacks, on_error="stop").run()
-    assert statistics.problems == ["callback Witness raised 1 time"]
-    assert calls[-2:] == ["close b", "post_close b"]
-
-
-def test_an_unknown_error_policy_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="continue, disable, stop"):
-        Runner([], [], on_error="ignore")  # type: ignore[arg-type]
 
 
 def test_what_is_logged_while_closing_reaches_the_destinations() -> None:
@@ -267,51 +215,11 @@ def test_the_stream_s_own_error_comes_out_after_everything_is_closed() -> None:
     assert calls == ["batch_end a", "close a", "post_close a", "close destination"]
 
 
-def test_a_destination_that_fails_is_given_nothing_more_and_the_others_go_on(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Full(Collector):
-        def log_rows(self, rows: Any, state: Snapshot) -> None:
-            super().log_rows(rows, state)
-            if len(self.rows) == 2:
-                raise OSError("no space left on device")
-
-    class Logs(Callback):
-        def batch_end(self, state: Snapshot, logger: Logger) -> None:
-            logger.log_metrics({"x": 1})
-
-    full, collector = Full(), Collector()
-    statistics = Runner([batch_end(n) for n in range(1, 5)], [Logs()], [full, collector]).run()
-    assert (len(full.rows), len(collector.rows)) == (2, 4)
-    assert statistics.failed_destinations == ("Full",)
-    assert statistics.problems == ["destination Full failed and lacks what came after"]
-    assert "no space left on device" in capsys.readouterr().err
-
-
-def test_destinations_are_told_the_run_and_its_directory() -> None:
-    class Stream(PlainStream):
-        run_name, attempt, run_dir = "digits", 2, Path("runs/digits")
-
-    collector = Collector()
-    Runner(Stream([]), [], [collector]).run()
-    assert collector.context == RunContext("digits", 2, Path("runs/digits"))
-
-
 def test_a_runner_runs_once() -> None:
     runner = Runner([], [])
     runner.run()
     with pytest.raises(ClosedError):
         runner.run()
-
-
-async def test_it_runs_within_a_loop_that_runs_already() -> None:
-    calls: list[str] = []
-    assert (await Runner([batch_end(1)], [Witness("a", calls)]).run_async()).handled == 1
-
-
-async def test_run_within_a_loop_that_runs_already_says_what_to_write() -> None:
-    with pytest.raises(ConfigurationError, match=r"await runner\.run_async"):
-        Runner([], []).run()
 
 
 def test_tasks_that_a_callback_starts_run_while_a_long_recording_is_read() -> None:
@@ -339,8 +247,6 @@ def test_tasks_that_a_callback_starts_run_while_a_long_recording_is_read() -> No
 
 
 class Kills(Witness):
-    """Sends its own process a signal in the middle of an event."""
-
     def __init__(self, calls: list[str], number: int, at: int = 1) -> None:
         super().__init__("killer", calls)
         self.number, self.at = number, at
@@ -351,8 +257,7 @@ class Kills(Witness):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("wrap", [list, as_async])
+@pytest.mark.parametrize(("number", "wrap"), [(signal.SIGINT, list), (signal.SIGTERM, as_async)])
 def test_a_signal_lets_the_event_be_finished_and_everything_be_closed(number: int, wrap: Any) -> None:
     calls: list[str] = []
     before = signal.getsignal(number)
@@ -374,22 +279,6 @@ def test_a_signal_ends_the_wait_for_the_next_event() -> None:
     statistics = Runner(quiet(), [Witness("a", calls)]).run()
     assert statistics.interrupted
     assert calls == ["batch_end a", "close a", "post_close a"]
-
-
-def test_one_that_is_left_before_it_begins_closes_in_peace_when_it_is_left_again() -> None:
-    class LeftAgain(Callback):
-        closed = False
-
-        async def close(self, state: Snapshot, logger: Logger) -> None:
-            runner.stop()
-            await asyncio.sleep(0)
-            self.closed = True
-
-    callback = LeftAgain()
-    runner = Runner(as_async([batch_end(1)]), [callback])
-    runner.stop()
-    statistics = runner.run()
-    assert (statistics.interrupted, statistics.handled, callback.closed) == (True, 0, True)
 
 
 def test_a_second_signal_interrupts_a_callback_that_hangs() -> None:
@@ -416,16 +305,6 @@ def test_an_ignored_signal_stays_ignored() -> None:
     assert statistics.handled == 2
 
 
-def test_a_destination_that_could_not_be_sent_everything_is_a_problem() -> None:
-    class Away(LoggerDestination):
-        @property
-        def problem(self) -> str | None:
-            return "lacks 3 of 3 entries"
-
-    statistics = Runner(snapshots_of_training(), [], [Away()]).run()
-    assert statistics.problems == ["destination Away lacks 3 of 3 entries"]
-
-
 STANDING_STILL = """
 import asyncio, os, signal, threading
 from offloop.consumers import Callback, Runner
@@ -433,7 +312,7 @@ from offloop.consumers import Callback, Runner
 class Stream:
     async def __aiter__(self):
         # The signal is another thread's, as one is that comes just before the main thread falls asleep.
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         await asyncio.Event().wait()
         yield

@@ -15,7 +15,6 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.types.commands import Command
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, LRMonitor, NaNMonitor, SpeedMonitor
-from offloop.consumers.api.logger import Row
 from offloop.consumers.testing import Logged, MemoryStream, replay
 
 EVALUATED = RECORDINGS / "0.1.0" / "evaluated.mcap"
@@ -24,29 +23,10 @@ TRAINERS_OWN = {"system", "seed", "train_samples", "evaluators", "eval_samples",
 
 
 class Loss(Callback):
-    """Logs the loss, and stops when it is NaN."""
-
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         logger.log_metrics({"loss": state.loss})
         if math.isnan(state.loss or 0):
             state.stop_training()
-
-
-class Everything(Callback):
-    """Logs everything that can be."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        logger.log_hyperparameters({"seed": 3})
-        logger.log_images([[[0, 255]]], name="pixels")
-        logger.log_table(["a"], [[1], [None]])
-        logger.log_text("hello")
-        logger.upload_file("there", self.file)
-
-    def close(self, state: Snapshot, logger: Logger) -> None:
-        logger.log_metrics({"batches": state.timestamp.batch.value})
 
 
 class Raises(Callback):
@@ -82,21 +62,6 @@ def test_a_recording_is_replayed_from_a_path_an_object_and_snapshots_alike() -> 
         assert other.rows == first.rows
 
 
-def test_everything_that_can_be_logged_is_there(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    stream = MemoryStream()
-    stream.train(2)
-    logged = replay(Everything(file), stream)
-    # The last event that it was sent is the beginning.
-    assert logged.rows == [Row(0, 1_700_000_000.0, {"batches": 0})]
-    assert logged.hyperparameters == {"seed": 3}
-    assert [image.images[0].shape for image in logged.images] == [(1, 2, 1)]
-    assert [table.rows for table in logged.tables] == [[[1], [None]]]
-    assert [text.text for text in logged.texts] == ["hello"]
-    assert [upload.remote_file_name for upload in logged.uploads] == ["there"]
-
-
 def test_commands_are_kept_with_the_batch_at_which_they_were_sent() -> None:
     stream = MemoryStream(loss=lambda batch: math.nan if batch == 3 else 1.0)
     stream.train(4)
@@ -124,35 +89,6 @@ def test_a_logger_of_ones_own_is_given_the_rows_too_and_a_failing_one_fails_the_
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(logged.rows) == 3
     with pytest.raises(OffloopError, match="destination Failing failed"):
         replay(Loss(), stream, loggers=[Failing()])
-
-
-def test_what_a_callback_brings_along_is_run_too() -> None:
-    class Destination(LoggerDestination):
-        def __init__(self) -> None:
-            self.rows: list[Row] = []
-            self.watched: list[Event] = []
-
-        def log_rows(self, rows: Any, state: Snapshot) -> None:
-            self.rows += rows
-
-        watches = (Event.BATCH_END,)
-
-        def watch(self, state: Snapshot) -> None:
-            self.watched.append(state.event)
-
-    class Shows(Loss):
-        def __init__(self) -> None:
-            self.shown = Destination()
-
-        def destinations(self) -> list[LoggerDestination]:
-            return [self.shown]
-
-    stream = MemoryStream()
-    stream.train(1)
-    shows, further = Shows(), Destination()
-    logged = replay(shows, stream, loggers=[further])
-    assert shows.shown.rows == further.rows == logged.rows
-    assert further.watched == [Event.BATCH_END]
 
 
 # -- a made-up training -----------------------------------------------------------------------------------------------
@@ -262,37 +198,6 @@ def test_ranks_publish_every_event_with_what_is_others_there() -> None:
     assert len(logged.metrics["lr-SGD/group0"]) == 2
     assert {one.world_size for one in stream} == {2}
     assert [one.seq for one in stream if one.rank == 1] == [one.seq for one in stream if one.rank == 0]
-
-
-def test_evaluations_come_within_the_batch_or_the_epoch() -> None:
-    stream = MemoryStream(batches_per_epoch=2)
-    stream.batch(evaluation={"a": {"Accuracy": 0.5}, "b": {"Accuracy": 0.25}})
-    stream.batch(evaluation={"a": {"Accuracy": 0.75}})
-    told = [one.event for one in stream if one.event.is_eval or one.event.value.endswith(("_end", "_checkpoint"))]
-    one_evaluator = [
-        Event.EVAL_START,
-        Event.EVAL_BATCH_START,
-        Event.EVAL_BEFORE_FORWARD,
-        Event.EVAL_AFTER_FORWARD,
-        Event.EVAL_BATCH_END,
-        Event.EVAL_END,
-    ]
-    assert told == [
-        Event.BATCH_END,
-        Event.EVAL_BEFORE_ALL,
-        *one_evaluator * 2,
-        Event.EVAL_AFTER_ALL,
-        Event.BATCH_CHECKPOINT,
-        Event.BATCH_END,
-        Event.BATCH_CHECKPOINT,
-        Event.EPOCH_END,
-        Event.EVAL_BEFORE_ALL,
-        *one_evaluator,
-        Event.EVAL_AFTER_ALL,
-        Event.EPOCH_CHECKPOINT,
-    ]
-    *_, last = [one for one in stream if one.event is Event.EVAL_AFTER_ALL]
-    assert last.eval_metrics == {"a": {"Accuracy": 0.75}, "b": {"Accuracy": 0.25}}
 
 
 @pytest.mark.parametrize(
