@@ -1,7 +1,6 @@
 """The images of a training are what the reference logs, live and from the recording, and nothing is changed by it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,12 @@ import torch
 from helpers import REFERENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_file import ImageFile
 from safetensors.numpy import save
 from tensor_stream import TensorStream
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from offloop.bus import Recording
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS
@@ -137,15 +134,6 @@ CALLBACKS: dict[str, dict[str, Any]] = {
     "input_1ep_mb2": {"interval": "1ep", "num_images": 4},
     SEGMENTATION: {"interval": "2ba", "num_images": 2, "mode": "segmentation"},
 }
-
-
-def test_live_the_images_are_those_of_a_replay(runs_dir: Path, tmp_path: Path) -> None:
-    options, path = CALLBACKS[SEGMENTATION], tmp_path / "live.jsonl"
-    train(True, callbacks=[ImageVisualizer(**options)], loggers=[ImageFile(path)])
-    calls = calls_of(ImageVisualizer(**options), Recording(runs_dir / "r"))
-    live = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(live) == 6
-    assert live == [{key: call[key] for key in line} for line, call in zip(live, calls, strict=True)]
 
 
 @pytest.mark.parametrize("run", GOLD)

@@ -11,6 +11,7 @@ from logged import LogsWhatItSees
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import ConsoleLogger, Runner
+from offloop.consumers.api.logger import Row, Text
 from offloop.consumers.loggers import console
 
 
@@ -123,3 +124,14 @@ def test_a_recording_read_fast_does_not_flood_a_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert 10 <= len(lines) <= 12
     assert lines[-1].startswith("step   4000")
+
+
+def test_a_consumer_that_goes_on_prints_what_was_to_come(capsys: pytest.CaptureFixture[str]) -> None:
+    first, again = ConsoleLogger(), ConsoleLogger()
+    for step in (1, 2):
+        first.log_rows([Row(step, 0.0, {"loss": 1 / step})], batch_end(step))
+    first.log_text(Text(2, 0.0, "note", "kept"), batch_end(2))
+    capsys.readouterr()
+    again.load_state_dict(first.state_dict())
+    again.close()
+    assert capsys.readouterr().out.splitlines() == ["step      2  epoch   0  loss       0.5", "step      2  note: kept"]
