@@ -1,4 +1,3 @@
 """Records and forwards the events of a run, and answers publishers and consumers.
 
-Begin with ``broker``, then ``run`` and ``rank``; ``python -m offloop.bus.broker`` serves one run.
-"""
+Begin with ``broker``, then ``run`` and ``rank``; ``python -m offloop.bus.broker`` serves one run."""

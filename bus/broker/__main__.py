@@ -39,7 +39,9 @@ def main() -> None:
         else:
             directory = RunDirectory(root, name, *sys.argv[4:5])
         broker = Broker(directory, bridge_to=os.environ.get(STREAM_VARIABLE))
-        _log_to(directory.path / "broker.log")
+        log = _LogFile(directory.path / "broker.log", delay=True)
+        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("offloop").addHandler(log)
         if resumes:
             broker.resume()
     except OffloopError as error:
@@ -51,12 +53,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _say({"ready": broker.addresses[0], **taken})
     broker.serve()
-
-
-def _log_to(path: Path) -> None:
-    log = _LogFile(path, delay=True)
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("offloop").addHandler(log)
 
 
 class _LogFile(logging.FileHandler):

@@ -16,21 +16,8 @@ from offloop.bus.errors import ProtocolError, RunDirectoryError
 from offloop.bus.index.index import add_run
 from offloop.bus.net.sockets import listen
 from offloop.bus.processes import allow_many_connections, is_running
-from offloop.bus.protocol.frames import (
-    ALL,
-    BASE,
-    END,
-    Topic,
-    decode_control,
-    decode_frame_batch,
-    encode_control,
-    encode_frame_batch,
-    encode_heartbeat,
-    event_encoder,
-    is_frame_batch,
-    mark_context,
-    split_frame,
-)
+from offloop.bus.protocol import frames
+from offloop.bus.protocol.frames import ALL, BASE, Topic, decode_frame_batch, encode_frame_batch, split_frame
 from offloop.bus.protocol.order import BASE_STEPS, Ending
 from offloop.bus.runs.directory import SOCKET_FILES, RunDirectory, socket_address
 from offloop.bus.types.timestamp import Timestamp, wall_clock
@@ -144,7 +131,7 @@ class Broker:
     def send(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
         """Sends a control message, which is dropped when the peer does not read; returns whether it is connected."""
         try:
-            self._control_socket.send_multipart([identity, encode_control(kind, content)], zmq.NOBLOCK)
+            self._control_socket.send_multipart([identity, frames.encode_control(kind, content)], zmq.NOBLOCK)
         except zmq.Again:
             return True
         except zmq.ZMQError:
@@ -188,18 +175,16 @@ class Broker:
             try:
                 if not is_whole:
                     raise ProtocolError("a message of several frames")
-                self._take_message(identity, frame.bytes)
+                message = frame.bytes
+                if not message.startswith(b"\0"):
+                    self._take_events(identity, [message])
+                elif frames.is_frame_batch(message):
+                    self._take_events(identity, decode_frame_batch(message[1:]), message)
+                else:
+                    self._control.take(identity, frames.decode_control(split_frame(message)[1]))
             except ProtocolError as error:
                 self._is_named(identity, error)
         return False
-
-    def _take_message(self, identity: bytes, message: bytes) -> None:
-        if not message.startswith(b"\0"):
-            self._take_events(identity, [message])
-        elif is_frame_batch(message):
-            self._take_events(identity, decode_frame_batch(message[1:]), message)
-        else:
-            self._control.take(identity, decode_control(split_frame(message)[1]))
 
     def _take_events(self, identity: bytes, frames: list[bytes], batch: bytes | None = None) -> None:
         """Records and forwards events, together where in order; ``batch`` is their message if they came as one."""
@@ -306,7 +291,7 @@ class Broker:
     def _send_heartbeat(self, run: BrokerRun) -> None:
         positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
         on_disk = {number: (place.seq, place.base_seq) for number, place in run.writer.positions.items()}
-        heartbeat = encode_heartbeat(run.name, run.attempt, self._clock(), positions, run.writer.size, on_disk)
+        heartbeat = frames.encode_heartbeat(run.name, run.attempt, self._clock(), positions, run.writer.size, on_disk)
         self._feed_socket.send(heartbeat, zmq.NOBLOCK)
 
     def _look_at_publishers(self, run: BrokerRun, now: float) -> None:
@@ -329,9 +314,9 @@ class Broker:
         # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
         self.forget_connection(rank)
         rank.identity = None
-        encode = event_encoder(Topic(run.name, END, rank.rank), run.attempt)
+        encode = frames.event_encoder(Topic(run.name, frames.END, rank.rank), run.attempt)
         numbers = rank.seq + 1, rank.base_seq + 1, max(self._clock(), rank.time)
-        fields, context = {"status": "lost", "error": error}, mark_context(run.world_size, run.local_world_size)
+        fields, context = {"status": "lost", "error": error}, frames.mark_context(run.world_size, run.local_world_size)
         self._take(run, rank, encode(*numbers, Timestamp().values, None, fields, context))
 
     def _tend_bridge(self, run: BrokerRun) -> None:

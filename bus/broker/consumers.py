@@ -1,6 +1,5 @@
 """The consumers of a run: their demand, as leases that expire, and their progress."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ LEASE_SECONDS = 5.0
 """For how long a demand counts that is not renewed."""
 
 _EVENTS = frozenset(event.value for event in Event)
-_log = logging.getLogger("offloop.broker")
 
 
 @dataclass
@@ -49,14 +47,20 @@ class Consumers:
         handled: Sequence[tuple[int, int]] = (),
         report: Mapping[str, float] | None = None,
     ) -> bool:
-        """Records a consumer's demand and what it says of itself; returns whether publishers have to know of it. Raises
-        BrokerError: all consumers together demand too much. What this one demanded before stays."""
+        """Records a consumer's demand and what it says of itself, or as ``consumer`` a rank, which keeps publishing for
+        those of a broker before this one. Returns whether publishers have to know of it. Raises BrokerError: all
+        consumers together demand too much. What this one demanded before stays."""
         lease = self._leases.get(consumer)
         if lease is None or lease.demand != demand:
             others = [one.demand for key, one in self._leases.items() if key != consumer]
             # Without a lease that goes, the merged demand needs no merging again.
             merged = Demand.merge([self.merged(now), demand] if lease is None else [*others, demand])
-            _check_size(merged)
+            try:
+                Demand.from_wire(merged.to_wire())
+            except ProtocolError as error:
+                raise BrokerError(
+                    f"all consumers of this run together request too much ({error}): request fewer fields or intervals"
+                ) from None
             self._merged, self._is_stale = merged, False
         progress = ConsumerProgress(
             name,
@@ -70,14 +74,6 @@ class Consumers:
         if _lasting(before) != _lasting(known):
             self.version += 1
         return before != known
-
-    def hold(self, rank: int, demand: Demand, now: float) -> None:
-        """Keeps what a rank publishes for consumers of a broker before this one, until they have had time to come
-        again."""
-        try:
-            self.renew(rank, demand, now)
-        except BrokerError as error:
-            _log.warning("what rank %d publishes for consumers is not kept until they come again: %s", rank, error)
 
     def merged(self, now: float) -> Demand:
         """The merged demand of all consumers whose leases have not expired."""
@@ -127,12 +123,3 @@ class Consumers:
 
 def _lasting(progress: ConsumerProgress | None) -> ConsumerProgress | None:
     return None if progress is None else progress._replace(handled={})
-
-
-def _check_size(demand: Demand) -> None:
-    try:
-        Demand.from_wire(demand.to_wire())
-    except ProtocolError as error:
-        raise BrokerError(
-            f"all consumers of this run together request too much ({error}): request fewer fields or intervals"
-        ) from None

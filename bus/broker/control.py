@@ -13,20 +13,13 @@ import msgspec
 from offloop.bus import processes
 from offloop.bus.broker.consumers import LEASE_SECONDS
 from offloop.bus.broker.flight import ASKED
-from offloop.bus.broker.messages import (
-    HandledMessage,
-    HelloMessage,
-    LeaseMessage,
-    OutcomeMessage,
-    ResumeMessage,
-    parse,
-)
+from offloop.bus.broker.messages import HandledMessage, HelloMessage, LeaseMessage, OutcomeMessage, ResumeMessage, parse
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.broker.run import BrokerRun
 from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError, ProtocolError, RunDirectoryError
 from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control, check_run_name
 from offloop.bus.runs.directory import is_name_for
-from offloop.bus.tensors.transfer import read_piece
+from offloop.bus.tensors.segments import read_piece
 from offloop.bus.types.commands import DUMP, Command, check_command, new_command_id
 from offloop.bus.types.demand import Demand
 
@@ -135,7 +128,12 @@ class ControlHandler:
         run = broker.run
         rank = self._admit(run, request.identity, hello)
         if held is not None:
-            run.consumers.hold(hello.rank, held, time.monotonic())
+            try:
+                run.consumers.renew(hello.rank, held, time.monotonic())
+            except BrokerError as error:
+                _log.warning(
+                    "rank %d does not keep what it publishes until consumers come again: %s", hello.rank, error
+                )
         self.push_demand(run)
         recording = run.writer.path
         welcome = {

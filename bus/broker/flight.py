@@ -17,18 +17,9 @@ import msgspec
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
 from offloop.bus.files import sync
+from offloop.bus.protocol import frames
 from offloop.bus.protocol.flight_ring import FlightRingReader
-from offloop.bus.protocol.frames import (
-    CUT,
-    DEMAND,
-    END,
-    EventBody,
-    Topic,
-    decode_whole_event,
-    event_encoder,
-    pack_map,
-    split_frame,
-)
+from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, split_frame
 from offloop.bus.protocol.order import BASE_STEPS
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
@@ -41,8 +32,7 @@ from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 _log = logging.getLogger("offloop.broker")
 
 ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
-_ONCE = (FAILED, LOST, NAN, STALLED)
-"""Reasons that count once in an attempt; a stall until a rank continues."""
+_ONCE = (FAILED, LOST, NAN, STALLED)  # reasons that count once in an attempt; a stall until a rank continues
 ALERT_PAUSE = 60.0
 """Seconds between two dumps because of alerts."""
 STALLED_SECONDS = 300.0
@@ -154,8 +144,8 @@ class FlightRecorder:
                         self._dump(STALLED, f"rank {number} has done nothing for {STALLED_SECONDS:g} s")
 
     def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
-        """Write the rings because a peer requests it, whose request has that ``identity``. Raises BrokerError: there
-        are no rings, or too many dumps."""
+        """Write the rings because a peer requests it, whose request has that ``identity``. Raises BrokerError: no
+        rank has a ring, or there are too many dumps."""
         if not self.rings:
             raise BrokerError(
                 f"run {self._run!r} has no flight recorder: start the training with flight_recorder='200ba', or "
@@ -185,8 +175,12 @@ class FlightRecorder:
         if not self.rings:
             return None
         self._met.add(reason)
-        number = self._next_number()
-        if number is None:
+        for number in range(1, MOST_DUMPS + 1):
+            if number not in self._writing and not os.path.lexists(
+                dump_path(self._directory.path, self._attempt, number)
+            ):
+                break
+        else:
             problem = (
                 f"attempt {self._attempt} of run {self._run!r} has {MOST_DUMPS} dumps of its flight recorder, which is "
                 "as many as are written: remove some"
@@ -201,13 +195,6 @@ class FlightRecorder:
             _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
         about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}
         self._writing[number] = self._thread.submit(self._write, number, about, dict(self.rings)), answer
-        return None
-
-    def _next_number(self) -> int | None:
-        for number in range(1, MOST_DUMPS + 1):
-            path = dump_path(self._directory.path, self._attempt, number)
-            if number not in self._writing and not os.path.lexists(path):
-                return number
         return None
 
     def _write(self, number: int, about: dict[str, str], rings: dict[int, RankRing]) -> tuple[str | None, str | None]:
@@ -321,8 +308,8 @@ class _RankEvents:
                 # Number 1 of a ring is never given to an event.
                 if event.seq > 2:
                     left_out = {"first": 1, "base_first": 1}
-                    yield self._mark(CUT, event.seq - 2, base_seq - 1, event, left_out, {})
-                yield self._mark(DEMAND, event.seq - 1, base_seq, event, {"demand": _DEMAND}, event.context)
+                    yield self._mark(frames.CUT, event.seq - 2, base_seq - 1, event, left_out, {})
+                yield self._mark(frames.DEMAND, event.seq - 1, base_seq, event, {"demand": _DEMAND}, event.context)
             found = phases.follow(topic.name, event)
             if topic.name == Event.BATCH_END and found is not None and event.fields.get("phases", found) is None:
                 event = msgspec.structs.replace(event, fields_={**event.fields, "phases": found})
@@ -331,7 +318,7 @@ class _RankEvents:
             yield event.time, self.number, topic.encode()[:-1], event.seq, event.base_seq, body
         end = self.ring.rank.end
         if last is not None and end is not None:
-            yield self._mark(END, last.seq + 1, last.base_seq + 1, last, end[1].fields, end[1].context)
+            yield self._mark(frames.END, last.seq + 1, last.base_seq + 1, last, end[1].fields, end[1].context)
 
     def _mark(
         self, name: str, seq: int, base_seq: int, beside: EventBody, fields: dict[str, Any], context: dict[str, Any]
@@ -375,6 +362,6 @@ def _is_first(frame: bytes) -> bool:
 
 
 def _encode(topic: Topic, event: EventBody) -> bytes:
-    encode = event_encoder(topic, event.attempt)
+    encode = frames.event_encoder(topic, event.attempt)
     values = event.seq, event.base_seq, event.time, event.timestamp, event.previous
-    return encode(*values, event.fields, pack_map(event.context))[len(topic.encode()) :]
+    return encode(*values, event.fields, frames.pack_map(event.context))[len(topic.encode()) :]

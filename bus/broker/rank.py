@@ -73,8 +73,7 @@ class LiveRank:
     _acknowledgement_sent: int = 0
     _requested_after: int = -1
     _requested_at: float = 0.0
-    _undecodable: int = 0
-    """The event in whose place something came that cannot be decoded."""
+    _undecodable: int = 0  # the event in whose place something came that cannot be decoded
 
     # -- events -------------------------------------------------------------------------------------------------------
 

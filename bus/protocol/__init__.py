@@ -1,4 +1,3 @@
 """Frames and their limits, snapshots, and the order in which events are delivered.
 
-Begin with ``frames``; ``docs/protocol.md`` is the specification.
-"""
+Begin with ``frames``; ``docs/protocol.md`` is the specification."""

@@ -3,23 +3,7 @@ host reads them, also when the rank hangs or is dead.
 
 It is shared memory, so an event costs its rank no message, and is there for the broker the moment it is written. It
 consists of a front and of blocks, which are used again and again: a block is zeroed and numbered when it is entered,
-and an event in it counts once its length is written.
-
-=======  =====  ===================================================
-Offset   Bytes  The front
-=======  =====  ===================================================
-0        8      ``OLFLIGHT``
-8        16     the ring's token, random
-24       8      how many batches it is to hold
-32       8      blocks in use
-40       8      the block that is written to, counted from 0
-4096            the blocks, of 64 KiB: the number of the block among all
-                that were ever entered (8), zeros (8), then events: length
-                (4) and frame, up to a length of zero or the end
-=======  =====  ===================================================
-
-Numbers are little endian.
-"""
+and an event in it counts once its length is written. Numbers are little endian."""
 
 import errno
 import os
@@ -45,17 +29,19 @@ MAX_BATCHES = 1_000_000
 
 _MAGIC = b"OLFLIGHT"
 _FRONT = struct.Struct("<8s16sQQQ")
+"""Magic, token, batches to hold, blocks in use, index of the block that is written to."""
 _PLACES = struct.Struct("<QQ")
 _AT_PLACES = 32
 _AT_BLOCKS = 4096
 _HEAD = 16
+"""Bytes of a block before its events, each a length and a frame: the block's number among all that were ever entered,
+and zeros."""
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TOKEN = 16
 _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
-_GROW = 16
-"""Blocks by which the memory grows."""
+_GROW = 16  # blocks by which the memory grows
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
 """Bytes of the largest event that fits."""
 

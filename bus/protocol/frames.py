@@ -20,8 +20,7 @@ MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
 MAX_CONTAINERS = 1 << 16
-_MOST_GIVEN = MAX_CONTAINERS - 4096
-"""Of one event's lists and maps; others of the same event are added."""
+_MOST_GIVEN = MAX_CONTAINERS - 4096  # of one event's lists and maps; others of the same event are added
 MAX_TIME = (1 << 63) - 1
 MAX_NUMBER = (1 << 63) - 1
 
@@ -301,11 +300,7 @@ def decode_body(body: bytes) -> list[Any]:
 def _unpack(packed: bytes | memoryview, what: str) -> Any:
     try:
         return msgpack.unpackb(
-            packed,
-            strict_map_key=False,
-            max_array_len=MAX_ELEMENTS,
-            max_map_len=MAX_ELEMENTS,
-            **_counted(len(packed)),
+            packed, strict_map_key=False, max_array_len=MAX_ELEMENTS, max_map_len=MAX_ELEMENTS, **_counted(len(packed))
         )
     # What msgpack raises for hostile bytes ranges from its own errors over ValueError to RecursionError and TypeError
     # (a map as a key); all of them mean the same to us.

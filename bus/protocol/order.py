@@ -6,23 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from offloop.bus.errors import InvalidRunNameError, ProtocolError
-from offloop.bus.protocol.frames import (
-    ALL,
-    BASE,
-    CHECKPOINT,
-    COMMAND,
-    CUT,
-    DELIMITER,
-    DEMAND,
-    END,
-    HEARTBEAT,
-    EventBody,
-    Topic,
-    check_run_name,
-    decode_event,
-    decode_whole_event,
-    parse_topic,
-)
+from offloop.bus.protocol import frames
+from offloop.bus.protocol.frames import DELIMITER, EventBody, Topic, decode_event, decode_whole_event, parse_topic
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS
@@ -32,7 +17,9 @@ from offloop.bus.types.timestamp import Timestamp
 BATCH = 256
 """Snapshots in a list at most."""
 
-_BASE = frozenset({*(event.value for event in BASE_EVENTS), END, DEMAND, COMMAND, CHECKPOINT})
+_BASE = frozenset(
+    {*(event.value for event in BASE_EVENTS), frames.END, frames.DEMAND, frames.COMMAND, frames.CHECKPOINT}
+)
 _INNER = frozenset(event.value for event in Event) - _BASE
 BASE_STEPS = {event.value: int(event.value in _BASE) for event in Event}
 """The increase of ``base_seq`` by an event; of events alone, not of marks."""
@@ -107,7 +94,7 @@ class CheckpointMark(NamedTuple):
         if action not in ("save", "load"):
             raise ProtocolError("a $checkpoint mark neither saves nor loads")
         try:
-            name = check_run_name(checkpoint_run)
+            name = frames.check_run_name(checkpoint_run)
         except InvalidRunNameError as error:
             raise ProtocolError(str(error)) from None
         return cls(action, name, Timestamp.from_values(event.timestamp), event.seq, event.time)
@@ -169,11 +156,7 @@ class StreamOrder:
     again."""
 
     def __init__(
-        self,
-        run: str,
-        attempt: int,
-        events: Iterable[Event] | None,
-        after: Mapping[int, tuple[int, int]] | None = None,
+        self, run: str, attempt: int, events: Iterable[Event] | None, after: Mapping[int, tuple[int, int]] | None = None
     ) -> None:
         self.run = run
         self.attempt = attempt
@@ -195,7 +178,7 @@ class StreamOrder:
     @property
     def topics(self) -> list[str]:
         """The subscriptions on the event feed."""
-        return [f"{self.run}/{name}/" for name in (BASE if self._base_only else ALL, HEARTBEAT)]
+        return [f"{self.run}/{name}/" for name in (frames.BASE if self._base_only else frames.ALL, frames.HEARTBEAT)]
 
     @property
     def endings(self) -> list[Ending]:
@@ -323,27 +306,27 @@ class StreamOrder:
         if event.seq <= self._reached.get(route.rank, START)[0]:
             return None
         number = event.base_seq if self._base_only else event.seq
-        if self._base_only and route.name == CUT and event.fields.get("base_first") == number + 1:
+        if self._base_only and route.name == frames.CUT and event.fields.get("base_first") == number + 1:
             # In the place of events that this reader is not given either: the number that it bears is of one before.
             return None
         return number, self._last_number(route.rank) + 1
 
     def _first_covered(self, route: _Route, event: EventBody, number: int) -> int:
         """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
-        first = event.fields.get("base_first" if self._base_only else "first") if route.name == CUT else None
+        first = event.fields.get("base_first" if self._base_only else "first") if route.name == frames.CUT else None
         return min(first, number) if type(first) is int else number
 
     def _accept(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
         self._reached[route.rank] = event.seq, event.base_seq
         if route.event is not None:
             return Snapshot(route.event, self.run, route.rank, event) if route.is_requested else None
-        if route.name == END:
+        if route.name == frames.END:
             self._note_end(route.rank, event)
-        elif route.name == COMMAND:
+        elif route.name == frames.COMMAND:
             self._note_command(route.rank, event)
-        elif route.name == CHECKPOINT:
+        elif route.name == frames.CHECKPOINT:
             return self._checkpoint_mark(route.rank, event)
-        elif route.name not in (CUT, DEMAND):
+        elif route.name not in (frames.CUT, frames.DEMAND):
             self.skipped += 1
         return None
 

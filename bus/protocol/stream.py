@@ -20,7 +20,7 @@ SNAPSHOTS_PER_TURN = 256
 
 class RunStream:
     """The snapshots of a run in order, by ``async for``, and what else is known of the run. What a kind of stream does
-    not know, or cannot do, is as it is here; it defines ``__aiter__``, or :meth:`read` where only that is called."""
+    not know, or cannot do, is as it is here: for given snapshots, such as a list."""
 
     run_name: str = "run"
     run_id: str | None = None
@@ -36,8 +36,11 @@ class RunStream:
     name_sender: Callable[[], str | None] = staticmethod(lambda: None)
     """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
 
+    def __init__(self, snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot] = ()) -> None:
+        self._snapshots = snapshots
+
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
-        raise NotImplementedError
+        return _all_of(self._snapshots) if isinstance(self._snapshots, AsyncIterable) else in_turns(self._snapshots)
 
     async def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
@@ -96,19 +99,9 @@ class RunStream:
         """Asks the training for less than before."""
 
 
-class PlainStream(RunStream):
-    """Snapshots of which nothing else is known, such as a list."""
-
-    def __init__(self, snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> None:
-        self._snapshots = snapshots
-
-    def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
-        return _all_of(self._snapshots) if isinstance(self._snapshots, AsyncIterable) else in_turns(self._snapshots)
-
-
 def as_stream(snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> RunStream:
     """The stream of these snapshots: itself, or one of which nothing else is known."""
-    return snapshots if isinstance(snapshots, RunStream) else PlainStream(snapshots)
+    return snapshots if isinstance(snapshots, RunStream) else RunStream(snapshots)
 
 
 async def _all_of(snapshots: AsyncIterable[Snapshot]) -> AsyncGenerator[Snapshot, None]:

@@ -67,7 +67,6 @@ def describe_process() -> dict[str, Any]:
 
 
 def _readable(name: str) -> str:
-    """A name as UTF-8 can have it: the system takes any bytes."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -79,7 +78,6 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's answer about the current folder; ``None`` without git, outside a repository, and when it takes long."""
     # A status need not write the index, for which it would wait for others.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

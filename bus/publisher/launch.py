@@ -7,12 +7,12 @@ import select
 import subprocess
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from offloop.bus import errors, processes
 from offloop.bus.errors import BrokerError, OffloopError, RunDirectoryError, RunError, RunIsLiveError
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
-from offloop.bus.runs.bridged import BridgeStatus, how_to_send, read_bridge
+from offloop.bus.runs.bridged import how_to_send, read_bridge
 from offloop.bus.runs.directory import read_run
 from offloop.bus.types.timeouts import Timeouts
 
@@ -68,11 +68,14 @@ class BrokerProcess:
         return processes.start_module("offloop.bus.broker", *arguments, env=self._environment, **pipes)
 
     def _first_answer(self) -> dict[str, Any]:
-        """The line in which a new broker says that it is ready, or else the error that it names, or its last words."""
+        """The line in which a new broker says that it is ready. Raises the error that it names, or its last words."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
+        # Not select(), which refuses descriptors from 1024 on: a training may have many files open.
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
         try:
-            line = process.stdout.readline() if _is_readable(process.stdout, self._timeouts.broker_start) else b""
+            line = process.stdout.readline() if poll.poll(1000 * self._timeouts.broker_start) else b""
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             process.kill()
@@ -93,11 +96,6 @@ class BrokerProcess:
             if pipe is not None:
                 pipe.close()
 
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self._process.pid
-
     def ended(self) -> str | None:
         """Its end in words; ``None`` while it runs."""
         code = self._process.poll()
@@ -115,25 +113,20 @@ class BrokerProcess:
         out = self._process.stdout
         if self._process.poll() is None or out is None or out.closed:
             return None
-        # It has ended, so what it said is all there, and reading does not wait.
-        line = out.readline()
         try:
-            answer = json.loads(line)
+            # It has ended, so what it said is all there, and reading does not wait.
+            answer = json.loads(out.readline())
             return error_by_name(answer["error"], str(answer["message"]))
         except (ValueError, KeyError, TypeError):
             return None
 
     def restart(self) -> bool:
         """Starts it again, without waiting for it, unless it has died again and again just now; whether it did.
-
-        Raises:
-            OSError: no process can be started."""
+        Raises OSError: no process can be started."""
         now = time.monotonic()
         if now < self._not_before:
             return False
-        if now - self._began > STEADY_SECONDS:
-            self._restarts = 0
-        self._restarts += 1
+        self._restarts = 1 if now - self._began > STEADY_SECONDS else self._restarts + 1
         self._not_before = now + RESTART_PAUSES[min(self._restarts, len(RESTART_PAUSES) - 1)]
         self._close_pipes()
         self._process = self._spawn("resume")
@@ -164,25 +157,21 @@ class BrokerProcess:
             attempt = read_run(path).last.number
         except OffloopError:
             return  # said elsewhere: the run's directory cannot be read
-        while not _is_settled(bridge := _bridge_of(path, attempt), attempt) and time.monotonic() < give_up:
+        while True:
+            bridge = read_bridge(path)
+            if bridge is not None and not bridge.is_running and bridge.attempt not in (0, attempt):
+                bridge = None  # it has left that behind for an attempt before
+            if bridge is not None and bridge.has_all(attempt):
+                return
+            copies = bridge is None or bridge.state == "copying" or not bridge.has_tried
+            if not copies or time.monotonic() > give_up:
+                break
             time.sleep(_COPY_POLL_SECONDS)
-        if bridge is None or not bridge.has_all(attempt):
-            why = "its bridge has not begun" if bridge is None else bridge.reason or bridge.state
-            _log.warning(
-                "run %s is not all in NATS at %s yet (%s); if its bridge ends before it is, %s",
-                *(self.name, servers, why, how_to_send(path, servers)),
-            )
-
-
-def _bridge_of(path: Path, attempt: int) -> BridgeStatus | None:
-    """The bridge of an attempt, and not what the one of an attempt before has left."""
-    bridge = read_bridge(path)
-    return bridge if bridge is not None and (bridge.is_running or bridge.attempt in (0, attempt)) else None
-
-
-def _is_settled(bridge: BridgeStatus | None, attempt: int) -> bool:
-    """Whether a bridge copies no more of an attempt now."""
-    return bridge is not None and (bridge.has_all(attempt) or (bridge.state != "copying" and bridge.has_tried))
+        why = "its bridge has not begun" if bridge is None else bridge.reason or bridge.state
+        _log.warning(
+            "run %s is not all in NATS at %s yet (%s); if its bridge ends before it is, %s",
+            *(self.name, servers, why, how_to_send(path, servers)),
+        )
 
 
 def error_by_name(name: str, message: str, run: str | None = None) -> OffloopError:
@@ -191,11 +180,3 @@ def error_by_name(name: str, message: str, run: str | None = None) -> OffloopErr
     if not (isinstance(kind, type) and issubclass(kind, OffloopError)):
         return BrokerError(message)
     return kind(message, run=run) if issubclass(kind, RunError) else kind(message)
-
-
-def _is_readable(pipe: IO[bytes], seconds: float) -> bool:
-    """Whether something can be read within so many seconds, or it was closed."""
-    # Not select(), which refuses descriptors from 1024 on: a training may have many files open.
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))

@@ -33,7 +33,8 @@ class LoggedValues:
         """The step that was added last."""
         self._names: set[str] = set()
         self._steps: dict[int, dict[str, Any]] = {}
-        self._has_late = False
+        self.has_late = False
+        """One of the values has not arrived yet."""
         self._left_out = left_out
 
     def step_for(self, values: Mapping[str, Any]) -> int:
@@ -46,7 +47,7 @@ class LoggedValues:
 
     def add(self, values: Mapping[str, Any], step: int) -> None:
         """Adds values that :func:`check_values` has returned."""
-        self._has_late = self._has_late or any(type(one) not in (int, float) for one in values.values())
+        self.has_late = self.has_late or any(type(one) not in (int, float) for one in values.values())
         self._steps.setdefault(step, {}).update(values)
         self.count += len(values)
         self.bound += len(values) * _MOST_BYTES
@@ -54,19 +55,14 @@ class LoggedValues:
             self.step, self._names = step, set()
         self._names.update(values)
 
-    @property
-    def has_late(self) -> bool:
-        """One of the values has not arrived yet."""
-        return self._has_late
-
     def entries(self) -> "Entries | Deferred":
         """All of it, as a field of an event."""
         entries = [[step, values] for step, values in self._steps.items()]
-        return _LateEntries(entries, self._left_out) if self._has_late else entries
+        return _LateEntries(entries, self._left_out) if self.has_late else entries
 
     def clear(self) -> None:
         """Begins anew, at the same step; what :meth:`entries` gave stays as it is."""
-        self.count, self.bound, self._steps, self._has_late = 0, 0, {}, False
+        self.count, self.bound, self._steps, self.has_late = 0, 0, {}, False
 
     def is_full(self) -> bool:
         """They have to be sent before more is added."""

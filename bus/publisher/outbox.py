@@ -14,7 +14,7 @@ BATCH_BYTES = 64 * 1024
 
 
 class _Batch(NamedTuple):
-    """Frames sent as one message: a message costs sender and receiver far more than a frame in it."""
+    """Frames in one message, which costs sender and receiver far more than a frame in it."""
 
     message: bytes
     first: int

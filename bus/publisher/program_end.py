@@ -25,10 +25,6 @@ def error_at_exit(left: BaseException | None = None) -> BaseException | None:
     Of a ``SystemExit`` Python has cleared everything by now, also its code; that there was one is seen by where the
     program was left. Nothing says whether it was a failure: that is ``left``, by default what ends a run as stopped."""
     error: BaseException | None = getattr(sys, "last_value", None)
-    if error is not None or _has_returned(_outermost):
-        return error
-    return left or KeyboardInterrupt(LEFT)
-
-
-def _has_returned(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _RETURNS
+    frame = _outermost
+    has_returned = frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _RETURNS
+    return error if error is not None or has_returned else left or KeyboardInterrupt(LEFT)

@@ -19,20 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
-from offloop.bus.protocol.frames import (
-    CHECKPOINT,
-    COMMAND,
-    DEMAND,
-    END,
-    Topic,
-    as_utf8,
-    check_plain,
-    check_size,
-    copy_map,
-    event_encoder,
-    mark_context,
-    pack_map,
-)
+from offloop.bus.protocol import frames
+from offloop.bus.protocol.frames import Topic, check_plain, check_size, pack_map
 from offloop.bus.protocol.order import Ending
 from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.description import Info
@@ -57,8 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("offloop")
 
 LOG_VALUES = 1000
-_LOG_NS = 1_000_000_000
-"""For which logged values wait for an event that they travel with."""
+_LOG_NS = 1_000_000_000  # for which logged values wait for an event that they travel with
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
 UNNAMED = "a consumer without a name"
@@ -67,8 +54,7 @@ _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 _FIT = frozenset((Event.FIT_START, Event.FIT_END))
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
-_EXCHANGE_NS = 50_000_000
-"""For which it publishes before it reads what the broker has sent."""
+_EXCHANGE_NS = 50_000_000  # for which it publishes before it reads what the broker has sent
 _REPORT_NS = 1_000_000_000
 _REMEMBERED_COMMANDS = 1000
 _ENDING = 10_000
@@ -226,9 +212,9 @@ class Publisher(SerialCalls):
         self._consumers: dict[str, ConsumerProgress] = {}
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
-        self._topic = Topic(self.run_name, END, rank)
+        self._topic = Topic(self.run_name, frames.END, rank)
         self._world_size = world_size
-        self._mark_context = mark_context(world_size, local_world_size or world_size)
+        self._mark_context = frames.mark_context(world_size, local_world_size or world_size)
         self._encoders = {
             event: _EventEncoder(
                 self._new_encoder(event.value),
@@ -251,8 +237,7 @@ class Publisher(SerialCalls):
         self._began = self._clock()
         self._introduction = {name: self.info[name] for name in SOURCE_FIELDS if name in self.info}
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
-        self._planned: str | None = None
-        """The latest ``max_duration``."""
+        self._planned: str | None = None  # the latest max_duration
         self._at = Timestamp().values
         self._previous: TrainingTime | None = None
         self._counts_batches = False
@@ -266,7 +251,7 @@ class Publisher(SerialCalls):
             _log.warning("there is a run %s already, which is not resumed: this one is %s", run_name, self.run_name)
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
-        return event_encoder(self._topic._replace(name=name), self.attempt)
+        return frames.event_encoder(self._topic._replace(name=name), self.attempt)
 
     # -- loops of one's own -------------------------------------------------------------------------------------------
 
@@ -315,7 +300,7 @@ class Publisher(SerialCalls):
                     self._check_lost()
                     return
                 # The caller may change a list in it before it is sent.
-                fields = copy_map(fields)
+                fields = frames.copy_map(fields)
                 if has_deferred:
                     fields["loss"] = loss
                 self._postpone(partial(self._publish, event, timestamp, fields, context, has_deferred))
@@ -548,7 +533,7 @@ class Publisher(SerialCalls):
 
     def demand_in_effect(self, timestamp: TrainingTime) -> None:
         """Records in the stream that the demand is met from here on."""
-        self._in_turn(partial(self._publish_mark, DEMAND, timestamp, {"demand": self.demand.to_wire()}))
+        self._in_turn(partial(self._publish_mark, frames.DEMAND, timestamp, {"demand": self.demand.to_wire()}))
 
     def mark_checkpoint(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> None:
         """Records in the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep
@@ -559,7 +544,7 @@ class Publisher(SerialCalls):
         waits for values on a device that earlier events lack, as the copies for the file do."""
 
         def publish() -> None:
-            self._publish_mark(CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
+            self._publish_mark(frames.CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
             self._flush(wait=True)
 
         if not self._closed:
@@ -663,7 +648,7 @@ class Publisher(SerialCalls):
         def publish() -> None:
             if self._closed:
                 return
-            self._publish_mark(COMMAND, timestamp, {**command.to_wire(), **outcome})
+            self._publish_mark(frames.COMMAND, timestamp, {**command.to_wire(), **outcome})
             if command.id:
                 self._session.say("applied", {"id": command.id, "batch": timestamp.batch, **outcome})
 
@@ -710,11 +695,7 @@ class Publisher(SerialCalls):
         return all(one.handled[rank] >= seq for one in self._consumers.values() if field in one.fields)
 
     def wait_until_handled(
-        self,
-        event: Event,
-        names: Collection[str] | None,
-        seconds: float,
-        leave: Callable[[], bool] = lambda: False,
+        self, event: Event, names: Collection[str] | None, seconds: float, leave: Callable[[], bool] = lambda: False
     ) -> set[str]:
         """Waits until each consumer with an event among its barrier events is through with everything published so far:
         those of these names, or all. No longer than ``seconds``, nor when ``leave`` says so; returns the names of those
@@ -789,8 +770,10 @@ class Publisher(SerialCalls):
                     self._pending.move(self._outbox, wait=True)
                     reason = reason or (self.stop_reason if status == "stopped" else None)
                     error, reason = redact(error), redact(reason)
-                    ending = Ending(status, error and as_utf8(error[:_ENDING]), reason and as_utf8(reason[:_ENDING]))
-                    self._publish_mark(END, Timestamp().values, ending.to_fields())
+                    ending = Ending(
+                        status, error and frames.as_utf8(error[:_ENDING]), reason and frames.as_utf8(reason[:_ENDING])
+                    )
+                    self._publish_mark(frames.END, Timestamp().values, ending.to_fields())
                     self._session.flush(self._seq)
         finally:
             self._shut()

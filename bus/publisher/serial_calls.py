@@ -1,11 +1,12 @@
 """Calls of several threads and signal handlers, one at a time, without a wait."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 
 
-class SerialCalls:
+class SerialCalls(ABC):
     """Lets one call at a time into the state of an object. A call that comes meanwhile, from another thread or a signal
     handler, returns at once: the one at work does it as its last act.
 
@@ -14,10 +15,8 @@ class SerialCalls:
     """
 
     def __init__(self) -> None:
-        self._inside = 0
-        """The thread that is in a call, by its number; 0 when none is."""
-        self._waiting: deque[Callable[[], object]] = deque()
-        """The calls that came meanwhile."""
+        self._inside = 0  # the thread that is in a call, by its number; 0 when none is
+        self._waiting: deque[Callable[[], object]] = deque()  # the calls that came meanwhile
 
     def _in_turn(self, call: Callable[[], object]) -> None:
         me = get_ident()
@@ -70,12 +69,12 @@ class SerialCalls:
                     self._waiting.appendleft(call)
                 raise
 
-    def _refuses_waiting(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _refuses_waiting(self) -> bool: ...
 
+    @abstractmethod
     def _progress(self) -> object:
         """A value that changes with each call that has done something."""
-        raise NotImplementedError
 
-    def _note_failed(self, error: Exception) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _note_failed(self, error: Exception) -> None: ...

@@ -54,8 +54,7 @@ class BrokerSession:
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
         self._is_silent = False
-        self._exited: float | None = None
-        """When our own broker was found to have finished."""
+        self._exited: float | None = None  # when our own broker was found to have finished
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket = self._connect()
@@ -93,7 +92,12 @@ class BrokerSession:
             if message is None:
                 continue
             if message.kind == "welcome":
-                return _checked_welcome(message.content, self.address)
+                attempt, *place = (message.content.get(name) for name in ("attempt", "path", "recording"))
+                if type(attempt) is int and all(isinstance(part, str) for part in place):
+                    return message.content
+                raise BrokerError(
+                    f"what answers at {self.address} is not a broker: its welcome lacks what it must have"
+                )
             if message.kind == "refused":
                 reason = message.content.get("reason", "the broker refused without a reason")
                 raise error_by_name(str(message.content.get("error")), str(reason), self.run_name)
@@ -115,7 +119,6 @@ class BrokerSession:
         return receive_control(self.socket)
 
     def _send(self, message: bytes, flags: int = zmq.NOBLOCK) -> None:
-        """Hands a message to the socket; raises :class:`zmq.Again` when its queue is full."""
         self.socket.send(message, flags)
 
     def _renew(self, demand: Any) -> None:
@@ -144,7 +147,6 @@ class BrokerSession:
                 self.state.broker_failed(error)
 
     def _restart_broker(self) -> None:
-        """Starts our own broker again if it has died."""
         process = self.process
         if process is None or self.state.lost:
             return
@@ -235,7 +237,10 @@ def connect(
 
     Raises OffloopError: one of its errors that says why that did not work."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
-    _check_ranks(rank, world_size, local_world_size)
+    if not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    if local_world_size is not None and not 1 <= local_world_size <= world_size:
+        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
     if broker is not None and stream_to is not None:
         raise ConfigurationError(
             "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
@@ -283,17 +288,3 @@ def connect(
     except BaseException:
         process.kill()
         raise
-
-
-def _check_ranks(rank: int, world_size: int, local_world_size: int | None) -> None:
-    if not 0 <= rank < world_size:
-        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
-    if local_world_size is not None and not 1 <= local_world_size <= world_size:
-        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
-
-
-def _checked_welcome(content: dict[str, Any], address: str) -> dict[str, Any]:
-    attempt, place = content.get("attempt"), (content.get("path"), content.get("recording"))
-    if type(attempt) is not int or not all(isinstance(part, str) for part in place):
-        raise BrokerError(f"what answers at {address} is not a broker: its welcome lacks what it must have")
-    return content

@@ -41,14 +41,7 @@ class SessionState:
 
     Events wait in ``outbox`` until they are acknowledged. While no broker serves the run, the outbox is paused."""
 
-    def __init__(
-        self,
-        run_name: str,
-        welcome: dict[str, Any],
-        outbox: Outbox,
-        timeouts: Timeouts,
-        now: float,
-    ) -> None:
+    def __init__(self, run_name: str, welcome: dict[str, Any], outbox: Outbox, timeouts: Timeouts, now: float) -> None:
         self.outbox = outbox
         self.acknowledged = 0
         """The last event that the broker has on disk."""
@@ -65,8 +58,7 @@ class SessionState:
         self._probed = self._greeted = 0.0
         self._is_silence_reported = False
         self._delay: str | None = None
-        self._reported_lost = 0
-        """The last event that was reported as lost."""
+        self._reported_lost = 0  # the last event that was reported as lost
         self._end: int | None = None
         self._ended = False
         self._note_welcome(welcome)

@@ -1,4 +1,3 @@
 """Reads a run's events in order, live and recorded, from a folder or from NATS; sends commands.
 
-Begin with ``subscriber``.
-"""
+Begin with ``subscriber``."""

@@ -18,10 +18,8 @@ from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.timeouts import Timeouts
 
-_UNCONFIRMED_SECONDS = 1.0
-"""For which a command waits for the broker's confirmation before it is sent again."""
-_UNDELIVERED_SECONDS = 0.2
-"""For which it waits where the broker had no trainer to forward it to."""
+_UNCONFIRMED_SECONDS = 1.0  # for which a command waits for the broker's confirmation before it is sent again
+_UNDELIVERED_SECONDS = 0.2  # for which it waits where the broker had no trainer to forward it to
 
 
 def send_command(
@@ -133,8 +131,7 @@ class PendingCommands:
     until the broker reports that it has forwarded or refused it.
 
     :meth:`take` may be called on another thread than everything else. ``now`` is a time in seconds that never goes
-    back.
-    """
+    back."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Command] = {}

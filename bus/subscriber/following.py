@@ -1,7 +1,6 @@
 """Following a run, decided without sockets and clocks: which of its two sources to read, and when it has ended.
 
-history -> live -> gap -> live -> ... -> finished
-"""
+history -> live -> gap -> live -> ... -> finished"""
 
 import enum
 from collections import deque
@@ -9,13 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from offloop.bus.errors import ProtocolError
-from offloop.bus.protocol.frames import (
-    HEARTBEAT,
-    decode_body,
-    decode_frame_batch,
-    decode_positions,
-    split_frame,
-)
+from offloop.bus.protocol import frames
 from offloop.bus.protocol.order import CheckpointMark, Ending, Missing, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import Record
@@ -25,8 +18,7 @@ LOOK_SECONDS = 0.5
 """Seconds between two looks whether the run is live."""
 FETCH_POLL_SECONDS = 0.05
 _ON_DISK_SECONDS = 0.02
-_AWAY_SECONDS = 0.1
-"""Seconds between two looks for a broker, where there is none."""
+_AWAY_SECONDS = 0.1  # seconds between two looks for a broker, where there is none
 
 
 class RunStatus(enum.Enum):
@@ -74,8 +66,7 @@ class Following:
     """The state of a subscriber that follows one attempt of a run.
 
     The caller reads what :attr:`phase` says, passes it in, and does what each :class:`Step` says; ``now`` is a time in
-    seconds that never goes back. Snapshots to hand on are in :attr:`ready`, in order.
-    """
+    seconds that never goes back. Snapshots to hand on are in :attr:`ready`, in order."""
 
     def __init__(self, order: StreamOrder, timeouts: Timeouts) -> None:
         self.order = order
@@ -163,11 +154,11 @@ class Following:
     def take_frame(self, frame: bytes) -> None:
         """Handles a frame of the event feed. Where events before it are missing, the phase becomes ``GAP``."""
         try:
-            topic, body = split_frame(frame)
-            if topic is not None and topic.name == HEARTBEAT:
+            topic, body = frames.split_frame(frame)
+            if topic is not None and topic.name == frames.HEARTBEAT:
                 self._compare(body)
             elif topic is not None:
-                self._take(self.order.from_feed(decode_frame_batch(body)))
+                self._take(self.order.from_feed(frames.decode_frame_batch(body)))
         except ProtocolError:
             self.order.skipped += 1
 
@@ -207,14 +198,14 @@ class Following:
     def _compare(self, body: bytes) -> None:
         order = self.order
         try:
-            _, attempt, _, positions, *more = decode_body(body)
+            _, attempt, _, positions, *more = frames.decode_body(body)
             if attempt != order.attempt:
                 return
-            positions = decode_positions(positions)
+            positions = frames.decode_positions(positions)
             missing = order.missing_at(positions)
             self.lag = order.lag(positions)
             self.lag_high = max(self.lag_high, self.lag)
-            if missing is None and len(more) >= 2 and order.missing_at(decode_positions(more[1])) is None:
+            if missing is None and len(more) >= 2 and order.missing_at(frames.decode_positions(more[1])) is None:
                 self.offset = int(more[0])
         except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):
             order.skipped += 1

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from itertools import chain
-from types import TracebackType
 
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, worst_of
@@ -62,60 +61,48 @@ class MergedSubscriber(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """The worst of the ends on these hosts; ``None`` until all have ended."""
         endings = [one.ending for one in self._subscribers]
         known = [ending for ending in endings if ending is not None]
         return worst_of(known) if len(known) == len(endings) else None
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """The events that are lost."""
         return tuple(chain.from_iterable(one.gaps for one in self._subscribers))
 
     @property
     def damage(self) -> str | None:
-        """Damage of the recordings."""
         return "; ".join(one.damage for one in self._subscribers if one.damage) or None
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Outcomes of the commands that were sent through snapshots."""
         return tuple(chain.from_iterable(one.outcomes for one in self._subscribers))
 
     @property
     def commander(self) -> Callable[..., Outcome]:
-        """As :attr:`offloop.bus.Subscriber.commander`."""
         return self._subscribers[0].commander
 
     def answered(self) -> tuple[Outcome, ...]:
-        """The commands that the training has answered, as far as these recordings have them."""
         return tuple(chain.from_iterable(one.answered() for one in self._subscribers))
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """The saved and loaded checkpoints, as far as the first recording was read."""
         return self._subscribers[0].checkpoints()
 
     def host_windows(self) -> list[HostWindow]:
-        """As :meth:`offloop.bus.Subscriber.host_windows`: of all hosts of the run."""
         return self._subscribers[0].host_windows()
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
-        """Asks all of the hosts for less than before."""
         barrier_events = list(barrier_events)
         for one in self._subscribers:
             one.ask_for(demand, barrier_events)
 
     def close(self) -> None:
-        """Closes all of them."""
         for one in self._subscribers:
             one.close()
 
     def __enter__(self) -> "MergedSubscriber":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -128,7 +115,6 @@ class _Host:
         self.go_on()
 
     def go_on(self) -> None:
-        """Asks for the next one."""
         self.is_late = False
         self.following = asyncio.create_task(self._next())
 
@@ -137,16 +123,13 @@ class _Host:
 
     @property
     def has_ended(self) -> bool:
-        """All have been yielded."""
         return self.following.done() and self.following.result() is None
 
     def snapshot(self) -> Snapshot:
-        """The next one, which is there."""
         snapshot = self.following.result()
         assert snapshot is not None  # it has not ended
         return snapshot
 
     async def cancel(self) -> None:
-        """Waits no longer."""
         self.following.cancel()
         await asyncio.wait([self.following])

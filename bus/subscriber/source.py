@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
 
@@ -21,7 +22,7 @@ _MOST_WINDOWS = 64
 _TRAINER_RETURN_SECONDS = 10.0
 
 
-class RunSource:
+class RunSource(ABC):
     """One attempt of a run, wherever it is. What a kind of source does not know is as it is here."""
 
     run_name: str
@@ -45,20 +46,20 @@ class RunSource:
         """A requested part of the recording is on its way."""
         return False
 
+    @abstractmethod
     def look(self) -> RunStatus:
         """The attempt's status. Does not wait: it may be up to half a second old."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_channel(self) -> Channel:
         """A channel to the broker of a live run, as it was when last looked at. Raises ConfigurationError: the run is
         not live."""
-        raise NotImplementedError
 
     def newest_positions(self) -> dict[int, tuple[int, int]]:
         """Of each rank the number of its newest recorded event, ``(seq, base_seq)``, where no event feed says so."""
         return {}
 
-    def refresh(self) -> None:
+    def refresh(self) -> None:  # noqa: B027  a file needs no such word
         """Says that the recording has grown, or may have."""
 
     def wait(self, seconds: float) -> None:
@@ -69,9 +70,9 @@ class RunSource:
         """As :meth:`wait`, while the event loop runs."""
         await asyncio.sleep(seconds)
 
+    @abstractmethod
     def host_windows(self) -> list[HostWindow]:
         """The hosts' windows since the last call."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Ends it."""

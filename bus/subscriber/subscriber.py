@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, pe
 from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
 from offloop.bus.subscriber.source import LocalRun, RunSource
 from offloop.bus.subscriber.subscription import LiveSubscription
-from offloop.bus.tensors.transfer import fetch_segment
+from offloop.bus.tensors.segments import fetch_segment
 from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
@@ -166,11 +165,10 @@ class Subscriber(RunStream):
             self._connect()
 
     def _connect(self) -> None:
-        feed = self._source.event_feed
+        feed, now = self._source.event_feed, time.monotonic()
         self._subscription = LiveSubscription(
             feed, self._source.open_channel(), self._order, self._lease, self._report, self._take_answer
         )
-        now = time.monotonic()
         self._following.connected(now, has_feed=feed is not None)
         self._send(self._commands.send_again(now))
 
@@ -192,11 +190,8 @@ class Subscriber(RunStream):
 
     def _report(self) -> dict[str, Any]:
         report = {"report": asdict(self.statistics())}
-        return {**report, "handled": self._handled_pairs()} if self._reports_handled else report
-
-    def _handled_pairs(self) -> list[tuple[int, int]]:
-        # In one step, because the lease's thread asks too.
-        return list(self._handled.items())
+        # In one step, because this is the lease's thread.
+        return {**report, "handled": list(self._handled.items())} if self._reports_handled else report
 
     def statistics(self) -> SubscriberStatistics:
         """Its counts; may be called from another thread."""
@@ -229,12 +224,10 @@ class Subscriber(RunStream):
 
     @property
     def damage(self) -> str | None:
-        """Damage of the recording, with offsets."""
         cut = [self._reader.cut] if self._reader.cut and self._subscription is None else []
         return "; ".join([*self._reader.damage, *cut]) or None
 
     def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
-        """As :meth:`offloop.bus.protocol.stream.RunStream.skip_to`."""
         self._order.skip_to(positions)
         self._handled |= {rank: seq for rank, (seq, _) in positions.items()}
         self._reader.position = offset
@@ -270,10 +263,9 @@ class Subscriber(RunStream):
     def _take_answer(self, answer: Control) -> None:
         self._commands.take(answer, time.monotonic())
         if answer.kind == "refused" and "id" not in answer.content:
-            reason = str(answer.content.get("reason"))
-            if reason != self._refusal:
-                _log.warning("run %s: what is requested of it is refused: %s", self.run_name, reason)
-            self._refusal = reason
+            before, self._refusal = self._refusal, str(answer.content.get("reason"))
+            if before != self._refusal:
+                _log.warning("run %s: what is requested of it is refused: %s", self.run_name, self._refusal)
 
     def command(
         self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
@@ -305,8 +297,6 @@ class Subscriber(RunStream):
         return self._commands.outcomes(self._order.outcomes)
 
     def answered(self) -> tuple[Outcome, ...]:
-        """The commands that the training has answered, from all senders, in order, as far as the stream was read; may
-        be called from another thread."""
         return tuple(self._order.outcomes)
 
     def host_windows(self) -> list[HostWindow]:
@@ -316,8 +306,6 @@ class Subscriber(RunStream):
         return self._source.host_windows()
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """Where the training has saved and loaded checkpoints, in order, as far as the stream was read; may be called
-        from another thread."""
         return tuple(self._order.checkpoints)
 
     def _send_from(self, snapshot: Snapshot, command: Command) -> None:
@@ -343,12 +331,6 @@ class Subscriber(RunStream):
             snapshot.event in self._barrier_events or (snapshot.on_demand and snapshot.is_borrowed)
         ):
             self._is_awaited = True
-
-    def _report_handled(self) -> None:
-        """Says how far it is, before it waits for more."""
-        if self._is_awaited and self._subscription is not None:
-            self._is_awaited = False
-            self._subscription.send("handled", {"handled": self._handled_pairs()})
 
     # -- iterating ----------------------------------------------------------------------------------------------------
 
@@ -379,8 +361,10 @@ class Subscriber(RunStream):
             pause = self._advance()
             if pause is None:
                 return
-            if pause:
-                self._report_handled()
+            if pause and self._is_awaited and self._subscription is not None:
+                # It says how far it is before it waits for more.
+                self._is_awaited = False
+                self._subscription.send("handled", {"handled": list(self._handled.items())})
             yield pause
 
     @property
@@ -418,7 +402,10 @@ class Subscriber(RunStream):
         elif step.action is Action.DISCONNECT:
             self._disconnect()
         if step.action is not Action.NONE:
-            self._read_on()
+            if following.offset > self._reader.position:
+                self._reader.position = following.offset
+                self._chunks = self._reader.read()
+            self._source.refresh()
         return step.pause if following.ending is None else 0.0
 
     def _read(self) -> Step:
@@ -455,13 +442,6 @@ class Subscriber(RunStream):
             return Step()
         return following.when_quiet(self._source.look(), now)
 
-    def _read_on(self) -> None:
-        offset = self._following.offset
-        if offset > self._reader.position:
-            self._reader.position = offset
-            self._chunks = self._reader.read()
-        self._source.refresh()
-
     def _disconnect(self) -> None:
         if self._subscription is not None:
             self._subscription.close()
@@ -484,17 +464,13 @@ class Subscriber(RunStream):
     def __enter__(self) -> "Subscriber":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> "AsyncSubscriber":
         return AsyncSubscriber(self)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         # Without waiting, so that a cancelled task leaves nothing open either.
         self.close()
 

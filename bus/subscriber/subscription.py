@@ -14,8 +14,7 @@ from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.order import StreamOrder
 
 RENEW_SECONDS = 1.0
-_CONFIRMATION_SECONDS = 30.0
-"""For which it looks often for the broker's answer to what it has sent."""
+_CONFIRMATION_SECONDS = 30.0  # for which it looks often for the broker's answer to what it has sent
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 0.5
 

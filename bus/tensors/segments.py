@@ -9,20 +9,7 @@ the kernel releases its lock.
 So no reader gets half of one image and half of another. A reader that gets its lock finds in the front of the segment
 the number of what is there, written under the exclusive lock together with it; if that is the number in its reference,
 the whole image is the right one, and stays while the lock does. If it is not, or there is no lock to be had, the
-reader came too late.
-
-=======  =====  ===================================================
-Offset   Bytes  The front of a segment
-=======  =====  ===================================================
-0        8      ``OFFLOOP`` and a zero
-8        16     the segment's token, random
-24       8      number of what is in it, 0 while that is changing
-32       8      size of the image in bytes
-4096            the image
-=======  =====  ===================================================
-
-Numbers are little endian.
-"""
+reader came too late."""
 
 import contextlib
 import fcntl
@@ -31,14 +18,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from mmap import mmap
 from typing import Annotated, Any
 
 import msgspec
 
-from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
+from offloop.bus.errors import BrokerError, ClosedError, ConfigurationError, FieldNotAvailableError, ProtocolError
 from offloop.bus.tensors.shared_memory import NO_DESCRIPTOR, create_memory, discard_memory, map_memory, open_memory
 
 _log = logging.getLogger("offloop.segments")
@@ -48,12 +35,17 @@ MAX_SIZE = 1 << 48
 MAX_INTEGER = 1 << 31
 GRANULE = 1 << 20  # what takes less travels in its event
 IDLE_SECONDS = 120.0
+PIECE = 256 * 1024
 
 _FRONT = struct.Struct("<8s16sQQ")
+"""Magic, the segment's random token, number of what is in it, 0 while that is changing, and the size of the image,
+which begins at :data:`IMAGE_OFFSET`."""
 _MAGIC = b"OFFLOOP\0"
 
 Pin = Callable[[memoryview], Callable[[], object]]
 """Makes memory ready for copies from a device, and returns what undoes that; an ``OSError`` where that cannot be."""
+Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
+"""Sends the broker a control message of a kind and with a content, and returns the content of its answer."""
 
 
 class SegmentElsewhereError(FieldNotAvailableError):
@@ -193,8 +185,7 @@ class SegmentPool:
     ``is_handled(seq, field)`` says whether every live consumer that asks for the field has handled event ``seq``; one
     that has not is waited for at most ``hold_seconds``, for as long as it does not hold the segment itself. ``pin`` is
     called once for the memory of each segment, to make it ready for copies from a device, in whichever thread gets that
-    memory, and what it returned before that memory is given back.
-    """
+    memory, and what it returned before that memory is given back."""
 
     def __init__(
         self,
@@ -210,8 +201,7 @@ class SegmentPool:
         self._is_handled = is_handled
         self._pin = pin
         self._segments: list[Segment] = []
-        self._to_come: tuple[int, Future[Segment]] | None = None
-        """Capacity of a segment that is on its way, and itself."""
+        self._to_come: tuple[int, Future[Segment]] | None = None  # capacity of a segment that is on its way, and itself
         self._pid = os.getpid()
 
     @property
@@ -375,3 +365,55 @@ def _elsewhere(reference: SegmentReference) -> SegmentElsewhereError:
     return SegmentElsewhereError(
         f"process {reference.pid} has no such memory here: it has ended, is on another machine, or gave it back"
     )
+
+
+# -- in pieces, for consumers that cannot map them: the messages ``fetch_segment`` and ``segment_data`` ----------------
+
+
+def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray:
+    """The consumer's side: the image that the map ``segment`` of an event stands for, piece by piece.
+
+    Raises FieldNotAvailableError: the broker does not have it, or not any more; ProtocolError: the reference or an
+    answer is malformed."""
+    requested = SegmentReference.from_wire(reference)
+    # It grows with what comes: the size is a peer's claim.
+    image = bytearray()
+    while len(image) < requested.size:
+        question = {"run": run, "segment": requested.to_wire(), "offset": len(image)}
+        try:
+            answer = ask("fetch_segment", question)
+        except BrokerError as error:
+            raise FieldNotAvailableError(f"the broker does not hand on these tensors: {error}") from None
+        data = answer.get("data")
+        if answer.get("run") != run or answer.get("offset") != len(image) or not isinstance(data, bytes) or not data:
+            raise ProtocolError(f"the broker answered something else than the piece at {len(image)} of a segment")
+        image += data
+    if len(image) > requested.size:
+        raise ProtocolError(f"the broker sent {len(image)} bytes of a segment of {requested.size}")
+    return image
+
+
+def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dict[str, Any]:
+    """The broker's side: the answer to a request for a piece of a segment of one of the processes ``publishers``, those
+    of this machine that publish the run.
+
+    Raises FieldNotAvailableError: the segment holds something else already, or is not on this machine; ProtocolError:
+    the request is malformed, or asks for what is not a segment of the run."""
+    reference = SegmentReference.from_wire(requested["segment"])
+    offset, size = requested["offset"], requested.get("size", PIECE)
+    if type(offset) is not int or type(size) is not int or not 0 <= offset <= reference.size or size < 1:
+        raise ProtocolError(
+            f"offset {str(offset)[:40]} and size {str(size)[:40]}: a segment of {reference.size} bytes is read "
+            f"from 0 on, in pieces of 1 to {PIECE} bytes"
+        )
+    if reference.pid not in publishers:
+        raise SegmentElsewhereError(
+            f"process {reference.pid} publishes nothing of run {requested['run']!r} on the broker's machine: "
+            "its memory cannot be read from here"
+        )
+    descriptor = lock_segment(reference)
+    try:
+        data = os.pread(descriptor, min(size, PIECE, reference.size - offset), IMAGE_OFFSET + offset)
+    finally:
+        os.close(descriptor)
+    return {"run": requested["run"], "offset": offset, "data": data}

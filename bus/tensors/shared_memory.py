@@ -2,8 +2,7 @@
 
 On Linux it is a memfd: it has no name anywhere, so there is nothing that a killed process could leave behind, and
 others reach it as ``/proc/PID/fd/N``. Elsewhere it is a file in the temporary directory, which is removed at the end,
-or, after a kill, by the next process that makes such memory.
-"""
+or, after a kill, by the next process that makes such memory."""
 
 import contextlib
 import ctypes
@@ -44,7 +43,10 @@ def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple
         _keep_from_forks()
         descriptor = shared = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     else:
-        _sweep()
+        for path in _directory().iterdir():
+            pid = path.name.partition("-")[0]
+            if pid.isdigit() and not processes.is_running(int(pid)):
+                path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor, shared = os.open(_path(os.getpid(), token), flags, 0o600), NO_DESCRIPTOR
     try:
@@ -118,17 +120,13 @@ def map_memory(descriptor: int, size: int, *, writable: bool = False) -> mmap.mm
         return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if HAS_MEMFD:
-        _populate(memory)
+        # In pieces, because other allocations of the process wait for the piece; and not by MAP_POPULATE,
+        # because Python's other threads would wait for all of it.
+        libc, start = _libc(), ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for offset in range(0, size, _PIECE):
+            if libc.madvise(start + offset, min(_PIECE, size - offset), _MADV_POPULATE_WRITE) != 0:
+                break  # before Linux 5.14: each page is mapped when it is written to
     return memory
-
-
-def _populate(memory: mmap.mmap) -> None:
-    # In pieces, because other allocations of the process wait for the piece; and not by MAP_POPULATE,
-    # because Python's other threads would wait for all of it.
-    libc, start, size = _libc(), ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
-    for offset in range(0, size, _PIECE):
-        if libc.madvise(start + offset, min(_PIECE, size - offset), _MADV_POPULATE_WRITE) != 0:
-            return  # before Linux 5.14: each page is mapped when it is written to
 
 
 # -- files, without memfds -------------------------------------------------------------------------------------------
@@ -145,13 +143,6 @@ def _directory() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{path} is not this user's alone: remove it")
     return path
-
-
-def _sweep() -> None:
-    for path in _directory().iterdir():
-        pid = path.name.partition("-")[0]
-        if pid.isdigit() and not processes.is_running(int(pid)):
-            path.unlink(missing_ok=True)
 
 
 # -- forks ------------------------------------------------------------------------------------------------------------
@@ -193,12 +184,5 @@ def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    )
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
     return libc

@@ -2,12 +2,11 @@
 
 Eight bytes hold the length of a JSON header (little endian), the header names each tensor's dtype, shape and place, the
 tensors follow without holes. Nothing here needs torch, and numpy only :meth:`TensorView.numpy`. ``docs/protocol.md``
-says how such an image stands in an event: small ones in the event itself, others in shared memory.
-"""
+says how such an image stands in an event: small ones in the event itself, others in shared memory."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -51,22 +50,19 @@ _NUMPY = {
 
 Fetch = Callable[[Mapping[str, Any]], "Buffer"]
 """Gets the image that a segment map stands for from elsewhere, see
-:func:`offloop.bus.tensors.transfer.fetch_segment`."""
+:func:`offloop.bus.tensors.segments.fetch_segment`."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TensorView:
     """One tensor of an image, without a copy; of no use once its :class:`Tensors` are closed.
 
     ``dtype`` is the name that safetensors has for it, such as ``"F32"``; ``data`` are its bytes, little endian and in
-    C order, read-only where they are shared memory.
-    """
+    C order, read-only where they are shared memory."""
 
-    __slots__ = ("data", "dtype", "shape")
-
-    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.data = data
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
 
     def numpy(self) -> "numpy.ndarray[Any, Any]":
         """The tensor as an array of the same memory; ``BF16``, which numpy lacks, as a copy in float32.
@@ -143,9 +139,7 @@ class Tensors(Mapping[str, TensorView]):
     def __enter__(self) -> "Tensors":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -1,4 +1,3 @@
 """Values without input or output: events, training time, intervals, demand, commands, what consumers report.
 
-Begin with ``event`` and ``timestamp``.
-"""
+Begin with ``event`` and ``timestamp``."""

@@ -110,15 +110,12 @@ class Outcome(NamedTuple):
     @classmethod
     def from_wire(cls, command: Command, content: Mapping[str, Any]) -> "Outcome":
         """Reads an ``applied`` message."""
-        event, batch, error = content.get("event"), content.get("batch"), content.get("error")
-        done = content.get("done")
-        return cls(
-            command,
-            None if event is None else str(event)[:MAX_TEXT],
-            batch if type(batch) is int else None,
-            None if error is None else str(error)[:MAX_TEXT],
-            done=None if done is None else str(done)[:MAX_TEXT],
+        event, error, done = (
+            None if (value := content.get(name)) is None else str(value)[:MAX_TEXT]
+            for name in ("event", "error", "done")
         )
+        batch = content.get("batch")
+        return cls(command, event, batch if type(batch) is int else None, error, done=done)
 
 
 def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = None) -> Command:

@@ -42,10 +42,9 @@ class EventDemand:
     fields: Mapping[str, int | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        intervals: list[tuple[str, Any]] = [(f"every of field {name!r}", every) for name, every in self.fields.items()]
-        if self.every is not None or not self.fields:
-            intervals.insert(0, ("every", self.every))
-        for what, interval in intervals:
+        intervals: dict[str, Any] = {} if self.every is None and self.fields else {"every": self.every}
+        intervals |= {f"every of field {name!r}": every for name, every in self.fields.items()}
+        for what, interval in intervals.items():
             try:
                 check_interval(interval)
             except ConfigurationError as error:
@@ -130,8 +129,7 @@ class Demand:
     Intervals are kept apart when demands are merged: two consumers that request every 10th and every 15th batch cause
     10, 15, 20, 30, ... and no more. Of their delays the shortest remains.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1.
-    """
+    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1."""
 
     __slots__ = ("_by_event", "max_delay")
     _by_event: Mapping[Event, _EventIntervals]

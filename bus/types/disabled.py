@@ -6,10 +6,7 @@ from offloop.bus.errors import ConfigurationError
 
 VARIABLE = "OFFLOOP_DISABLED"
 """The environment variable: ``1`` disables every publishing end."""
-_MEANINGS = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("", "0", "false", "no", "off"), False),
-}
+_MEANINGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("", "0", "false", "no", "off"), False)}
 
 
 def is_disabled() -> bool:

@@ -90,8 +90,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     hash is that of the value, so that a look-up in a set or dict costs what it costs for a plain string.
 
     Raises :class:`offloop.bus.errors.ConfigurationError`, with the names that come close, for an unknown name.
-    Reference: ``composer/core/event.py``.
-    """
+    Reference: ``composer/core/event.py``."""
 
     INIT = "init"
     BEFORE_LOAD = "before_load"

@@ -152,15 +152,11 @@ def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:
 
 
 class MetricNames:
-    """Some metrics, such as those of a run, by the names that they may be given by.
+    """The metrics of these full names, by the names that they may be given by.
 
     A metric is named by its full name (``metrics/eval/accuracy``), by its short one, or by the part of the full name
     behind any ``/``. ``loss`` always is ``loss/train/total``; of other names that an evaluation and the training share,
-    ``accuracy`` is that of the evaluation and ``train/accuracy`` that of the training.
-
-    Args:
-        metrics: full names.
-    """
+    ``accuracy`` is that of the evaluation and ``train/accuracy`` that of the training."""
 
     def __init__(self, metrics: Iterable[str]) -> None:
         self._full = dict.fromkeys(metrics)
@@ -179,15 +175,8 @@ class MetricNames:
         return next((known[name] for known in self._by_name if name in known), [])
 
     def find(self, name: str, missing: str = "there is no metric") -> str:
-        """The full name of the metric that a name stands for.
-
-        Args:
-            name: a full or short name.
-            missing: how the message begins where there is none.
-
-        Raises:
-            ConfigurationError: there is none of that name, or there are several.
-        """
+        """The full name of the metric that a full or short name stands for; ``missing`` begins the message where there
+        is none. Raises ConfigurationError: there is none of that name, or there are several."""
         found = self.matches(name)
         if len(found) == 1:
             return found[0]

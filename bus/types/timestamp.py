@@ -1,7 +1,6 @@
 """Training time: how far a run is, counted in iterations, epochs, batches, samples, tokens and seconds.
 
-:class:`Time` is a number with a unit, :class:`Timestamp` all the counters of a run at one moment.
-"""
+:class:`Time` is a number with a unit, :class:`Timestamp` all the counters of a run at one moment."""
 
 import datetime
 import operator
@@ -94,8 +93,7 @@ class Timestamp:
     timestamp by all of its values, which orders the moments of a run. Counters take ints, times and time strings.
 
     Raises :class:`offloop.bus.errors.InvalidTimeError` for a value that is not a count and
-    :class:`offloop.bus.errors.TimeUnitError` for a count in another unit. Reference: ``composer/core/time.py``.
-    """
+    :class:`offloop.bus.errors.TimeUnitError` for a count in another unit. Reference: ``composer/core/time.py``."""
 
     __slots__ = ("values",)
     values: TrainingTime
@@ -293,8 +291,7 @@ def wall_clock() -> Callable[[], int]:
 
     The system's time is read once, here, and from then on only what has passed since is added. Were it read each time,
     a correction of the system's time in the middle of a run (NTP, an operator, a virtual machine that wakes up) would
-    put events before their predecessors and bend every throughput computed from them.
-    """
+    put events before their predecessors and bend every throughput computed from them."""
     now = time.monotonic_ns
     anchor = time.time_ns() - now()
     return lambda: anchor + now()

@@ -27,7 +27,7 @@ from offloop.bus import Event
 from offloop.bus.errors import ConfigurationError, RecordingError, RunDirectoryError
 from offloop.bus.protocol.order import Gap
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.protocol.stream import PlainStream
+from offloop.bus.protocol.stream import RunStream
 from offloop.consumers import (
     Callback,
     CsvLogger,
@@ -224,7 +224,7 @@ def test_a_state_that_cannot_be_written_is_said_and_tried_again(capsys: pytest.C
 
 
 def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
-    class WithGaps(PlainStream):
+    class WithGaps(RunStream):
         def __init__(self, snapshots: list[Snapshot], gaps: list[Gap]) -> None:
             super().__init__(snapshots)
             self._gaps = gaps

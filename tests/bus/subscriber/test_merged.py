@@ -117,7 +117,7 @@ def test_an_event_is_handled_when_the_next_one_is_asked_for(tmp_path, hosts):
     async def read():
         given = []
         async for snapshot in merged:
-            handled = {rank: seq for one in subscribers for rank, seq in one._handled_pairs()}
+            handled = {rank: seq for one in subscribers for rank, seq in list(one._handled.items())}
             last = {one.rank: one.seq for one in given}
             assert all(seq <= last.get(rank, 0) for rank, seq in handled.items())
             given.append(snapshot)

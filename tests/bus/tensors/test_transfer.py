@@ -8,8 +8,7 @@ from segment_jobs import filled, running, writer
 
 from offloop.bus.errors import BrokerError, FieldNotAvailableError, OffloopError, ProtocolError
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
-from offloop.bus.tensors.segments import SegmentPool
-from offloop.bus.tensors.transfer import PIECE, fetch_segment, read_piece
+from offloop.bus.tensors.segments import PIECE, SegmentPool, fetch_segment, read_piece
 
 SIZE = 3 * PIECE + 5
 

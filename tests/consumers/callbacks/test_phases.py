@@ -23,7 +23,7 @@ from timeline_stream import RankStream
 
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.protocol.stream import PlainStream
+from offloop.bus.protocol.stream import RunStream
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import PHASES
@@ -214,7 +214,7 @@ def test_a_straggler_is_worth_a_word_sooner_and_ranks_that_take_turns_are_none()
     assert verdicts(logged(turns)) == ["compute-bound: 78 % of the step computes"]
 
 
-class WithWindows(PlainStream):
+class WithWindows(RunStream):
     """A stream with what hosts say of their ranks: of so many windows one before each further batch."""
 
     def __init__(self, snapshots: Sequence[Snapshot], windows: Iterable[Sequence[HostWindow]]) -> None:

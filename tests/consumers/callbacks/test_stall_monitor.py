@@ -13,7 +13,7 @@ from callback_calls import calls_of, goes_on_alike
 from consumers_stream import Collector
 
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.protocol.stream import PlainStream, RunStream
+from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.alerts import FIRING, RESOLVED, read_alerts
 from offloop.bus.runs.directory import Origin
 from offloop.bus.types.commands import Command, Outcome
@@ -146,7 +146,7 @@ def test_what_it_says_is_kept_with_the_run(tmp_path: Path, capsys: pytest.Captur
     assert "the training hangs after batch 2" in hangs.text
 
 
-class Commanded(PlainStream):
+class Commanded(RunStream):
     def __init__(self, snapshots: list[Snapshot], commands: dict[float, str]) -> None:
         super().__init__(snapshots)
         self._answered = [
