@@ -400,12 +400,9 @@ def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dic
     Raises FieldNotAvailableError: the segment holds something else already, or is not on this machine; ProtocolError:
     the request is malformed, or asks for what is not a segment of the run."""
     reference = SegmentReference.from_wire(requested["segment"])
-    offset, size = requested["offset"], requested.get("size", PIECE)
-    if type(offset) is not int or type(size) is not int or not 0 <= offset <= reference.size or size < 1:
-        raise ProtocolError(
-            f"offset {str(offset)[:40]} and size {str(size)[:40]}: a segment of {reference.size} bytes is read "
-            f"from 0 on, in pieces of 1 to {PIECE} bytes"
-        )
+    offset = requested["offset"]
+    if type(offset) is not int or not 0 <= offset <= reference.size:
+        raise ProtocolError(f"offset {str(offset)[:40]}: a segment of {reference.size} bytes is read from 0 on")
     if reference.pid not in publishers:
         raise SegmentElsewhereError(
             f"process {reference.pid} publishes nothing of run {requested['run']!r} on the broker's machine: "
@@ -413,7 +410,7 @@ def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dic
         )
     descriptor = lock_segment(reference)
     try:
-        data = os.pread(descriptor, min(size, PIECE, reference.size - offset), IMAGE_OFFSET + offset)
+        data = os.pread(descriptor, min(PIECE, reference.size - offset), IMAGE_OFFSET + offset)
     finally:
         os.close(descriptor)
     return {"run": requested["run"], "offset": offset, "data": data}
