@@ -1,8 +1,7 @@
 """The stream of a training run: events, training time, snapshots, and the publisher, broker, subscriber and recording
 that carry them.
 
-Needs no torch. The other packages build on this one: ``trainer`` publishes, ``consumers`` subscribe.
-"""
+Needs no torch. The other packages build on this one: ``trainer`` publishes, ``consumers`` subscribe."""
 
 from typing import TYPE_CHECKING
 

@@ -6,8 +6,7 @@ program may need of them is an attribute, ``None`` where it is not known::
     try:
         run = find_run("digits")
     except RunNotFoundError as error:
-        print(error.run)
-"""
+        print(error.run)"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches

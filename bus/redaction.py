@@ -44,16 +44,14 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WITHIN_A_WORD = ("password", "passwd", "passphrase", "passcode", "credential", "apikey")
 _ANYWHERE = _words("secret secrets creds authorization bearer cookie cookies jwt pwd")
 _TEXT = _words("auth oauth pw sig signature hmac")
-_HEADERS = _words("authorization cookie")
-"""Their values are of several words."""
+_HEADERS = _words("authorization cookie")  # their values are of several words
 _PASSES = _words("db user login admin root sudo smtp imap ftp ssh mail http proxy my sql pg redis mongo")
 _OF_KEYS = _words(
     "api access account app auth aws azure client deploy encryption gcp hf license master openai pass priv private "
     "secret service shared signing ssh storage wandb"
 )
 """What ``key`` is written in one word with, where that is a secret."""
-_PATS = _words("gh github gitlab git azure devops databricks")
-"""What has a personal access token."""
+_PATS = _words("gh github gitlab git azure devops databricks")  # what has a personal access token
 _AFTER = _words("value string str v old prod production staging dev live raw plain header")
 """Words behind a name that change nothing."""
 _COUNTED = _words(
@@ -263,8 +261,7 @@ _AFTER_OPTION = re.compile(r"""["']?,?\s{1,8}""")
 _QUOTED = re.compile(r"""[bBrRuUfF]{0,2}+(\\*+(?:\"{3}|'{3}|["'`]))(?:(?!\1)(?:\\.|[^\\]))*+(?:\1|\Z)""", re.DOTALL)
 _QUOTES = "\"'`"
 _BEFORE_QUOTED = f"\\{_QUOTES}bBrRuUfF"
-_STOPS = ",;&)]}"
-"""What ends a value without blanks, where values are in quotes."""
+_STOPS = ",;&)]}"  # what ends a value without blanks, where values are in quotes
 _IN_QUERY = re.compile(r"""[^\s&;#"'<>]*+""")
 
 

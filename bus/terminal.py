@@ -17,8 +17,7 @@ _A_MOMENT = 0.01
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 """Context settings of a command, also of one that is used apart from its group."""
 
-_COLUMN = 30
-"""The widest first column of the help: wider options have a line of their own, as in click."""
+_COLUMN = 30  # the widest first column of the help: wider options have a line of their own, as in click
 
 _HELP_IS_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """What a group raises that is given no command, in newer versions of click. Its message is the help."""

@@ -1,4 +1,3 @@
 """The names and files of checkpoints, for trainer and consumers; needs no torch.
 
-Begin with ``names``.
-"""
+Begin with ``names``."""

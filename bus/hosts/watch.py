@@ -23,8 +23,7 @@ PHASES_EVERY = 10
 """Of how many batches one is measured where a window has more: as often as the callback ``phases`` does."""
 _FRESH_NS = 10_000_000_000
 _LOOK_SECONDS = 1.0
-_AT_ONCE = 256
-"""Events that are taken before other tasks have their turn."""
+_AT_ONCE = 256  # events that are taken before other tasks have their turn
 
 
 async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str], None] = print) -> None:

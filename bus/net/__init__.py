@@ -1,4 +1,3 @@
 """Sockets, requests to brokers, keys.
 
-Begin with ``sockets``.
-"""
+Begin with ``sockets``."""

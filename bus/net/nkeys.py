@@ -136,6 +136,5 @@ def _read(file: Path) -> tuple[str, int]:
             return stream.read(_MOST_BYTES).decode("ascii", "replace").strip(), mode
     except OSError as error:
         raise ConfigurationError(
-            f"{file} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes an nkey",
-            value=file,
+            f"{file} cannot be read: {error.strerror or error}; 'offloop server keygen NAME' makes an nkey", value=file
         ) from None

@@ -30,10 +30,7 @@ class Replay(RunStream):
     wanted, all by default, ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last
     snapshot that need not come again.
 
-    Raises:
-        InvalidTimeError: ``start`` or ``until`` is not such a time.
-        ConfigurationError: the rate is not over 0.
-    """
+    Raises InvalidTimeError: ``start`` or ``until`` is not such a time; ConfigurationError: the rate is not over 0."""
 
     def __init__(
         self,

@@ -27,8 +27,7 @@ KEPT_BYTES = 8 * 1024 * 1024
 BACKLOG_BYTES = KEPT_BYTES + 2 * MAX_FRAME
 """For the session: what is put in beyond :data:`KEPT_BYTES` has room."""
 _BROKER_RETURN_SECONDS = 60.0
-_TAKEN_SECONDS = 5.0
-"""For which the broker's sign is waited for that it has taken everything, before it is asked again."""
+_TAKEN_SECONDS = 5.0  # for which the broker's sign is waited for that it has taken everything, before it is asked again
 _NUMBERS_BYTES = 64
 
 _REFUSAL = "this is a recording that is replayed: its training has ended, and nothing can be sent to it"

@@ -203,8 +203,7 @@ class Following:
                 return
             positions = frames.decode_positions(positions)
             missing = order.missing_at(positions)
-            self.lag = order.lag(positions)
-            self.lag_high = max(self.lag_high, self.lag)
+            self.note_newest(positions)
             if missing is None and len(more) >= 2 and order.missing_at(frames.decode_positions(more[1])) is None:
                 self.offset = int(more[0])
         except (ProtocolError, ValueError, TypeError, AttributeError, LookupError):
