@@ -54,14 +54,8 @@ def test_alerts_are_kept_with_the_run_once_however_often_it_is_replayed(tmp_path
     for _ in range(2):
         callbacks = [Alert(["loss/train/total > 10"], console=False), NaNMonitor()]
         Runner(Recording(run), callbacks).run()
-    found = [(alert.status, alert.batch, alert.text) for alert in read_alerts(run)]
-    assert found[:2] == [
-        ("firing", 2, "loss/train/total > 10 (loss/train/total is 11)"),
-        ("resolved", 3, "loss/train/total > 10 (loss/train/total is 2)"),
-    ]
-    [(status, batch, text)] = found[2:]
-    assert (status, batch) == ("firing", 4)
-    assert text.startswith("the loss is nan; learning rates SGD 0.1")
+    found = [(alert.status, alert.batch, alert.text.split()[-1]) for alert in read_alerts(run)]
+    assert found == [("firing", 2, "11)"), ("resolved", 3, "2)"), ("firing", 4, "0.1")]
 
 
 @pytest.mark.parametrize(("duration", "batch"), [("1s", 6), ("2ep", 8), ("16sp", 3), ("1min", None), ("0ba", 2)])

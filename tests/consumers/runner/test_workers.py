@@ -1,6 +1,7 @@
 """Callbacks with a stream of their own, beside the others."""
 
 import asyncio
+import itertools
 import json
 import re
 import subprocess
@@ -70,27 +71,18 @@ def test_a_slow_callback_delays_nobody_and_misses_nothing(recording):
 
 
 def test_leaving_ends_what_runs_beside_too():
-    stop = threading.Event()
-
-    def endless():
-        for count in range(10**6):
-            yield batch_end(count + 1)
-            if count == 5:
-                stop.set()
-            if count >= 5:
-                threading.Event().wait(0.01)
+    class Leaving(Quick):
+        def batch_end(self, state, logger):
+            super().batch_end(state, logger)
+            if state.timestamp.batch == 5:
+                runner.stop()
 
     slow, rows = Slow(), Rows()
     slow.released.set()
-    runner = Runner(endless(), [Quick()], [rows])
-    runner.run_beside("Slow", slow, endless())
-    thread = threading.Thread(target=lambda: stop.wait(30) and runner.stop())
-    thread.start()
-    statistics = runner.run()
-    thread.join()
-    assert statistics.interrupted
-    assert slow.closed
-    assert rows.closed == 1
+    runner = Runner(map(batch_end, itertools.count(1)), [Leaving()], [rows])
+    runner.run_beside("Slow", slow, map(batch_end, itertools.count(1)))
+    assert runner.run().interrupted
+    assert (slow.closed, rows.closed) == (True, 1)
 
 
 class Waiting(Callback):
