@@ -32,13 +32,6 @@ def start(*command, **options):
     )
 
 
-def run(*command, timeout=100, **options):
-    """Runs a command to its end: exit code, standard output, standard error."""
-    process = start(*command, **options)
-    out, err = process.communicate(timeout=timeout)
-    return process.returncode, out, err
-
-
 def wait_for_line(process, text):
     """Reads standard error up to a line with that text."""
     for line in process.stderr:

@@ -37,7 +37,6 @@ CALLBACK = textwrap.dedent("""
 
 
 def spans(began: int, late: int) -> dict[str, object]:
-    """The phases of a step of 10 ms, with the backward pass so many milliseconds late."""
     forward, backward = [0, 4 * MILLISECOND], [(4 + late) * MILLISECOND, 3 * MILLISECOND]
     told = [["data", 0, MILLISECOND], ["forward", *forward], ["backward", *backward], [MARKUP, 0, MILLISECOND]]
     return {"began": began, "spans": told, "device": False, "publishing": [20_000, 1]}

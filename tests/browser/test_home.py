@@ -57,7 +57,6 @@ def runs(template: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def own(runs: Path) -> Iterator[Dashboard]:
-    """The page of these."""
     with ui_of(str(runs)) as started:
         yield started
 

@@ -20,7 +20,6 @@ LOSS = "loss/train/total"
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[Path]:
-    """A folder with three runs."""
     where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
     for number, name in enumerate(("one", "two", "three"), 1):
         write_run(where, name, [number / batch for batch in (1, 2, 3)], config={"lr": number / 10})

@@ -4,26 +4,23 @@ import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
-from paths import SUPPORT
+from run_folders import write_run
 from terminals import Terminal
+from training import Act, gold_trainer
+
+from offloop.bus import Event
+from offloop.trainer import State
 
 CONSUMER = str(Path(sys.executable).with_name("consumer"))
-TRAINING = """
-import sys, time
-sys.path.insert(0, {tests!r})
-from training import Act, gold_trainer
-from offloop.bus.types.event import Event
-slow = Act(lambda event, state, logger: time.sleep(0.02), Event.BATCH_END)
-with gold_trainer(240, 6, publish=True, run_name="fruit", max_duration="1000ep", algorithms=[slow]) as trainer:
-    trainer.fit()
-"""
 LOOP = """
 import time
 from offloop.bus import Event, Publisher
@@ -63,13 +60,6 @@ def running(code: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
-
-
-@pytest.fixture
-def training(runs_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A training that goes on for longer than any test."""
-    with running(TRAINING.format(tests=str(SUPPORT)), tmp_path / "training.txt") as process:
-        yield process
 
 
 @pytest.fixture
@@ -128,32 +118,36 @@ def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
 
 
 @pytest.mark.timeout(180)
-def test_its_keys_command_the_training(
-    training: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal]
-) -> None:
-    terminal = open_terminal("--wait")
-    terminal.wait_for("● live", "loss ", "backward", timeout=100)
-    terminal.press("p")
-    terminal.wait_for("pause the training of fruit? y pauses it")
-    terminal.press("n")
-    wait_for(lambda: "pause the training" not in terminal.text, "the question to go")
-    terminal.press("py")
-    terminal.wait_for("paused", "'pause' took effect")
-    terminal.press("p")
-    terminal.wait_for("● live", "'resume' took effect")
-    terminal.press("S")
-    terminal.wait_for("stop the training of fruit?")
-    terminal.press("n")
-    wait_for(lambda: "stop the training" not in terminal.text, "the question to go")
-    assert training.poll() is None
-    terminal.press("Sy")
-    terminal.wait_for("■ stopped  fruit  top by ", "'stop' took effect")
-    assert training.wait(60) == 0
-    wait_for(lambda: "S stop" not in terminal.text, "a last line without commands, once that was answered")
-    terminal.press("q")
-    assert terminal.wait_for_end() == 0
-    assert terminal.is_restored
-    assert "run fruit stopped" in terminal.output_after()
+def test_its_keys_command_the_training(runs_dir: Path, open_terminal: Callable[..., Terminal]) -> None:
+    def press_keys() -> None:
+        terminal = open_terminal("--wait")
+        terminal.wait_for("● live", "loss ", "backward", timeout=100)
+        terminal.press("p")
+        terminal.wait_for("pause the training of fruit? y pauses it")
+        terminal.press("n")
+        wait_for(lambda: "pause the training" not in terminal.text, "the question to go")
+        terminal.press("py")
+        terminal.wait_for("paused", "'pause' took effect")
+        terminal.press("p")
+        terminal.wait_for("● live", "'resume' took effect")
+        terminal.press("Sy")
+        terminal.wait_for("■ stopped  fruit  top by ", "'stop' took effect")
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
+        assert terminal.is_restored
+        assert "run fruit stopped" in terminal.output_after()
+
+    def step(event: Event, state: State, logger: object) -> None:
+        time.sleep(0.02)
+        if pressing.done():
+            state.stop_training()
+
+    options = {"publish": True, "run_name": "fruit", "max_duration": "1000ep"}
+    with ThreadPoolExecutor(1) as other:
+        with gold_trainer(240, 6, algorithms=[Act(step, Event.BATCH_END)], **options) as trainer:
+            pressing = other.submit(press_keys)
+            trainer.fit()
+        pressing.result()
 
 
 def test_a_terminal_that_goes_away_ends_it(recording: str, open_terminal: Callable[..., Terminal]) -> None:
@@ -218,3 +212,50 @@ def test_without_a_terminal_it_says_what_to_use_instead(recording: str) -> None:
     assert done.returncode == 1
     assert "use '--log progress'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def order(terminal: Terminal) -> list[str]:
+    """The names in the table, from the top."""
+    return [line[2:].split()[0] for line in terminal.text.splitlines() if "✓" in line]
+
+
+def test_runs_are_found_sorted_opened_and_left_again(runs_dir: Path, open_terminal: Callable[..., Terminal]) -> None:
+    for name, rate in (("apple", 0.1), ("banana", 0.3), ("cherry", 0.2)):
+        write_run(runs_dir, name, [1 / batch - rate for batch in (1, 2, 3)], rate, config={"lr": rate})
+    (runs_dir / "cherry").rename(runs_dir / "pear\x1b[2J\u202e")
+    terminal = open_terminal()
+    assert "▸ " in terminal.wait_for("3 runs", "newest first", "banana", "pear\\x1b[2J", "0.3 *")
+    # One column after the other, until runs are sorted by what was measured best.
+    for _ in range(20):
+        if "Accuracy.best↓" in terminal.text:
+            break
+        before = terminal.text
+        terminal.press("\x1b[C")
+        wait_for(lambda before=before: terminal.text != before, "another order")
+    assert [name[:5] for name in order(terminal)] == ["banan", "pear\\", "apple"]
+    terminal.press("r")
+    wait_for(lambda: order(terminal)[0] == "apple", "the other way round")
+    terminal.press("/lr > 0.1")
+    terminal.wait_for("2 of 3 runs", "find: lr > 0.1")
+    terminal.press(" and x")
+    terminal.wait_for("2 of 3 runs", "no run has 'x'")
+    terminal.press("\x7f" * 6 + "\r")
+    terminal.wait_for("q quit", "2 of 3 runs")
+    terminal.press("\x1b[B")
+    terminal.wait_for("▸ banana")
+    terminal.press("\r")
+    terminal.wait_for("✓ finished  banana", "loss ", "Accuracy", "q back")
+    terminal.press("\x1b")
+    terminal.wait_for("▸ banana", "2 of 3 runs")
+    terminal.press("\r")
+    terminal.wait_for("✓ finished  banana")
+    terminal.press("q")
+    terminal.wait_for("▸ banana", "2 of 3 runs")
+    terminal.press("\x1b")
+    terminal.wait_for("3 runs", "apple")
+    terminal.resize(50, 10)
+    wait_for(lambda: "q quit" in terminal.text.splitlines()[-1], "the keys in the new last line")
+    assert terminal.written.count(b"\x1b[?1049h") == 1, "one screen for all"
+    terminal.press("q")
+    assert terminal.wait_for_end() == 0
+    assert terminal.is_restored

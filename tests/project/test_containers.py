@@ -30,12 +30,10 @@ def instructions(kind: str) -> list[str]:
 
 
 def stages() -> dict[str, str]:
-    """The Dockerfile's stages, and what each begins with."""
     return {name: base for base, name in (line.split(" AS ") for line in instructions("FROM"))}
 
 
 def words(command: str | Sequence[str]) -> list[str]:
-    """A command in the parts that Compose gives it."""
     return shlex.split(command) if isinstance(command, str) else list(command)
 
 

@@ -5,11 +5,8 @@ import sys
 
 import decoders
 import pytest
-from hypothesis import strategies as st
 from paths import ROOT
 from targets import TARGETS
-
-from offloop.bus.types.intervals import MAX_INTERVAL
 
 FUZZ = ROOT / "fuzz"
 
@@ -34,6 +31,3 @@ def test_checkpoints_are_fuzzed_in_a_process_of_their_own() -> None:
 @pytest.mark.timeout(120)
 def test_live_sockets_take_whatever_comes() -> None:
     assert "nothing found" in run("sockets.py", "--seconds", "3", "--seed", "1")
-
-
-intervals = st.integers(1, MAX_INTERVAL)

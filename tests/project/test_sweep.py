@@ -46,6 +46,5 @@ def test_a_sweep_stops_the_runs_that_optuna_prunes_and_reports_the_best(runs_dir
 
 
 def accuracies(recording: Path) -> list[float]:
-    """What each evaluation of a run has found."""
     ends = Recording(recording).snapshots([Event.EVAL_END])
     return [state.eval_metrics["eval"]["MulticlassAccuracy"] for state in ends]

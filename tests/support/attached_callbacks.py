@@ -1,7 +1,6 @@
 """Callbacks that tests give to trainers. They have a module of their own because the process in which they run imports
 it: one that imports a framework takes seconds."""
 
-from pathlib import Path
 from typing import Any
 
 from offloop.consumers import Callback
@@ -47,18 +46,6 @@ class Impatient(Callback):
     def batch_end(self, state: Any, logger: Any) -> None:
         """Stops."""
         state.stop_training()
-
-
-class Echo(Callback):
-    """Writes down each event that it sees."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        """Writes."""
-        with open(self.path, "a") as file:
-            file.write(f"{event.value}\n")
 
 
 class Quick(Callback):

@@ -17,6 +17,7 @@ from brokers import free_address
 from helpers import wait_for
 from paths import FOLDERS
 
+from offloop.bus import RunNotFoundError, Subscriber
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.processes import is_running
 from offloop.bus.runs.bridged import read_bridge
@@ -34,6 +35,18 @@ def wait_for_copy(run_dir, attempt=1):
         return is_whole and not is_running(bridge.pid, bridge.started)
 
     wait_for(is_copied, f"the copy of {run_dir.name}", 60)
+
+
+def attach(server, run, **options):
+    """A subscriber, as soon as the run's host has reported it to the server."""
+
+    def there():
+        try:
+            return Subscriber(run, stream=server.address, **options)
+        except RunNotFoundError:
+            return None
+
+    return wait_for(there, "the run in the stream")
 
 
 class NatsServer:

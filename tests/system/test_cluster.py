@@ -109,7 +109,6 @@ class SecureCluster:
         return {"OFFLOOP_NKEY": str(self._seeds[role]), "OFFLOOP_CA": str(self._authority.certificate)}
 
     def begin(self, role, *words):
-        """Starts a command."""
         return subprocess.Popen(
             [sys.executable, "-m", *map(str, words), "--stream", self.address],
             env={**os.environ, **self.environment(role)},

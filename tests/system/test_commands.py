@@ -167,24 +167,6 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
     assert after.timestamp.batch_wct.total_seconds() < passed - 0.5
 
 
-def test_what_comes_too_late_is_answered(runs_dir):
-    pausing, stopping = Sender(), Sender()
-
-    def last(event, state, logger):
-        pausing.send(("pause",))
-        stopping.send(("stop",))
-        wait_for(lambda: trainer._publisher.poll() or len(trainer._control.waiting) == 2, "the commands")
-
-    trainer = gold_trainer(24, 6, algorithms=[Act(last, Event.FIT_END)], publish=True, run_name="r", max_delay=0)
-    trainer.fit()
-    trainer.close()
-    wait_for(lambda: pausing.is_done and stopping.is_done, "the answers")
-    assert pausing.outcomes[0].error == "the training has come to its end"
-    # It has stopped all the same.
-    assert (stopping.outcomes[0].error, stopping.outcomes[0].event) == (None, "fit_end")
-    assert find_run("r").status == "finished"
-
-
 @pytest.mark.parametrize("broker_dies", [False, True])
 def test_a_callback_that_asks_for_a_stop_again_and_again_sends_one_and_is_told_how_late(runs_dir, broker_dies):
     sent = []
@@ -253,7 +235,6 @@ with Subscriber("r", events=[event], name=name, barrier_events=[event]) as strea
 
 @pytest.fixture
 def consumer(runs_dir):
-    """Starts a consumer that decides at an event to stop."""
     started = []
 
     def start(name, event, batch):

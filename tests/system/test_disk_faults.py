@@ -23,8 +23,6 @@ NOISE = random.Random(4)
 
 
 class Follower(threading.Thread):
-    """A subscriber on a thread that keeps the numbers of what comes."""
-
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.subscriber = Subscriber("r")

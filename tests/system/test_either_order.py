@@ -51,7 +51,6 @@ Start: TypeAlias = Callable[..., Command]
 
 @pytest.fixture
 def command() -> Iterator[Start]:
-    """Starts commands, which are ended with the test."""
     with contextlib.ExitStack() as started:
 
         def start(*arguments: str, cwd: Path | None = None) -> Command:
@@ -65,7 +64,6 @@ def command() -> Iterator[Start]:
 
 @pytest.fixture
 def old(runs_dir: Path) -> Path:
-    """A run that has finished."""
     return record_run(runs_dir, "old", snapshots_of_training())
 
 

@@ -138,8 +138,6 @@ def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(
 
 
 class Breaks(Averages):
-    """Raises at some batches."""
-
     def __init__(self, at: Sequence[int]) -> None:
         super().__init__()
         self.at = at
@@ -237,15 +235,6 @@ def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
     run_named(WithGaps([batch_end(1), batch_end(2), batch_end(5)], [first]), tmp_path)
     statistics = run_named(WithGaps([batch_end(6), batch_end(8)], [first, second]), tmp_path)
     assert statistics.gaps == (first, second)
-
-
-def test_a_state_that_cannot_be_stored_names_the_callback(tmp_path: Path) -> None:
-    class Odd(Averages):
-        def state_dict(self) -> dict[str, Any]:
-            return {"seen": object()}
-
-    with pytest.raises(ConfigurationError, match="Odd"):
-        run_named([batch_end(1)], tmp_path, callbacks=[Odd()])
 
 
 # -- files that are not as they were left -----------------------------------------------------------------------------
@@ -425,19 +414,6 @@ def test_killed_at_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
     assert last.returncode == 0, err
     assert finish(command("undisturbed", "--replay", runs_dir / "r"))[0] == 0
     assert outputs(tmp_path, "killed") == outputs(tmp_path, "undisturbed")
-
-
-def test_started_again_after_the_end_it_logs_nothing_and_ends_as_before(
-    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
-) -> None:
-    record_run(runs_dir, "r", snapshots_of_training(), without=(4, 5))
-    named = command("once", "--run", "r", "--name", "mine")
-    first = finish(named)
-    for path in tmp_path.glob("once.*"):
-        path.unlink()
-    again = finish(named)
-    assert (first[0], again[0]) == (1, 1)
-    assert not list(tmp_path.glob("once.*"))
 
 
 def test_a_run_that_was_lost_is_read_on_when_more_of_it_turns_up(

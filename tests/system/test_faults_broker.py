@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ from helpers import wait_for
 from offloop.bus import BrokerError, Publisher, Recording, find_run
 from offloop.bus.protocol.frames import decode_event
 from offloop.bus.recording.reader import RecordingReader
-from offloop.bus.runs import lock as run_lock
 
 AT_ONCE = (0.0, 0.0)
 """Pauses before a broker is started again, of which the usual ones would make a test of many deaths long."""
@@ -129,32 +127,6 @@ def test_a_second_publisher_of_a_rank_is_refused_also_while_the_first_one_has_no
         told = training.finish()
     read_recording(runs_dir / "r", told["events"])
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
-
-
-@contextlib.contextmanager
-def holding_the_lock(run_dir: Path) -> Iterator[None]:
-    descriptor = os.open(run_dir / "broker.lock", os.O_RDWR)
-    try:
-        assert run_lock.take(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def test_a_run_that_seems_live_when_its_broker_is_started_again_is_tried_again(runs_dir: Path) -> None:
-    with Training(runs_dir, restart_pauses=AT_ONCE) as training, contextlib.ExitStack() as stack:
-        training.await_recorded(100)
-        with stopped(training.pid):
-            before = training.broker_pid
-            os.kill(before, signal.SIGKILL)
-            wait_for(lambda: not find_run("r").live, "the broker to be gone")
-            stack.enter_context(holding_the_lock(runs_dir / "r"))
-        tried = {before}
-        wait_for(lambda: tried.update(training.broker_pids) or len(tried) > 2, "a second try")
-        stack.close()
-        training.await_recorded(training.published + 500)
-        told = training.finish()
-    read_recording(runs_dir / "r", told["events"])
 
 
 def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:

@@ -1,14 +1,10 @@
 """Consumers that stand still, lag, or are many: each gets everything, and nobody else notices."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from faults import Follower, Training, assert_complete, resident, stopped
-
-from offloop.bus import Event, Publisher
 
 MEBIBYTES = 32
 """By how much the memory of a process may grow of which is said that it stays flat: queues that fill, caches."""
@@ -45,29 +41,3 @@ def test_a_consumer_may_lag_by_100_000_events_while_memory_stays_flat(runs_dir: 
             told = slow.result()
     assert_complete(told, 102_000, "lost: the trainer's process died")
     assert max(grown - was for was, grown in zip(before, after, strict=True)) < MEBIBYTES
-
-
-READERS = """
-import sys, threading
-from concurrent.futures import ThreadPoolExecutor
-from offloop.bus import Recording
-
-together = threading.Barrier(4)
-
-def read(_):
-    together.wait()
-    return [snapshot.seq for _ in range(2) for snapshot in Recording(sys.argv[1])]
-
-with ThreadPoolExecutor(4) as pool:
-    for numbers in pool.map(read, range(4)):
-        assert numbers == list(range(1, 3_001)) * 2
-"""
-
-
-def test_many_threads_of_one_process_read_at_the_same_time(runs_dir: Path) -> None:
-    with Publisher("r") as publisher:
-        for number in range(1, 3_001):
-            publisher.publish(Event.BATCH_END, batch=number)
-    command = [sys.executable, "-c", READERS, str(publisher.recording)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr

@@ -152,81 +152,6 @@ time.sleep(60)
         parent.communicate()
 
 
-FORKS = """
-import os, sys
-from offloop.bus import Event, Publisher, find_run
-publisher = Publisher("r")
-publisher.publish(Event.EPOCH_START, batch=1)
-child = os.fork()
-if child == 0:
-    CHILD
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(sys.argv[1])
-assert find_run("r").live
-publisher.publish(Event.EPOCH_END, batch=2)
-"""
-PUBLISHES = """try:
-        for _ in range(1000):
-            publisher.publish(Event.EPOCH_END, batch=3)
-    finally:
-        os._exit(0)"""
-
-
-@pytest.mark.parametrize(
-    ("child", "code"),
-    [
-        (PUBLISHES, 0),
-        ("publisher.poll(); publisher.close(); publisher.close('failed'); sys.exit(3)", 3),
-        ("second = Publisher('s'); second.publish(Event.EPOCH_END); second.close(); sys.exit(5)", 5),
-    ],
-)
-def test_what_a_forked_child_does_is_nothing_to_the_run(runs_dir: Path, child: str, code: int) -> None:
-    done = run_script(FORKS.replace("CHILD", child), code)
-    assert done.returncode == 0, done.stderr
-    recording = Recording(runs_dir / "r")
-    assert [int(snapshot.timestamp.batch) for snapshot in recording] == [1, 2]
-    assert (str(recording.ending), recording.gaps) == ("finished", ())
-    assert find_run("r").status == "finished"
-
-
-@pytest.mark.parametrize(
-    ("ending", "status", "code"),
-    [
-        ("publisher.close(); publisher.close(); publisher.close('failed')", "finished", 0),
-        ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1); sys.exit(3)", "stopped", 3),
-        ("os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
-        ("os.abort()", "lost", -signal.SIGABRT),
-    ],
-)
-def test_however_a_program_ends_the_record_is_whole(runs_dir: Path, ending: str, status: str, code: int) -> None:
-    script = f"""
-import os, signal, sys, threading, time
-from offloop.bus import Event, Publisher
-from offloop.bus.types.timeouts import Timeouts
-signal.signal(signal.SIGINT, signal.default_int_handler)
-# Nothing is left to wait for: who waited all the same would do so for longer than the test.
-publisher = Publisher("r", timeouts=Timeouts(flush=1000.0))
-for batch in range(1, 501):
-    publisher.publish(Event.BATCH_END, batch=batch)
-while publisher.statistics().acknowledged < 500:
-    time.sleep(0.01)
-    publisher.poll()
-
-def publish_on():
-    while True:
-        publisher.publish(Event.EPOCH_END, batch=500)
-
-{ending}
-"""
-    done = run_script(script)
-    assert done.returncode == code, done.stderr
-    run = wait_for(lambda: (found := find_run("r")) and not found.live and found, "the broker to finish the record")
-    recording = Recording(run.path)
-    batches = [int(snapshot.timestamp.batch) for snapshot in recording if snapshot.event is Event.BATCH_END]
-    assert (batches, recording.gaps) == (list(range(1, 501)), ())
-    assert recording.ending is not None
-    assert recording.ending.status == status == run.status
-
-
 CLOSED_ANYWHERE = """
 import itertools, json, os, signal, sys
 from offloop import bus
@@ -291,8 +216,6 @@ def test_closing_in_a_signal_handler_at_any_line_of_a_publish_ends_the_run_in_or
 
 
 class Rows(torch.utils.data.Dataset):
-    """The recorded job's data, one row at a time."""
-
     def __init__(self):
         self.inputs, self.targets = gold_data("train", 48)
 

@@ -34,10 +34,6 @@ NAME = "golden"
 """What the consumers are called."""
 
 RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
-SOME_RATES = [
-    run for run in RATES if run.startswith(("two param groups", "torch:CosineAnnealingLR", "MultiStepWithWarmup"))
-]
-"""Of schedulers; all of them are compared in ``trainer/schedulers/test_schedulers.py``."""
 SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())["runs"]
 ESTIMATED = json.loads((REFERENCE / "cb_runtime_estimator.json").read_text())["runs"]
 EVAL_A = {"eval_a": {"n": 12, "batch_size": 5}}
@@ -151,23 +147,21 @@ def by_event(calls: Iterable[Sequence[Any]]) -> list[list[Any]]:
 
 def scheduled(run: str) -> dict[str, Any]:
     """Arguments of a trainer whose rates go as in a run of the reference."""
-    arguments: dict[str, Any] = {"max_duration": "10ba" if "10ba" in run else "3ep"}
-    model = arguments["model"] = GoldMLP()
-    optimizer: torch.optim.Optimizer = gold_optimizer(model)
-    if run.startswith("two param groups"):
-        groups = [{"params": model.net[0].parameters(), "lr": 0.01}, {"params": model.net[2].parameters(), "lr": 0.001}]
-        optimizer = torch.optim.Adam(groups)
-    if run.startswith("torch:StepLR"):
-        arguments["schedulers"] = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    elif run.startswith("torch:CosineAnnealingLR"):
+    model = GoldMLP()
+    arguments: dict[str, Any] = {"model": model, "max_duration": "3ep"}
+    if run.startswith("torch:"):
+        optimizer: torch.optim.Optimizer = gold_optimizer(model)
         arguments["schedulers"] = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
         arguments["step_schedulers_every_batch"] = True
-    elif run != "none":
+    else:
+        groups = [{"params": model.net[0].parameters(), "lr": 0.01}, {"params": model.net[2].parameters(), "lr": 0.001}]
+        optimizer = torch.optim.Adam(groups)
         arguments["schedulers"] = SCHEDULERS[run]()
     return arguments | {"optimizers": optimizer}
 
 
-@pytest.mark.parametrize("run", SOME_RATES)
+# All schedulers are compared in trainer/schedulers/test_schedulers.py.
+@pytest.mark.parametrize("run", [run for run in RATES if run.startswith(("two param groups", "torch:Cosine"))])
 def test_rates_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
     expected = by_event([step, event, metrics] for step, metrics, event in RATES[run]["logged"])
     live, replayed = Kept(), Kept()
@@ -183,8 +177,6 @@ def test_rates_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir:
 
 
 class Counted(GoldMLP):
-    """A model that knows its FLOPs."""
-
     def flops_per_batch(self, batch: Any) -> int:
         return 100 * len(batch[0])
 
@@ -231,15 +223,11 @@ def test_speeds_after_a_resume_are_those_of_the_reference_live_and_in_replay(run
 
 # -- RuntimeEstimator -------------------------------------------------------------------------------------------------
 
-LASTING = {"ep_noeval": "2ep", "ep_eval_1ep": "3ep", "sp_skip0_hours": "48sp"}
 
-
-@pytest.mark.parametrize("run", ["ep_eval_1ep"])
-def test_estimates_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
-    live, replayed = Kept(), Kept()
-    evaluators = gold_evaluators(EVAL_A | EVAL_B) if run == "ep_eval_1ep" else []
-    estimator = RuntimeEstimator(**ESTIMATORS[run])
-    train([estimator], live, max_duration=LASTING[run], eval_dataloader=evaluators, **timed())
+def test_estimates_are_those_of_the_reference_live_and_in_replay(runs_dir: Path) -> None:
+    live, replayed, run = Kept(), Kept(), "ep_eval_1ep"
+    evaluators = gold_evaluators(EVAL_A | EVAL_B)
+    train([RuntimeEstimator(**ESTIMATORS[run])], live, max_duration="3ep", eval_dataloader=evaluators, **timed())
     replay(runs_dir, [RuntimeEstimator(**ESTIMATORS[run])], replayed)
     assert live.calls == replayed.calls == ESTIMATED[run]["logged"]
     assert live.hyperparameters == replayed.hyperparameters
@@ -252,17 +240,12 @@ def test_estimates_are_those_of_the_reference_live_and_in_replay(run: str, runs_
 # -- MLPerfCallback ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", ["run_target_low_exit"])
-def test_results_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path, tmp_path: Path) -> None:
+def test_results_are_those_of_the_reference_live_and_in_replay(runs_dir: Path, tmp_path: Path) -> None:
+    run = "run_target_low_exit"
     expected, kept = MLPERF[run], {place: Kept() for place in ("live", "replay")}
-    trainer, _ = train(
-        [mlperf(tmp_path / "live", run)],
-        kept["live"],
-        "gold",
-        eval_dataloader=gold_evaluators(EVAL_B),
-        # So that the training ends where the target is reached.
-        wait_for=NAME,
-    )
+    # It is waited for so that the training ends where the target is reached.
+    options = {"eval_dataloader": gold_evaluators(EVAL_B), "wait_for": NAME}
+    trainer, _ = train([mlperf(tmp_path / "live", run)], kept["live"], "gold", **options)
     assert list(trainer.state.timestamp.values[1:3]) == expected["ended_at"]
     replay(runs_dir, [mlperf(tmp_path / "replay", run)], kept["replay"], "gold")
     for place, of_place in kept.items():

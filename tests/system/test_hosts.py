@@ -8,6 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from helpers import wait_for
+from nats_servers import attach
 
 from offloop.bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
 from offloop.bus.cli.main import bus
@@ -90,18 +91,6 @@ def train(hosts, *batches):
     for host in hosts:
         host.train(*batches)
     wait_for(lambda: all(host.is_on_disk() for host in hosts), "it on disk")
-
-
-def attach(server, run, **options):
-    """A subscriber, as soon as its host has said that there is the run."""
-
-    def there():
-        try:
-            return Subscriber(run, stream=server.address, **options)
-        except RunNotFoundError:
-            return None
-
-    return wait_for(there, "the run in the stream")
 
 
 def run_bus(*arguments):

@@ -11,10 +11,10 @@ import nats
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
-from nats_servers import NatsServer, wait_for_copy
+from nats_servers import NatsServer, attach, wait_for_copy
 from training import Act, gold_trainer
 
-from offloop.bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
+from offloop.bus import Event, Publisher, Recording, Subscriber
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.types.timeouts import Timeouts
@@ -24,7 +24,6 @@ PYTHON = (sys.executable, "-m")
 
 @pytest.fixture
 def bridge(runs_dir):
-    """Starts the bridge of a run, by the command."""
     begun = []
 
     def begin(run, server):
@@ -47,18 +46,6 @@ def publish(publisher, count):
 def on_disk(publisher):
     last = publisher.statistics().published
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= last, f"event {last} on disk")
-
-
-def attach(server, run):
-    """A subscriber, as soon as the bridge has said that there is such a run."""
-
-    def there():
-        try:
-            return Subscriber(run, stream=server.address)
-        except RunNotFoundError:
-            return None
-
-    return wait_for(there, "the run in the stream")
 
 
 def test_attached_early_late_and_afterwards_it_gives_what_the_recording_has(server, bridge, runs_dir):
@@ -159,20 +146,6 @@ def test_the_same_files_from_the_directory_and_the_stream(server, bridge, runs_d
     there = logged("directory.jsonl", "--runs-dir", str(runs_dir))
     assert there
     assert logged("stream.jsonl", "--stream", server.address) == there
-
-
-def test_a_bridge_that_is_killed_is_followed_by_another(server, bridge, runs_dir):
-    with Publisher("killed", runs_dir=runs_dir) as publisher:
-        for _ in range(2):
-            copying = bridge("killed", server)
-            publish(publisher, 300)
-            on_disk(publisher)
-            copying.kill()
-        last = bridge("killed", server)
-        publish(publisher, 100)
-    assert last.wait(60) == 0
-    with attach(server, "killed") as subscriber:
-        assert list(subscriber) == list(Recording(runs_dir / "killed"))
 
 
 def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_dir, monkeypatch, caplog):

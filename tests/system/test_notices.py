@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -55,11 +54,6 @@ def test_notices_never_share_a_line_with_the_bar(tmp_path: Path) -> None:
     assert [line.split()[0] for line in said] == ["PRINTED", "LOG", "SIGINT:", "run"], lines
     assert said[-1] == "run r was stopped: signal SIGINT"
     assert not any("[" in line and "....]" in line for line in lines), "the bar is wiped at the end"
-
-
-def consumer(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "offloop.consumers", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def lines_of(written: bytes) -> list[str]:

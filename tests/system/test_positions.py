@@ -16,7 +16,6 @@ PYTHON = (sys.executable, "-m")
 
 @pytest.fixture
 def begin(tmp_path):
-    """Starts a command in a working folder of its own."""
     begun = []
 
     def begin(*words):

@@ -20,8 +20,6 @@ from offloop.bus.runs.directory import RunInfo, find_run
 
 
 class Follower(threading.Thread):
-    """A subscriber on a thread that keeps the numbers of what comes."""
-
     def __init__(self, run: str) -> None:
         super().__init__(daemon=True)
         self.subscriber = Subscriber(run)
@@ -90,7 +88,6 @@ Peer = Callable[["zmq.Socket[bytes]", RunInfo], None]
 
 
 def ask_without_reading(peer: "zmq.Socket[bytes]", run: RunInfo) -> None:
-    """Asks for statistics, again and again, and never reads the answers."""
     peer.connect(run.control_endpoint)
     question = encode_control("statistics", {"run": "r"})
     for _ in range(5000):
@@ -99,7 +96,6 @@ def ask_without_reading(peer: "zmq.Socket[bytes]", run: RunInfo) -> None:
 
 
 def subscribe_without_reading(peer: "zmq.Socket[bytes]", run: RunInfo) -> None:
-    """Subscribes to everything and never reads."""
     peer.connect(run.event_feed)
     peer.subscribe(b"")
 

@@ -344,18 +344,26 @@ publisher.publish(Event.FIT_START)
         ("publisher.stop_requested = True", "stopped", 0),
         ("raise ValueError('boom')", "failed", 1),
         ("import os; os._exit(3)", "lost", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
+        ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)", "finished", 0),
     ],
 )
 def test_a_program_that_ends_without_close_leaves_a_whole_record(runs_dir, last_line, status, code):
     script = f"""
-import time
+import signal, threading, time
 from offloop.bus import Event, Publisher
+signal.signal(signal.SIGINT, signal.default_int_handler)
 publisher = Publisher("r")
 for batch in range(500):
     publisher.publish(Event.BATCH_END, batch=batch)
 while publisher.statistics().acknowledged < 500:
     time.sleep(0.01)
     publisher.poll()
+
+def publish_on():
+    while True:
+        publisher.publish(Event.EPOCH_END, batch=500)
+
 {last_line}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
