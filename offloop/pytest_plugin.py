@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from offloop.bus.recording.recording import Recording
     from offloop.consumers.testing.golden import Golden
-    from offloop.consumers.testing.logged import Logged
+    from offloop.consumers.testing.harness import Logged
 
 __all__ = ["golden", "recording", "replay"]
 

@@ -15,19 +15,13 @@ _CHANNELS = (1, 3, 4)
 
 def as_images(name: str, images: Any, channels_last: bool) -> list[_Array]:
     """Copies of the images, each of height, width and channels; whole numbers are bytes, floats stay what they are.
-
-    Raises:
-        ConfigurationError: a shape or type that is not one of an image.
-    """
+    Raises ConfigurationError for another shape or type than an image has."""
     return [_image(name, image, channels_last) for image in _each(f"images {name!r}", images, 3)]
 
 
 def as_masks(name: str, mask: str, values: Any, images: Sequence[_Array]) -> list[_Array]:
-    """Copies of the masks, each of height and width, of whole numbers, one for each image.
-
-    Raises:
-        ConfigurationError: they do not fit the images.
-    """
+    """Copies of the masks, each of height and width, of whole numbers, one for each image. Raises ConfigurationError
+    when they do not fit the images."""
     what = f"mask {mask!r} of images {name!r}"
     masks = [_array(what, one).copy() for one in _each(what, values, 2)]
     if len(masks) != len(images):
@@ -69,11 +63,7 @@ def as_png(pixels: _Array) -> bytes:
 
 
 def class_numbers(mask: _Array) -> _Array:
-    """A mask as bytes.
-
-    Raises:
-        ConfigurationError: a class number that does not fit into a byte.
-    """
+    """A mask as bytes. Raises ConfigurationError for a class number that does not fit into a byte."""
     if mask.min() < 0 or mask.max() > 255:
         raise ConfigurationError(f"a mask has class numbers up to {mask.max()}: as an image it can have 0 to 255")
     return mask.astype("uint8")

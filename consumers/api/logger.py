@@ -132,7 +132,8 @@ class RunContext:
 
 
 class LoggerDestination:
-    """A place for logged values: a file, a terminal, another system. Subclass it and override what you need.
+    """A place for logged values: a file, a terminal, another system. Subclass it and override what you need; what has
+    no method is left out.
 
     The constructor only takes options: it runs before the run is known, and in the trainer's process when the
     destination is given to a ``Trainer``. Files and connections belong in :meth:`open`. Use no clock of your own: equal
@@ -164,8 +165,7 @@ class LoggerDestination:
     """With ``background``: seconds that the consumer waits at its end while nothing can be sent."""
 
     finish_seconds: float = 0.0
-    """With ``background``: seconds that the consumer waits at its end for a file, the images of an event, and
-    :meth:`close`."""
+    """As :attr:`drain_seconds`, for a file, the images of an event, and :meth:`close`."""
 
     requires: ClassVar[tuple[str, str] | None] = None
     """The extra of offloop and the module that it needs, such as ``("mlflow", "mlflow")``, for :meth:`check`."""
@@ -178,15 +178,13 @@ class LoggerDestination:
     opened, ``None`` for nothing."""
 
     def check(self) -> None:
-        """Find out what cannot work before anything is begun, such as a package that is not installed. Called in the
-        process and thread of the consumer, before :meth:`open`. Raise
-        :class:`offloop.bus.errors.ConfigurationError`."""
+        """Raise :class:`offloop.bus.errors.ConfigurationError` for what cannot work, such as a package that is not
+        installed. Called in the process and thread of the consumer, before :meth:`open`."""
         if self.requires is not None:
             require(f"logger {self.requires[0]}", *self.requires)
 
     def open(self, context: RunContext) -> None:
-        """Called once, before the first event. Raise :class:`offloop.bus.errors.ConfigurationError` if it cannot be
-        done."""
+        """Called once, before the first event. Raise :class:`offloop.bus.errors.ConfigurationError` if that fails."""
 
     def watch(self, state: Snapshot) -> None:
         """Receive an event of :attr:`watches`, before what callbacks log for it."""
@@ -197,8 +195,7 @@ class LoggerDestination:
         Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        """Receive values that describe the run as a whole, from callbacks and from the run itself. Left out unless a
-        destination overrides it."""
+        """Receive values that describe the run as a whole, from callbacks and from the run itself."""
 
     def log_entry(self, entry: Entry, state: Snapshot) -> None:
         """Receive an entry of any kind; calls the method of its kind."""
@@ -213,16 +210,16 @@ class LoggerDestination:
                 self.upload_file(entry, state)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        """Receive images. Left out unless a destination overrides it."""
+        """Receive images."""
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        """Receive a table. Left out unless a destination overrides it."""
+        """Receive a table."""
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
-        """Receive a text. Left out unless a destination overrides it."""
+        """Receive a text."""
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        """Receive a file; it is there until this returns. Left out unless a destination overrides it."""
+        """Receive a file; it is there until this returns."""
 
     def flush(self) -> None:
         """Hands on what is held back. Called when no more events are ready, at least every 50 ms while there are some,
@@ -240,18 +237,14 @@ class LoggerDestination:
         """Called once, after every callback is closed; also when the consumer is interrupted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for :meth:`load_state_dict` to go back to: how much is written, and what is still held back, in
-        plain values: numbers, strings, bytes, lists, maps, ``None``.
-
-        Called between two events. Everything before the position has to be safe, such as synced to the disk, when this
-        returns, because the position is stored next."""
+        """The position, for :meth:`load_state_dict` to go back to, in plain values: numbers, strings, bytes, lists,
+        maps, ``None``. Called between two events, and stored next: when it returns, everything before it has to be
+        safe, such as synced to the disk."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Called before :meth:`open` by a consumer that resumes, with what :meth:`state_dict` returned (tuples are
-        lists by now). What was written after that position is to be taken back, because those events come again.
-
-        A destination that overrides neither is given twice what came after the position."""
+        lists by now). What was written after that position is to be taken back: those events come again."""
 
 
 class Logger:

@@ -106,8 +106,10 @@ class CheckpointSaver(Callback):
             "keep_best": keep,
         }
         self._is_in_run = folder is None
-        self._remote_file_name = remote_file_name
-        self._latest_remote_file_name = latest_remote_file_name
+        self._remote_names = {
+            "remote_file_name": remote_file_name,
+            "latest_remote_file_name": latest_remote_file_name,
+        }
         self._overwrite = overwrite
         # Whether the names are allowed is to be known before the run is.
         self._name_elsewhere(_Folder(**self._arguments, names={"run_name": "run"}))
@@ -316,12 +318,8 @@ class CheckpointSaver(Callback):
             logger.upload_file(f"{latest_remote.at(named)}.symlink", link, overwrite=True)
 
     def _name_elsewhere(self, folder: "_Folder") -> tuple[CheckpointName | None, CheckpointName | None]:
-        given = {
-            "remote_file_name": self._remote_file_name,
-            "latest_remote_file_name": self._latest_remote_file_name,
-        }
         remote, latest = (
-            None if name is None else folder.other_name(name, argument) for argument, name in given.items()
+            None if name is None else folder.other_name(name, argument) for argument, name in self._remote_names.items()
         )
         return remote, latest
 

@@ -4,21 +4,20 @@ import logging
 import os
 import pkgutil
 import re
-import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from offloop.bus.errors import (
+    CheckpointError,
     ConfigurationError,
     FieldNotAvailableError,
     RunDirectoryError,
     check_choice,
     require,
 )
+from offloop.bus.files import atomic_replace, sync
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -93,26 +92,6 @@ def _tensors_in(value: Any) -> "Iterator[torch.Tensor]":
     elif isinstance(value, tuple | list):
         for one in value:
             yield from _tensors_in(one)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; when the block ends, what is there takes the place of ``path``, in one step."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        workplace = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        workplace.mkdir()
-        try:
-            yield workplace / path.name
-            # Weights that stand beside a model come first: it is of no use without them.
-            for file in sorted(workplace.iterdir(), key=lambda file: file.name == path.name):
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-                file.replace(path.with_name(file.name))
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 Transform: TypeAlias = Callable[[Any], Any]
@@ -231,18 +210,24 @@ class ExportForInferenceCallback(Callback):
     def _export(self, module: "torch.nn.Module", arguments: tuple[Any, ...]) -> None:
         import torch
 
-        with _replacing(self._save_path) as draft, torch.no_grad():
-            try:
+        path = self._save_path
+        try:
+            with atomic_replace(path) as draft, torch.no_grad():
                 _write(module, arguments, self._save_format, draft, **self._names)
-            except OSError:
-                raise
-            except Exception as error:
-                # Compilers raise anything, with pages of advice for their own authors.
-                lines = str(error).strip().splitlines()
-                raise ConfigurationError(
-                    f"the model {type(module).__name__} cannot be exported as {self._save_format}: "
-                    f"{type(error).__name__}: {lines[0] if lines else 'no reason is given'}"
-                ) from error
+                for weights in draft.parent.iterdir():
+                    # Those that stand beside a model come first: it is of no use without them.
+                    if weights != draft:
+                        sync(weights)
+                        weights.replace(path.with_name(weights.name))
+        except CheckpointError as error:
+            raise RunDirectoryError(str(error)) from error
+        except Exception as error:
+            # Compilers raise anything, with pages of advice for their own authors.
+            lines = str(error).strip().splitlines()
+            raise ConfigurationError(
+                f"the model {type(module).__name__} cannot be exported as {self._save_format}: "
+                f"{type(error).__name__}: {lines[0] if lines else 'no reason is given'}"
+            ) from error
 
     def _arguments(self, module: "torch.nn.Module", is_whole: bool) -> tuple[Any, ...]:
         """Arguments with which the module can be called."""
@@ -309,11 +294,7 @@ def _with_tuples(tree: Any) -> Any:
 
 
 def builder_of(model: ModelSource) -> Callable[[], Any]:
-    """The function that builds the model.
-
-    Raises:
-        ConfigurationError: it is none, or cannot be found.
-    """
+    """The function that builds the model. Raises ConfigurationError when it is none, or cannot be found."""
     found: Any = _resolve(model) if isinstance(model, str) else model
     # A module can be called too, and would be pickled with weights that nobody needs.
     if not callable(found) or (hasattr(found, "state_dict") and not isinstance(found, type)):
@@ -323,11 +304,7 @@ def builder_of(model: ModelSource) -> Callable[[], Any]:
 
 
 def build(model: ModelSource) -> "torch.nn.Module":
-    """Builds the model, on the host.
-
-    Raises:
-        ConfigurationError: what comes of it is no module.
-    """
+    """Builds the model, on the host. Raises ConfigurationError when what comes of it is no module."""
     import torch
 
     built = builder_of(model)()
@@ -351,10 +328,7 @@ def _resolve(name: str) -> Any:
 def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]") -> str:
     """Copies weights into a module: those of the same names, or, when the module is a part of the model that was
     trained, those of that part. Returns what stands before the part's names, ``"net."`` for example; "" for the whole.
-
-    Raises:
-        ConfigurationError: they do not fit.
-    """
+    Raises ConfigurationError when they do not fit."""
     import torch
 
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}

@@ -124,11 +124,7 @@ def segmentation_masks(
     shape (images, height, width).
 
     ``outputs`` are of shape (images, classes, height, width), ``targets`` of shape (images, height, width); those below
-    0 become the number after the last class, in a copy.
-
-    Raises:
-        ConfigurationError: they have other shapes.
-    """
+    0 become the number after the last class, in a copy. Raises ConfigurationError when they have other shapes."""
     import numpy as np
 
     if outputs.ndim != 4 or targets.ndim != 3:

@@ -15,6 +15,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import PARTS, read_phases
+from offloop.bus.types.units import SECONDS, number_text
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.arrivals import (
@@ -227,7 +228,7 @@ class Phases(Callback):
         found = find_straggler(compared, _STRAGGLES * len(compared))
         if found is None or not self._is_half_full(compared):
             return
-        waits = f"the others wait {_milliseconds(found.waited)}"
+        waits = f"the others wait {number_text(found.waited, SECONDS, 3)}"
         if found.host:
             who = f"host {one_line(found.host)}" + ("" if found.rank is None else f", rank {found.rank}")
             text = f"straggling {who}: arrives last, {waits}"
@@ -239,13 +240,9 @@ class Phases(Callback):
             phase = max(phases, key=lambda one: (phases[one], one))
             longer = fmean(sample.longer if sample.longer_in == phase else 0.0 for sample in late)
             if longer >= found.waited / 2:
-                text += f"; it takes {_milliseconds(longer)} longer for {phase}"
+                text += f"; it takes {number_text(longer, SECONDS, 3)} longer for {phase}"
         # All ranks lose what one costs them, so that is worth a word sooner.
         yield Verdict(found.costs(len(compared)), self._threshold / 3, f"straggler {who}", text)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _report(state: Snapshot, resumed: int | None) -> Report | None:

@@ -105,11 +105,8 @@ def describe(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_order(stream: BinaryIO) -> dict[str, Any]:
-    """Reads what the trainer sends.
-
-    Raises:
-        ConfigurationError: it cannot be read, or an object in it cannot be made in this process.
-    """
+    """Reads what the trainer sends. Raises ConfigurationError when it cannot be read, or an object in it cannot be
+    made in this process."""
     try:
         order: dict[str, Any] = json.loads(stream.readline())
         sys.path[:] = order["sys_path"]

@@ -27,10 +27,18 @@ from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
 from offloop.consumers.cli.report import EXIT_TROUBLE, report, say, say_start
 from offloop.consumers.runner.checkpoint_states import STATE_DIR, CheckpointStates
 from offloop.consumers.runner.entries import Subscription, requested_events, unique_names
-from offloop.consumers.runner.places import FoundRun, NatsRuns, Stream, place_of
+from offloop.consumers.runner.places import (
+    FoundRun,
+    NatsRuns,
+    Stream,
+    choose_ranks,
+    find_or_wait,
+    live_or_wait,
+    newest_run,
+    place_of,
+)
 from offloop.consumers.runner.runner import run_session
 from offloop.consumers.runner.state_file import StateBucket, StateFile, StateStore, check_name
-from offloop.consumers.runner.streams import choose_ranks, find_or_wait, live_or_wait, newest_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +112,8 @@ class ConsumerOptions:
 
     def find(self) -> FoundRun | Recording:
         """What they name, once it is there; without a name the run that is live, once one is. The next attempt of a
-        named run that is just being started again is waited for.
-
-        Raises:
-            RunNotFoundError: there is no such run, and they do not say to wait.
-            RecordingError: the recording cannot be read.
-            BrokerError: the NATS servers do not answer.
-        """
+        named run that is just being started again is waited for. Raises RunNotFoundError, RecordingError or
+        BrokerError."""
         if self.replay is not None and not self.replay.exists():
             # What is no run's name either is told of as a file.
             with contextlib.suppress(RunNotFoundError, ConfigurationError):
@@ -199,11 +202,8 @@ class _Streams:
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
-        """The stream for these callbacks, as :data:`offloop.consumers.runner.runner.OpenStream` has it.
-
-        Raises:
-            RunError: another attempt of the run has begun meanwhile.
-        """
+        """The stream for these callbacks, as :data:`offloop.consumers.runner.runner.OpenStream` has it. Raises
+        RunError when another attempt of the run has begun meanwhile."""
         found, options = self._found, self._options
         if not isinstance(found, Recording):
             return found.attach(Subscription.of(callbacks, options.name, after, self._max_delay))
@@ -218,13 +218,7 @@ class _Streams:
 
 def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateStore:
     """Where the consumer ``name`` keeps how far it is: in ``directory``, or else in the run's own; of a run in NATS,
-    there.
-
-    Raises:
-        ConfigurationError: a consumer of that name is at work.
-        RunDirectoryError: the directory cannot be made or written.
-        BrokerError: NATS does not answer.
-    """
+    there. Raises ConfigurationError, RunDirectoryError or BrokerError."""
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
     if directory is None and isinstance(found.place, NatsRuns):
@@ -252,10 +246,7 @@ def _print_list() -> None:
 
 def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDestination]) -> list[LoggerDestination]:
     """The destinations that can be had beside callbacks that draw on the whole terminal: none of the default ones.
-
-    Raises:
-        ConfigurationError: two would write to the terminal, of which one draws on all of it.
-    """
+    Raises ConfigurationError when two would write to the terminal, of which one draws on all of it."""
     owners = [
         shown for shown, callback in zip(unique_names(callbacks), callbacks, strict=True) if callback.owns_terminal
     ]

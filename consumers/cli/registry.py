@@ -61,11 +61,8 @@ def create_selected(
     callbacks: Sequence[str], loggers: Sequence[str], assignments: Sequence[str]
 ) -> tuple[list[Callback], list[LoggerDestination]]:
     """Makes the callbacks and loggers of those names, each once, with options such as ``speed.window_size=50``, see
-    :func:`offloop.bus.plugins.registry.options_for`.
-
-    Raises:
-        ConfigurationError: a name, an option or a value is not allowed, or an option belongs to none of the names.
-    """
+    :func:`offloop.bus.plugins.registry.options_for`. Raises ConfigurationError when a name, an option or a value is not
+    allowed, or an option belongs to none of the names."""
     found_callbacks = {name: CALLBACKS.find(name) for name in callbacks}
     found_loggers = {name: LOGGERS.find(name) for name in loggers}
     options = options_for({**found_callbacks, **found_loggers}, assignments)

@@ -83,11 +83,8 @@ class Committed:
     """The hyperparameters that callbacks have logged."""
 
     def pack(self) -> bytes:
-        """The stored form.
-
-        Raises:
-            ConfigurationError: a callback's or a destination's state holds something that cannot be stored.
-        """
+        """The stored form. Raises ConfigurationError when a callback's or a destination's state holds something that
+        cannot be stored."""
         try:
             return seal(self)
         except ConfigurationError:
@@ -161,12 +158,7 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def unpack_snapshot(frame: bytes) -> Snapshot:
-    """The snapshot of such a frame.
-
-    Raises:
-        ProtocolError: the bytes are not a frame.
-        ValueError: the frame is not an event.
-    """
+    """The snapshot of such a frame. Raises ProtocolError or ValueError."""
     topic, body = split_frame(frame)
     if topic is None:
         raise ValueError("a stored event is none")

@@ -52,11 +52,8 @@ class Fanout:
         return tuple(self._failed)
 
     def open(self, context: RunContext) -> None:
-        """Opens them; those that were opened are closed again if one cannot be.
-
-        Raises:
-            ConfigurationError: one cannot be opened.
-        """
+        """Opens them; those that were opened are closed again if one cannot be. Raises ConfigurationError when one
+        cannot be opened."""
         opened: list[LoggerDestination] = []
         try:
             for destination in self._destinations.values():

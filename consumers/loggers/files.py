@@ -71,12 +71,7 @@ class FileDestination(LoggerDestination):
         self._goes_on = False
 
     def write(self, text: str) -> None:
-        """Appends to the file.
-
-        Raises:
-            ClosedError: before :meth:`open` and after :meth:`close`.
-            OSError: it cannot be written, and nothing of it was.
-        """
+        """Appends to the file. Raises ClosedError or OSError."""
         self._append(text.encode())
 
     def close(self) -> None:
@@ -96,11 +91,8 @@ class FileDestination(LoggerDestination):
         self._goes_on = True
 
     def begin(self) -> None:
-        """Empties the open file, and writes what it has before its first row.
-
-        Raises:
-            ConfigurationError: it holds something that may not be replaced.
-        """
+        """Empties the open file, and writes what it has before its first row. Raises ConfigurationError when it holds
+        something that may not be replaced."""
         self._bytes = self._checksum = 0
         blank = self.blank.encode()
         status = os.fstat(self._opened.fileno())
@@ -115,20 +107,14 @@ class FileDestination(LoggerDestination):
         self.write(self.blank)
 
     def roll_back(self, length: int, checksum: int) -> None:
-        """Cuts the open file to its first ``length`` bytes.
-
-        Raises:
-            ConfigurationError: they are not those that were committed.
-        """
+        """Cuts the open file to its first ``length`` bytes. Raises ConfigurationError when they are not those that were
+        committed."""
         self._verify(_checksum_of(self.opened_path, length), (length, checksum))
         os.ftruncate(self._opened.fileno(), length)
 
     def replace_file(self, pieces: Iterable[str], expected: tuple[int, int] | None = None) -> None:
-        """Puts a file of those pieces in the place of the open one, as a whole or not at all, and goes on in it.
-
-        Raises:
-            ConfigurationError: its length and checksum are not the ``expected`` ones.
-        """
+        """Puts a file of those pieces in the place of the open one, as a whole or not at all, and goes on in it. Raises
+        ConfigurationError: its length and checksum are not the ``expected`` ones."""
         path, old = self.opened_path, self._opened
         temporary = path.with_name(f".{path.name}.new")
         file = _open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -166,11 +152,7 @@ class FileDestination(LoggerDestination):
 
     @property
     def opened_path(self) -> Path:
-        """Path of the open file.
-
-        Raises:
-            ClosedError: before :meth:`open` and after :meth:`close`.
-        """
+        """Path of the open file. Raises ClosedError before :meth:`open` and after :meth:`close`."""
         if self._file is None or self._path is None:
             raise ClosedError(self._not_open)
         return self._path
@@ -209,11 +191,8 @@ class FileDestination(LoggerDestination):
 
 
 def append_whole(descriptor: int, data: bytes, size: int) -> None:
-    """Writes the data to a file that is open for appending and has ``size`` bytes.
-
-    Raises:
-        OSError: it cannot be written, and nothing of it was.
-    """
+    """Writes the data to a file that is open for appending and has ``size`` bytes. Raises OSError when it cannot be
+    written, and nothing of it was."""
     rest = memoryview(data)
     try:
         while rest:

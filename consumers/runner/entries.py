@@ -30,11 +30,8 @@ class EventForwarder(Callback):
 
 def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
     """Every event that at least one of the callbacks requests, and those that bring hyperparameters, which are logged
-    without being asked for.
-
-    Raises:
-        ConfigurationError: one of them handles nothing at all, which is a slip of the pen.
-    """
+    without being asked for. Raises ConfigurationError when one of them handles nothing at all, which is a slip of the
+    pen."""
     events: set[Event] = set(WITH_HYPERPARAMETERS)
     for callback in callbacks:
         requested = callback.demand().events
@@ -48,11 +45,8 @@ def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
 
 
 def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
-    """The events at which one of the callbacks may decide to stop the training.
-
-    Raises:
-        ConfigurationError: one of them does not handle an event in its barrier_events.
-    """
+    """The events at which one of the callbacks may decide to stop the training. Raises ConfigurationError when one of
+    them does not handle an event in its barrier_events."""
     events: set[Event] = set()
     for callback in callbacks:
         barrier_events = {Event(event) for event in callback.barrier_events}
@@ -88,11 +82,8 @@ class Subscription:
         after: Mapping[int, tuple[int, int]] | None = None,
         max_delay: float | None = None,
     ) -> "Subscription":
-        """The request of several callbacks together.
-
-        Raises:
-            ConfigurationError: what one of them asks for is not allowed.
-        """
+        """The request of several callbacks together. Raises ConfigurationError when what one of them asks for is not
+        allowed."""
         events, barrier_events = frozenset(requested_events(callbacks)), frozenset(barrier_events_of(callbacks))
         return cls(events, demand_of(callbacks), barrier_events, name, after, max_delay)
 

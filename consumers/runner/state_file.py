@@ -17,11 +17,8 @@ from offloop.consumers.delivery.commit import MAX_BYTES, Committed, unseal
 
 
 def check_name(name: str) -> str:
-    """Returns the name of a consumer.
-
-    Raises:
-        ConfigurationError: it cannot stand in a path; the same rule as for run names.
-    """
+    """Returns the name of a consumer. Raises ConfigurationError when it cannot stand in a path; the same rule as for
+    run names."""
     try:
         return check_run_name(name)
     except InvalidRunNameError as error:
@@ -42,13 +39,8 @@ class StateStore(ABC):
         return self.load()
 
     def load(self) -> Committed | None:
-        """Returns what was committed last; ``None`` when nothing was.
-
-        Raises:
-            RecordingError: it is damaged.
-            ConfigurationError: it is about another run.
-            RunDirectoryError: it cannot be read.
-        """
+        """Returns what was committed last; ``None`` when nothing was. Raises RecordingError, ConfigurationError or
+        RunDirectoryError."""
         packed = self._read()
         if packed is None:
             return None
@@ -68,13 +60,8 @@ class StateStore(ABC):
         return committed
 
     def commit(self, committed: Committed) -> None:
-        """Replaces it. What was committed before stays until the new one is stored.
-
-        Raises:
-            RunDirectoryError: it cannot be stored, or that is not known.
-            ReplacedError: another process works under this name now.
-            ConfigurationError: a callback's state cannot be stored, or all of them are too large.
-        """
+        """Replaces it. What was committed before stays until the new one is stored. Raises RunDirectoryError,
+        ReplacedError or ConfigurationError."""
         self._write(committed.pack())
 
     @abstractmethod
@@ -100,12 +87,8 @@ class StateFile(StateStore):
     """A store in ``DIRECTORY/NAME-ATTEMPT.state``.
 
     The file is replaced as a whole with every commit, and on the disk when the commit returns. ``DIRECTORY/NAME.lock``
-    is held until :meth:`close`, or until the process ends however that ends.
-
-    Raises:
-        ConfigurationError: the name is not allowed, or a consumer of that name is at work.
-        RunDirectoryError: the directory cannot be made or written.
-    """
+    is held until :meth:`close`, or until the process ends however that ends. Raises ConfigurationError or
+    RunDirectoryError."""
 
     def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
         self.path = directory / f"{name}-{attempt}.state"
@@ -151,12 +134,7 @@ class StateFile(StateStore):
 
 class StateBucket(StateStore):
     """A store in a key-value bucket of the NATS servers at ``address``, which this process reads from, for any machine.
-    ``say`` is given what the user waits for.
-
-    Raises:
-        ConfigurationError: the name is not allowed, or a consumer of that name is at work.
-        BrokerError: the servers do not answer, or this process has no connection to them.
-    """
+    ``say`` is given what the user waits for. Raises ConfigurationError or BrokerError."""
 
     def __init__(
         self, address: str, name: str, run_name: str, attempt: int, say: Callable[[str], None] = print

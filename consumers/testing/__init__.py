@@ -17,8 +17,8 @@ from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from offloop.consumers.testing.golden import Golden as Golden
+    from offloop.consumers.testing.harness import Logged as Logged
     from offloop.consumers.testing.harness import replay as replay
-    from offloop.consumers.testing.logged import Logged as Logged
     from offloop.consumers.testing.memory_stream import MemoryStream as MemoryStream
 
 # pytest imports this package in every run where it is installed: nothing is loaded before it is used.

@@ -11,7 +11,7 @@ from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.consumers.api.logger import Images
-from offloop.consumers.testing.logged import Logged
+from offloop.consumers.testing.harness import Logged
 
 _SHOWN = 5
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=repr).encode

@@ -20,26 +20,11 @@ Evaluation: TypeAlias = Mapping[str, Mapping[str, float]]
 """Result of an evaluation: label of an evaluator to names and values of its metrics."""
 
 _BEGIN = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.ITERATION_START)
-_BEFORE_STEP = (
-    Event.BEFORE_DATALOADER,
-    Event.AFTER_DATALOADER,
-    Event.BATCH_START,
-    Event.BEFORE_TRAIN_BATCH,
-    Event.BEFORE_FORWARD,
-    Event.AFTER_FORWARD,
-    Event.BEFORE_LOSS,
-    Event.AFTER_LOSS,
-    Event.BEFORE_BACKWARD,
-    Event.AFTER_BACKWARD,
-    Event.AFTER_TRAIN_BATCH,
-)
+_EVENTS = tuple(Event)
+"""In the order of a training."""
+_BEFORE_STEP = _EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.BATCH_END)]
 _NEW_LOSS = _BEFORE_STEP.index(Event.AFTER_LOSS)
-_EVALUATION_BATCH = (
-    Event.EVAL_BATCH_START,
-    Event.EVAL_BEFORE_FORWARD,
-    Event.EVAL_AFTER_FORWARD,
-    Event.EVAL_BATCH_END,
-)
+_EVALUATION_BATCH = _EVENTS[_EVENTS.index(Event.EVAL_BATCH_START) : _EVENTS.index(Event.EVAL_END)]
 _PAUSES = {Event.EPOCH_END, Event.EPOCH_CHECKPOINT, Event.FIT_END}
 _WITH_TRAIN_METRICS = {Event.BATCH_END, Event.BATCH_CHECKPOINT} | _PAUSES
 _WITH_EVAL_METRICS = {Event.EVAL_END, Event.EVAL_AFTER_ALL} | _PAUSES
@@ -311,17 +296,8 @@ class MemoryStream(RunStream):
         seq, base_seq = self._numbers[rank]
         self._numbers[rank] = seq, base_seq = seq + 1, base_seq + (event in BASE_EVENTS)
         previous = None if self._previous is None else self._previous.values
-        body = EventBody(
-            PROTOCOL_VERSION,
-            self.attempt,
-            seq,
-            base_seq,
-            self._time_ns,
-            self._timestamp.values,
-            previous,
-            fields,
-            dict(self._context),
-        )
+        place = (seq, base_seq, self._time_ns, self._timestamp.values, previous)
+        body = EventBody(PROTOCOL_VERSION, self.attempt, *place, fields, dict(self._context))
         return Snapshot(event, self.run_name, rank, body)
 
     def _is_over(self) -> bool:

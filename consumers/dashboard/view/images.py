@@ -2,6 +2,7 @@
 
 import threading
 from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offloop.consumers.api.images import as_bytes
@@ -18,6 +19,9 @@ MAX_BYTES = 64 << 20
 """Bytes of all images of a run together."""
 OF_ONE_STEP = 8
 """Images kept of those that were logged at once."""
+
+
+_step = attrgetter("step")
 
 
 class StepImages(NamedTuple):
@@ -84,7 +88,3 @@ def _remove_one(kept: list[StepImages]) -> StepImages:
     """Remove the step whose neighbours are closest to one another; of two, the first."""
     inner = range(1, len(kept) - 1)
     return kept.pop(min(inner, key=lambda one: kept[one + 1].step - kept[one - 1].step, default=0))
-
-
-def _step(images: StepImages) -> int:
-    return images.step

@@ -65,13 +65,8 @@ class RunLibrary:
         return waiting > 0
 
     def annotate(self, run: str, **changes: Any) -> None:
-        """Change the annotations of a run, see :func:`offloop.bus.index.annotations.annotate`.
-
-        Raises:
-            RunNotFoundError: it is gone.
-            ConfigurationError: a tag or a note is not allowed, or the run is in NATS.
-            RunDirectoryError: it cannot be written.
-        """
+        """Change the annotations of a run, see :func:`offloop.bus.index.annotations.annotate`. Raises RunNotFoundError,
+        ConfigurationError or RunDirectoryError."""
         path = self._path(run)
         with self._lock:
             entry = self._known(run)
@@ -80,19 +75,15 @@ class RunLibrary:
         self._wake.set()
 
     def remove(self, run: str) -> None:
-        """Remove a run that has ended, with everything in its folder.
-
-        Raises:
-            RunNotFoundError: it is gone.
-            RunIsLiveError: it has not ended.
-            RunDirectoryError: it cannot be removed.
-            ConfigurationError: it is in NATS.
-        """
+        """Remove a run that has ended, with everything in its folder. Raises RunNotFoundError, RunIsLiveError,
+        RunDirectoryError or ConfigurationError."""
         path = self._path(run)
         with self._lock:
             self._known(run)
             remove_run(path)
-            self._drop(run)
+            others = {name: entry for name, entry in self.table.entries.items() if name != run}
+            self.table = RunTable(others, self.table)
+        self._wake.set()
 
     def _path(self, run: str) -> Path:
         if isinstance(self._place, FolderRuns):
@@ -107,11 +98,6 @@ class RunLibrary:
         if entry is None:
             raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
         return entry
-
-    def _drop(self, run: str) -> None:
-        others = {name: entry for name, entry in self.table.entries.items() if name != run}
-        self.table = RunTable(others, self.table)
-        self._wake.set()
 
     def _follow(self) -> None:
         while not self._leaves:

@@ -144,9 +144,7 @@ class Metrics:
         elif event is Event.FIT_START and not len(self.clock):
             import numpy as np
 
-            self.clock.extend(
-                np.array([[batch, body.timestamp.sample, body.timestamp.epoch, seconds]], dtype=np.float64)
-            )
+            self.clock.add(np.array([[batch, body.timestamp.sample, body.timestamp.epoch, seconds]], dtype=np.float64))
         elif event is Event.EPOCH_END:
             self._take("metrics/train/", body.fields.get("train_metrics"), batch)
         elif event is Event.EVAL_END:
@@ -221,7 +219,7 @@ class Metrics:
     def _take_batches(self, rows: "Floats") -> None:
         import numpy as np
 
-        self.clock.extend(rows[:, :_CLOCK_COLUMNS])
+        self.clock.add(rows[:, :_CLOCK_COLUMNS])
         window = rows if self._window is None else np.concatenate([self._window, rows])
         if len(window) > SPEED_WINDOW:
             flops = np.lib.stride_tricks.sliding_window_view(window[1:, _FLOPS], SPEED_WINDOW).sum(axis=1)

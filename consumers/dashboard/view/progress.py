@@ -1,6 +1,5 @@
 """The progress of a run and its remaining time."""
 
-import math
 from typing import NamedTuple
 
 from offloop.bus.errors import OffloopError
@@ -10,27 +9,6 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-
-
-def duration(seconds: float | None) -> str:
-    """A time as on a clock: ``1:02:05``."""
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    whole = max(int(seconds), 0)
-    if whole >= _DAY:
-        return f"{whole // _DAY}d {whole % _DAY // _HOUR:02}h"
-    if whole >= _HOUR:
-        return f"{whole // _HOUR}:{whole % _HOUR // _MINUTE:02}:{whole % _MINUTE:02}"
-    return f"{whole // _MINUTE}:{whole % _MINUTE:02}"
-
-
-def seconds_text(seconds: float) -> str:
-    """A short time in the unit that fits it."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 class ProgressView(NamedTuple):

@@ -20,8 +20,8 @@ from offloop.bus.protocol.host_windows import (
     HostWindow,
 )
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.units import SECONDS, number_text
 from offloop.consumers.callbacks.arrivals import HostArrivals, LastArrival, find_straggler
-from offloop.consumers.dashboard.view.progress import seconds_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,7 +227,9 @@ class RankMap:
             found.append(("silent", f"{every}: {_some_of(named)}"))
         if self.waiting is not None:
             cell, seconds = self.waiting
-            found.append(("waiting", f"the others wait for {self.name(cell)}: {seconds_text(seconds)} a batch"))
+            found.append(
+                ("waiting", f"the others wait for {self.name(cell)}: {number_text(seconds, SECONDS, 3)} a batch")
+            )
         if self.late:
             found.append(("late", f"behind the others: {_some_of([self.name(cell) for cell in self.late])}"))
         if len(self) < self.world_size:

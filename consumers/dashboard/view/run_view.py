@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.history import History
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
-_FIRST_GROUPS = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
-_LAST_GROUP = len(_FIRST_GROUPS) + 1
+_FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
 _KNOWN_OUTCOMES = 1000
 _BATCH_END = Event.BATCH_END
 
@@ -355,7 +354,7 @@ class RunView(LoggerDestination):
         for name in sorted(self.names(), key=lambda name: (not name.endswith("/total"), name)):
             prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
             groups.setdefault(prefix, []).append(name)
-        return dict(sorted(groups.items(), key=lambda group: (_group_place(group[0]), group[0])))
+        return dict(sorted(groups.items(), key=lambda group: group_order(group[0])))
 
     def series(self, name: str) -> Series:
         """The values of a metric. Raises ``KeyError`` for an unknown name."""
@@ -490,9 +489,9 @@ def labels_of(runs: Sequence[RunView]) -> list[str]:
     return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
 
 
-def _group_place(prefix: str) -> int:
-    if "norm" in prefix:
-        return _LAST_GROUP
-    if prefix.partition("/")[0] == "system":
-        return _LAST_GROUP + 1
-    return _FIRST_GROUPS.get(prefix.partition("/")[0], len(_FIRST_GROUPS))
+def group_order(prefix: str) -> tuple[int, str]:
+    """By which groups of metrics are sorted: as people look at them."""
+    first = prefix.partition("/")[0]
+    if "norm" in prefix or first == "system":
+        return 100 + (first == "system"), prefix
+    return _FIRST_GROUPS.index(first) if first in _FIRST_GROUPS else len(_FIRST_GROUPS), prefix

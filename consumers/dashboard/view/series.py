@@ -122,44 +122,37 @@ class NumericTable:
         self.replace(np.concatenate([own[:begin], rows, own[end:]]))
 
 
-class Clock:
-    """Batches, samples, epochs and seconds: a row for each batch. Over a million rows it forgets every second one; what
-    is between two rows is interpolated."""
+class Clock(NumericTable):
+    """Batches, samples, epochs and seconds since the run's start: a row for each batch. Over a million rows it forgets
+    every second one; what is between two rows is interpolated."""
 
     MAX_ROWS = 1 << 20
 
     def __init__(self) -> None:
-        self._table = NumericTable(len(_COLUMN_OF_AXIS))
+        super().__init__(len(_COLUMN_OF_AXIS))
 
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def extend(self, rows: "Floats") -> None:
-        """Add rows of batch, samples, epochs and seconds since the run's start, in order."""
-        self._table.extend(rows)
-        self._table.limit(self.MAX_ROWS)
+    def add(self, rows: "Floats") -> None:
+        """Add rows, in order."""
+        self.extend(rows)
+        self.limit(self.MAX_ROWS)
 
     def refine(self, other: "Clock") -> None:
         """Replace the rows of a part of the run by those of ``other``."""
         if len(other):
-            self._table.replace_part(other._table.rows())
-            self._table.limit(self.MAX_ROWS)
-
-    def replace(self, rows: "Floats") -> None:
-        """Hold these rows in the place of all others."""
-        self._table.replace(rows)
+            self.replace_part(other.rows())
+            self.limit(self.MAX_ROWS)
 
     def read(self, steps: "Floats", axis: Axis) -> "Floats":
         """The places of batches on an axis. Raises ConfigurationError for an unknown axis."""
         import numpy as np
 
-        rows, column = self._table.rows(), _column_of(axis)
+        rows, column = self.rows(), _column_of(axis)
         return np.interp(steps, rows[:, 0], rows[:, column]) if column and len(rows) else steps
 
     @property
     def reached(self) -> float:
         """The last known batch; below zero before the first."""
-        rows = self._table.rows()
+        rows = self.rows()
         return float(rows[-1, 0]) if len(rows) else -1.0
 
     def places(self, batches: Sequence[float], axis: Axis) -> list[float]:
@@ -172,7 +165,7 @@ class Clock:
         """The batches at places of an axis, see :meth:`read`; infinite beyond its ends."""
         import numpy as np
 
-        rows, column = self._table.rows(), _column_of(axis)
+        rows, column = self.rows(), _column_of(axis)
         if not column or not len(rows):
             return xs
         return np.interp(xs, rows[:, column], rows[:, 0], left=-np.inf, right=np.inf)
@@ -405,3 +398,59 @@ def _in_order(rows: "Floats") -> "Floats":
 
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     return rows[np.flatnonzero(np.diff(rows[:, 0], append=np.inf))]
+
+
+PartsOf: TypeAlias = Callable[[Series, "Floats", Axis], Parts]
+
+
+class GroupPoints(NamedTuple):
+    """The values of a group to draw: at each place those of its runs that come that far."""
+
+    xs: "Floats"
+    mean: "Floats"
+    """Over the runs, each with its mean near the place; NaN where none has a value."""
+    low: "Floats"
+    """The least value of any of them there."""
+    high: "Floats"
+    """The greatest."""
+    runs: "Floats"
+    """The number of runs with a finite value there."""
+
+
+def common_places(
+    series: Sequence[Series], x: Axis, first: float | None = None, last: float | None = None, most: int = 256
+) -> "Floats":
+    """Places on an axis for all these series together, between ``first`` and ``last``: those where they have points, if
+    these are not more than ``most``, else so many at equal distances."""
+    import numpy as np
+
+    spans = [span for span in (one.span(x) for one in series) if span is not None]
+    if not spans:
+        return np.empty(0)
+    low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+    low = low if first is None else max(low, first)
+    high = high if last is None else min(high, last)
+    if high < low:
+        return np.empty(0)
+    if all(len(one) <= most for one in series):
+        every = np.unique(np.concatenate([one.points(x, first, last, most).xs for one in series]))
+        every = every[(every >= low) & (every <= high)]
+        if len(every) <= most:
+            return every
+    return np.linspace(low, high, most)
+
+
+def group_points(
+    series: Sequence[Series], places: "Floats", x: Axis, parts_of: "PartsOf" = Series.parts
+) -> GroupPoints:
+    """The series of one group at those places."""
+    import numpy as np
+
+    nothing = np.full(len(places), np.nan)
+    found = [Parts(nothing, nothing, nothing), *(parts_of(one, places, x) for one in series)]
+    means = np.array([one.mean for one in found])
+    count = np.isfinite(means).sum(axis=0)
+    low, high = np.fmin.reduce([one.low for one in found]), np.fmax.reduce([one.high for one in found])
+    # Divided first, and clipped: the sum of what is very large would be infinite, and rounding must not get beyond.
+    mean = np.clip(np.nansum(means / np.maximum(count, 1), axis=0), low, high)
+    return GroupPoints(places, np.where(count > 0, mean, np.nan), low, high, count.astype(float))

@@ -1,5 +1,6 @@
 """Where a dashboard listens, and the tokens of those who may see it or command."""
 
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -51,11 +52,8 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> "Tokens":
-        """Reads the file, or makes one, which only its owner can read, where there is none.
-
-        Raises:
-            ConfigurationError: it cannot be read or written, others can read it, or it lacks a token.
-        """
+        """Reads the file, or makes one, which only its owner can read, where there is none. Raises ConfigurationError
+        when it cannot be read or written, others can read it, or it lacks a token."""
         if not path.exists():
             return cls._make(path)
         try:
@@ -153,25 +151,22 @@ class Listening:
     def url(self, port: int) -> str:
         """The page's address on that port, as somebody on this machine can open it."""
         scheme = "http" if self.certificate is None else "https"
-        host = "localhost" if _is_wildcard(self.host) else f"[{self.host}]" if ":" in self.host else self.host
+        address = _address(self.host)
+        is_wildcard = not self.host or (address is not None and address.is_unspecified)
+        host = "localhost" if is_wildcard else f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{port}/"
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine gets to that address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
-def _is_wildcard(host: str) -> bool:
-    try:
-        return not host or ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
 
 
 def _why(error: Exception) -> str:

@@ -10,10 +10,9 @@ import msgspec
 
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.units import Scale, number_text, scale_of
-from offloop.consumers.dashboard.view.groups import common_places, group_points
 from offloop.consumers.dashboard.view.phases import PhaseView
-from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series
+from offloop.consumers.dashboard.view.run_view import RunView, group_order
+from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series, common_places, group_points
 from offloop.consumers.dashboard.web.comparison import Compared
 from offloop.consumers.dashboard.web.frames import look_in
 
@@ -101,12 +100,10 @@ def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str,
         if ranks := run.phase_ranks:
             title = f"{labels[number]}: where a step's time goes" if len(runs) > 1 else "where a step's time goes"
             phases.append(Chart(f"{PHASES_PREFIX}/{number}", "phases", title, ranks=ranks))
-    ordered = [(title, sorted(group.values(), key=lambda chart: chart.id)) for title, group in groups.items()]
-    ordered.sort(key=lambda group: (_GROUPS_FIRST.get(group[0].partition("/")[0], len(_GROUPS_FIRST)), group[0]))
+    ordered = [
+        (title, sorted(groups[title].values(), key=lambda chart: chart.id)) for title in sorted(groups, key=group_order)
+    ]
     return [*ordered, *([(_PHASES_GROUP, phases)] if phases else [])]
-
-
-_GROUPS_FIRST = {"loss": 0, "metrics": 1, "lr": 2, "throughput": 3}
 
 
 @dataclass

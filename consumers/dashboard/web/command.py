@@ -1,7 +1,6 @@
 """The command ``offloop ui``."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,35 +24,6 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
 
 
-def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds where a page is served, and who gets to it."""
-    for option in (
-        click.option(
-            "--every",
-            type=click.IntRange(min=1),
-            default=10,
-            show_default=True,
-            metavar="N",
-            help="Batches between two measurements of the phases.",
-        ),
-        click.option("--open-browser", is_flag=True, help="Open the page in a browser of this machine."),
-        certificate_key_option,
-        certificate_option,
-        click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing."),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            metavar="PORT",
-            help=f"Default: {FIRST_PORT}, or the next that is free.",
-        ),
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --tokens and TLS."
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 @click.command(
     cls=CliCommand,
     short_help="Show all runs, or the named ones, in the browser.",
@@ -63,19 +33,29 @@ def _serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @runs_dir_option
 @stream_options
 @wait_option
-@_serving_options
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --tokens and TLS."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help=f"Default: {FIRST_PORT}, or the next that is free.",
+)
+@click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing.")
+@certificate_option
+@certificate_key_option
+@click.option("--open-browser", is_flag=True, help="Open the page in a browser of this machine.")
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Batches between two measurements of the phases.",
+)
 def ui(
-    arguments: tuple[str, ...],
-    runs_dir: str | None,
-    stream: str | None,
-    wait: bool,
-    host: str,
-    port: int | None,
-    tokens: Path | None,
-    certificate: Path | None,
-    certificate_key: Path | None,
-    open_browser: bool,
-    every: int,
+    arguments: tuple[str, ...], runs_dir: str | None, stream: str | None, wait: bool, every: int, **serving: Any
 ) -> None:
     """Show a table of all runs in the browser, until Ctrl-C: to sort, filter, tag, compare and open them.
 
@@ -99,7 +79,7 @@ def ui(
     places = places_of([*folders, *([] if runs_dir is None else [runs_dir])], stream)
     if runs and len(places) > 1:
         raise click.UsageError("runs are looked up in one place: give one of --runs-dir and --stream")
-    listening = Listening(host, port, tokens, certificate, certificate_key, open_browser, as_flags=True)
+    listening = Listening(**serving, as_flags=True)
     followed = FollowedRuns(places[0], every)
     if waiting := [run for run in runs if not followed.add(run, wait)]:
         say(f"waiting for {', '.join(waiting)} {places[0]} ... (Ctrl-C ends)", err=True)

@@ -5,7 +5,7 @@ import functools
 import html
 from collections.abc import Callable, MutableMapping
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -64,9 +64,9 @@ class Gate:
     def _answer(self, request: HTTPConnection) -> Response | None:
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts is not None and _host_name(host) not in self._hosts:
+        if self._hosts is not None and _parts(f"//{host}").hostname not in self._hosts:
             return _refusal(403, f"This dashboard does not answer to the name {host[:100]!r}: use 127.0.0.1.")
-        if (origin is not None and _place(origin) != host) or _is_embedded(headers):
+        if (origin is not None and _parts(origin).netloc != host) or _is_embedded(headers):
             return _refusal(403, "A page of another site asked for this.")
         role: Role | None = Role.COMMAND
         if self._tokens is not None:
@@ -90,18 +90,11 @@ class Gate:
         return response
 
 
-def _host_name(host: str) -> str:
+def _parts(address: str) -> SplitResult:
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return urlsplit(address)
     except ValueError:
-        return ""
-
-
-def _place(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
+        return urlsplit("")
 
 
 def _is_embedded(headers: Headers) -> bool:

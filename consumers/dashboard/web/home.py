@@ -59,100 +59,67 @@ class CompareLook(msgspec.Struct, frozen=True):
     baseline: str = ""
     """The run that others are compared with."""
 
-    def groups(self, table: RunTable, chosen: Chosen, order: str) -> list[Group] | None:
-        """The groups of some runs; ``None`` where they are not grouped."""
-        by = table.column_or_none(self.group)
-        return None if by is None else chosen.groups(by, order, table.column_or_none(order.removeprefix("-")))
-
     def is_closed(self, group: Group) -> bool:
         """Whether the runs of a group are hidden."""
         return self.folded != (group.text in self.toggled)
 
+    def lines(self, table: RunTable, chosen: Chosen, order: str) -> Sequence[Group | RunEntry]:
+        """The rows of some runs: one of each, or, where they are grouped, a head for each group and the runs of those
+        that are open."""
+        by = table.column_or_none(self.group)
+        if by is None:
+            return chosen.entries
+        groups = chosen.groups(by, order, table.column_or_none(order.removeprefix("-")))
+        return [line for one in groups for line in (one, *(() if self.is_closed(one) else one.entries))]
 
-class Rows:
-    """The rows of some runs: one of each, or, where they are grouped, a head for each group and the runs of those that
-    are open."""
 
-    def __init__(
-        self,
-        table: RunTable,
-        chosen: Chosen,
-        look: CompareLook,
-        order: str,
-        is_elsewhere: Callable[[str], bool] = lambda run: False,
-    ) -> None:
-        self._chosen = chosen
-        self._look = look
-        self._is_elsewhere = is_elsewhere
-        self._base = table.entries.get(look.baseline)
-        groups = look.groups(table, chosen, order)
-        self._lines: Sequence[Group | RunEntry] = (
-            chosen.entries
-            if groups is None
-            else [line for one in groups for line in (one, *(() if look.is_closed(one) else one.entries))]
-        )
+def _head(group: Group, columns: Sequence[Column], is_closed: bool) -> dict[str, Any]:
+    heads = [group.head(column) for column in columns]
+    return {
+        "group": group.text,
+        "count": len(group.entries),
+        "isClosed": is_closed,
+        "cells": [{"text": text, "range": range_ or None} if text else None for text, range_ in heads],
+    }
 
-    def __len__(self) -> int:
-        return len(self._lines)
 
-    @property
-    def baseline(self) -> dict[str, Any] | None:
-        """The run that others are compared with, and whether it exists."""
-        if not self._look.baseline:
-            return None
-        return {"label": one_line(self._look.baseline), "isThere": self._base is not None}
+def _row(
+    entry: RunEntry, columns: Sequence[Column], chosen: Chosen, base: RunEntry | None, is_elsewhere: bool
+) -> dict[str, Any]:
+    return {
+        "run": key_of(entry.run),
+        "label": one_line(entry.run),
+        "name": one_line(entry.run.rpartition("/")[2]),
+        "isElsewhere": is_elsewhere,
+        "isBaseline": entry is base,
+        "status": one_line(entry.status),
+        "why": one_line(entry.error or entry.reason or entry.problem or ""),
+        "pinned": entry.pinned,
+        "archived": entry.archived,
+        "tags": list(entry.tags),
+        "note": entry.note,
+        "cells": [_cell(entry, column, chosen, None if entry is base else base) for column in columns],
+    }
 
-    def sent(self, first: int, count: int, columns: Sequence[Column]) -> list[dict[str, Any]]:
-        """Some rows, for a browser."""
-        return [
-            self._head(line, columns) if isinstance(line, Group) else self._row(line, columns)
-            for line in self._lines[first : first + count]
-        ]
 
-    def _head(self, group: Group, columns: Sequence[Column]) -> dict[str, Any]:
-        heads = [group.head(column) for column in columns]
-        return {
-            "group": group.text,
-            "count": len(group.entries),
-            "isClosed": self._look.is_closed(group),
-            "cells": [{"text": text, "range": range_ or None} if text else None for text, range_ in heads],
-        }
-
-    def _row(self, entry: RunEntry, columns: Sequence[Column]) -> dict[str, Any]:
-        return {
-            "run": key_of(entry.run),
-            "label": one_line(entry.run),
-            "name": one_line(entry.run.rpartition("/")[2]),
-            "isElsewhere": self._is_elsewhere(entry.run),
-            "isBaseline": entry is self._base,
-            "status": one_line(entry.status),
-            "why": one_line(entry.error or entry.reason or entry.problem or ""),
-            "pinned": entry.pinned,
-            "archived": entry.archived,
-            "tags": list(entry.tags),
-            "note": entry.note,
-            "cells": [self._cell(entry, column) for column in columns],
-        }
-
-    def _cell(self, entry: RunEntry, column: Column) -> dict[str, Any] | None:
-        if column.kind in ("status", "tags", "note"):
-            return None
-        if column.kind == "time":
-            return {"time": column.value(entry)}
-        cell: dict[str, Any] = {"text": column.text(entry)}
-        base = None if entry is self._base else self._base
-        if column.kind == "progress":
-            cell["part"] = progress_of(entry)
-        elif column.metric is not None:
-            cell["best"] = self._chosen.best(column) == entry.run
-            value = column.value(entry)
-            if base is not None and value is not None:
-                apart = difference(column.direction, value, column.value(base), column.scale(entry))
-                cell["difference"], cell["judged"] = apart
-        elif column.is_hyperparameter:
-            cell["whole"] = column.text(entry, whole=True)
-            cell["differs"] = base is not None and column.value(base) != column.value(entry)
-        return cell
+def _cell(entry: RunEntry, column: Column, chosen: Chosen, base: RunEntry | None) -> dict[str, Any] | None:
+    if column.kind in ("status", "tags", "note"):
+        return None
+    if column.kind == "time":
+        return {"time": column.value(entry)}
+    cell: dict[str, Any] = {"text": column.text(entry)}
+    if column.kind == "progress":
+        cell["part"] = progress_of(entry)
+    elif column.metric is not None:
+        cell["best"] = chosen.best(column) == entry.run
+        value = column.value(entry)
+        if base is not None and value is not None:
+            apart = difference(column.direction, value, column.value(base), column.scale(entry))
+            cell["difference"], cell["judged"] = apart
+    elif column.is_hyperparameter:
+        cell["whole"] = column.text(entry, whole=True)
+        cell["differs"] = base is not None and column.value(base) != column.value(entry)
+    return cell
 
 
 def key_of(run: str) -> str:
@@ -187,8 +154,10 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
     ``is_elsewhere`` says of which runs nothing can be changed."""
     chosen = table.choose(look.find, look.sort, look.archived)
     columns = table.columns(None if look.columns is None else look.columns[:_MOST_COLUMNS])
-    rows = Rows(table, chosen, look.compare, look.sort, is_elsewhere)
-    first = min(look.first, max(len(rows) - look.count, 0))
+    lines = look.compare.lines(table, chosen, look.sort)
+    first = min(look.first, max(len(lines) - look.count, 0))
+    baseline = look.compare.baseline
+    base = table.entries.get(baseline)
     return {
         "total": len(table.entries),
         "found": len(chosen.entries),
@@ -206,9 +175,14 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
             }
             for column in columns
         ],
-        "lines": len(rows),
-        "rows": rows.sent(first, look.count, columns),
-        "baseline": rows.baseline,
+        "lines": len(lines),
+        "rows": [
+            _head(line, columns, look.compare.is_closed(line))
+            if isinstance(line, Group)
+            else _row(line, columns, chosen, base, is_elsewhere(line.run))
+            for line in lines[first : first + look.count]
+        ],
+        "baseline": {"label": one_line(baseline), "isThere": base is not None} if baseline else None,
         **({} if look.explore is None else {"explored": explored(table, chosen.entries, look.explore, key_of)}),
     }
 
@@ -250,11 +224,7 @@ class HomePage:
         self._table.on("annotate", self._on_annotate)
         self._table.on("remove", self._on_remove)
         self._box = ui.element("div")
-        ui.timer(_FRAME_SECONDS, self.refresh)
-
-    async def refresh(self) -> None:
-        """Sends what has changed, and waits until it is drawn."""
-        await self._frames.refresh()
+        ui.timer(_FRAME_SECONDS, self._frames.refresh)
 
     async def _send_frame(self) -> None:
         look, runs = self._look, self._runs
@@ -293,7 +263,7 @@ class HomePage:
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look = look_in(event.args, TableLook)
-        await self.refresh()
+        await self._frames.refresh()
 
     async def _on_all(self, event: "GenericEventArguments") -> None:
         look, table = self._look or TableLook(), self._runs.table
@@ -368,7 +338,7 @@ class HomePage:
             self._say(str(error))
             return False
         finally:
-            await self.refresh()
+            await self._frames.refresh()
         return True
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.annotations import read_annotations
 from offloop.bus.types.time import Time, TimeUnit
+from offloop.bus.types.units import duration
 from offloop.consumers.dashboard.view.phases import PublishingView
-from offloop.consumers.dashboard.view.progress import ProgressView, duration
+from offloop.consumers.dashboard.view.progress import ProgressView
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.access import Opening, Role
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, MarkNews, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from offloop.consumers.dashboard.web.content import key_of
-from offloop.consumers.dashboard.web.folder_panels import alerts_text
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
-from offloop.consumers.dashboard.web.panels import Panels
+from offloop.consumers.dashboard.web.panels import Panels, alerts_text
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure
 
 if TYPE_CHECKING:
@@ -150,14 +150,10 @@ class Page:
         self._board.on("command", self._on_command)
         self._dialogs = ui.element("div")
         self._panels = Panels(compares=bool(self._home) and len(self._runs) > 1)
-        ui.timer(FRAME_SECONDS, self.refresh)
+        ui.timer(FRAME_SECONDS, self._frames.refresh)
 
     def _tags_of(self, run: RunView) -> Sequence[str]:
         return () if run.run_dir is None else self._tags_in(run.run_dir)
-
-    async def refresh(self) -> None:
-        """Sends what has changed, and waits until it is drawn."""
-        await self._frames.refresh()
 
     async def _send_frame(self) -> None:
         runs = list(self._runs)
@@ -262,7 +258,7 @@ class Page:
     async def _on_compare(self, event: "GenericEventArguments") -> None:
         self._comparison = look_in(event.args, Comparison)
         self._top.view_link = self._comparison.link(self._top.view_link)
-        await self.refresh()
+        await self._frames.refresh()
 
     async def _on_command(self, event: "GenericEventArguments") -> None:
         match event.args:
@@ -271,7 +267,7 @@ class Page:
                 "set",
             ):
                 await self._command(number, name, event.args.get("rate"))
-                await self.refresh()
+                await self._frames.refresh()
 
     async def _command(self, number: int, name: str, rate: Any) -> None:
         """Sends a command, ``stop`` after a question, ``set`` with a learning rate; waits for its outcome."""
@@ -291,4 +287,4 @@ class Page:
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
         self._look, self._rests_until = Look.from_browser(event.args), 0.0
-        await self.refresh()
+        await self._frames.refresh()

@@ -23,43 +23,6 @@ const WIDEST_HEAD = 200;
 const GROUPABLE = ["folder", "status", "tags", "attempts"];
 const GOING_ON = ["live", "paused"];
 
-/** @type {Component} */
-const GroupHead = {
-  template: `
-    <tr class="group-head">
-      <td class="check"></td>
-      <th scope="row" class="name"><button type="button" class="group-toggle" :aria-expanded="String(!row.isClosed)" :aria-label="title + ', ' + runs" :title="title" @click="$emit('toggle')"
-        ><q-icon :name="row.isClosed ? 'chevron_right' : 'expand_more'" size="18px" aria-hidden="true"></q-icon><span class="text"><span class="group-column">{{ columnTitle }}: </span>{{ value }}</span><small>{{ runs }}</small></button></th>
-      <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
-        <template v-if="row.cells[number]">
-          <span class="text" :title="hintOf(row.cells[number])"><span v-if="row.cells[number].range" class="sr-only">mean </span>{{ row.cells[number].text }}</span>
-          <small v-if="row.cells[number].range" class="below">{{ row.cells[number].range }}</small>
-        </template>
-      </td>
-    </tr>`,
-  props: { row: Object, columns: Array, column: String, clean: Function },
-  emits: ["toggle"],
-  computed: {
-    columnTitle() {
-      return this.clean(this.column.slice(this.column.lastIndexOf("/") + 1));
-    },
-    value() {
-      return this.row.group ? this.clean(this.row.group) : "none";
-    },
-    title() {
-      return `${this.columnTitle}: ${this.value}`;
-    },
-    runs() {
-      return `${this.row.count.toLocaleString("en")} ${this.row.count === 1 ? "run" : "runs"}`;
-    },
-  },
-  methods: {
-    hintOf(cell) {
-      return cell.range ? `mean ${cell.text}, from ${cell.range}` : cell.text;
-    },
-  },
-};
-
 export default /** @type {Component} */ ({
   template: `
     <div class="home">
@@ -151,8 +114,19 @@ export default /** @type {Component} */ ({
           <tbody>
             <tr class="pad" aria-hidden="true" :style="{height: first * rowPixels + 'px'}"></tr>
             <template v-for="(row, place) in rows" :key="first + place">
-            <group-head v-if="row.group !== undefined" :row="row" :columns="columns" :column="settings.group" :clean="clean" :aria-rowindex="first + place + 2"
-                @toggle="settings.toggled = toggledOf(settings, row.group)"></group-head>
+            <tr v-if="row.group !== undefined" class="group-head" :aria-rowindex="first + place + 2">
+              <td class="check"></td>
+              <th scope="row" class="name"><button type="button" class="group-toggle" :aria-expanded="String(!row.isClosed)" :aria-label="groupTitle(row) + ', ' + runsText(row.count)"
+                  :title="groupTitle(row)" @click="settings.toggled = toggledOf(settings, row.group)"
+                ><q-icon :name="row.isClosed ? 'chevron_right' : 'expand_more'" size="18px" aria-hidden="true"></q-icon><span class="text"><span class="group-column">{{ groupColumn }}: </span>{{ clean(row.group || "none") }}</span><small>{{ runsText(row.count) }}</small></button></th>
+              <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
+                <template v-if="row.cells[number]">
+                  <span class="text" :title="row.cells[number].range ? 'mean ' + row.cells[number].text + ', from ' + row.cells[number].range : row.cells[number].text"
+                    ><span v-if="row.cells[number].range" class="sr-only">mean </span>{{ row.cells[number].text }}</span>
+                  <small v-if="row.cells[number].range" class="below">{{ row.cells[number].range }}</small>
+                </template>
+              </td>
+            </tr>
             <tr v-else :aria-rowindex="first + place + 2" :data-run="row.run"
                 :class="{selected: isSelected(row), archived: row.archived, baseline: row.isBaseline}">
               <td class="check"><input type="checkbox" :checked="isSelected(row)" :aria-label="'Select ' + row.label" @click="select(row, place, $event)"></td>
@@ -222,7 +196,7 @@ export default /** @type {Component} */ ({
       </q-menu>
     </div>`,
   mixins: [paged],
-  components: { Explore, GroupHead },
+  components: { Explore },
   props: { runsPage: String, mayChange: Boolean, folder: String, mostCompared: Number },
   directives: { focus: { mounted: (element) => element.focus() } },
   data: () => ({
@@ -263,7 +237,7 @@ export default /** @type {Component} */ ({
     countText() {
       if (this.waiting === null) return "looking …";
       const many = (count) => count.toLocaleString("en");
-      const shown = this.found === this.total ? `${many(this.total)} ${this.total === 1 ? "run" : "runs"}` : `${many(this.found)} of ${many(this.total)} runs`;
+      const shown = this.found === this.total ? this.runsText(this.total) : `${many(this.found)} of ${many(this.total)} runs`;
       const archived = this.archived ? ` · ${many(this.archived)} archived` : "";
       return shown + archived + (this.waiting ? ` · reading ${many(this.waiting)} more …` : "");
     },
@@ -272,6 +246,9 @@ export default /** @type {Component} */ ({
       if (!this.total) return this.waiting ? "" : `There is no run in ${this.folder} yet. They are shown here as they begin.`;
       if (this.archived && !this.settings.find) return "All runs are archived.";
       return this.settings.find ? "No run is found by that." : "";
+    },
+    groupColumn() {
+      return this.clean(this.settings.group.slice(this.settings.group.lastIndexOf("/") + 1));
     },
     checkWidth() {
       return this.isNarrow ? 38 : 44;
@@ -374,6 +351,12 @@ export default /** @type {Component} */ ({
       this.toTop();
     },
     toggledOf,
+    groupTitle(row) {
+      return `${this.groupColumn}: ${this.clean(row.group || "none")}`;
+    },
+    runsText(count) {
+      return `${count.toLocaleString("en")} ${count === 1 ? "run" : "runs"}`;
+    },
     // What the server calls: these are gone.
     deselect(runs) {
       this.settings.runs = this.settings.runs.filter((run) => !runs.includes(run));

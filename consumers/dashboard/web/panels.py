@@ -3,25 +3,27 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from offloop.bus.cli.describe import describe_start, start_lines
+from offloop.bus.index.checkpoints import Checkpoint
+from offloop.bus.index.entry import GOING_ON
 from offloop.bus.printing import one_line
+from offloop.bus.runs.alerts import FIRING, firing
+from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.hyperparameters import chosen_first, value_text
+from offloop.bus.types.metrics import MetricNames, is_of_evaluation, shown_step
+from offloop.bus.types.units import BYTES, lasted, number_text, scale_of, when
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.comparison import look_of
-from offloop.consumers.dashboard.web.content import address_of
-from offloop.consumers.dashboard.web.folder_panels import (
-    AboutPanel,
-    AlertsPanel,
-    CheckpointsPanel,
-    FilesPanel,
-    note_alerts,
-)
+from offloop.consumers.dashboard.web.content import IMAGE_ENDINGS, TEXT_ENDINGS, address_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
-from offloop.consumers.dashboard.web.run_folder import look_into
+from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, look_into
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
 
 LOG_LINES = 500
@@ -204,3 +206,224 @@ def _compared(text: str, texts: Sequence[str], baseline: int | None) -> str:
     if baseline is None or text == texts[baseline]:
         return text[:_LONGEST_CELL]
     return f"≠ {text[:_LONGEST_CELL] or 'nothing'}"
+
+
+_MOST_ROWS = 200
+"""So many alerts, and checkpoints of a run, are shown, the newest."""
+
+_LONGEST = 2000
+_SHOWN_METRICS = 4
+_STATUS = """
+<q-td :props="props">
+  <span class="pill mark" :class="props.row.status">{{ props.row.status }}</span>
+</q-td>"""
+_CHECKPOINT = """
+<q-td :props="props">
+  <span class="checkpoint-name">{{ props.row.name }}</span>
+  <span v-for="mark in props.row.marks" :key="mark" class="pill mark" :class="mark">{{ mark }}</span>
+</q-td>"""
+_FILE = """
+<q-td :props="props">
+  <a :href="props.row.address" download class="file-link" :aria-label="'Download ' + props.row.path">download</a>
+  <a v-if="props.row.shown" :href="props.row.address + '&show=true'" target="_blank" class="file-link"
+     :aria-label="'Show ' + props.row.path">show</a>
+</q-td>"""
+
+
+class AboutPanel(Panel):
+    """What runs say of themselves, and people of them."""
+
+    def __init__(self) -> None:
+        super().__init__("About the run", "info", is_open=False)
+        with self.box:
+            self._facts = table("About the run", "name", "wrap-cells hide-header").classes("facts")
+            self._attempts = table("Attempts", "key", "wrap-cells")
+
+    def update(self, shown: PanelData) -> None:
+        chosen = [(label, folder, folder.run) for _, label, folder in shown.found() if folder.run is not None]
+        self.show(bool(chosen))
+        if not self.is_open:
+            return
+        facts = [facts_of(run, folder) for _, folder, run in chosen]
+        names = dict.fromkeys(name for one in facts for name in one)
+        rows = [{"name": name, **{str(n): one.get(name, "") for n, one in enumerate(facts)}} for name in names]
+        heads = [("name", ""), *((str(number), label) for number, (label, _, _) in enumerate(chosen))]
+        self.fill(self._facts, heads, rows)
+        keys = ("run", "attempt", "status", "began", "ended", "lasted", "reached", "why")
+        attempts = [row for label, _, run in chosen for row in _attempts_of(label, run)]
+        self.fill(self._attempts, [(key, key) for key in keys], attempts)
+
+
+def facts_of(run: RunInfo, folder: RunFolder) -> dict[str, str]:
+    """By what, where and how a run was started, its tags and note; what is not known is left out."""
+    said = folder.annotations
+    facts = {"tags": ", ".join(said.tags), "note": said.note, **dict(start_lines(describe_start(run)))}
+    facts["directory"] = str(run.path.absolute())
+    return {name: one_line(text)[:_LONGEST] for name, text in facts.items() if text}
+
+
+def _attempts_of(label: str, run: RunInfo) -> list[dict[str, Any]]:
+    rows = []
+    for attempt in run.attempts:
+        status = run.status if attempt is run.last else attempt.status
+        rows.append(
+            {
+                "key": f"{label}/{attempt.number}",
+                "run": label,
+                "attempt": str(attempt.number),
+                "status": one_line(status),
+                "began": when(attempt.started),
+                "ended": "" if attempt.ended is None else when(attempt.ended),
+                "lasted": "" if status in GOING_ON else lasted(attempt.started, attempt.ended, live=False),
+                "reached": "" if attempt.reached is None else one_line(str(attempt.reached)),
+                "why": one_line(str(attempt.error or attempt.reason or "")),
+            }
+        )
+    return rows
+
+
+class AlertsPanel(Panel):
+    """What consumers of runs alert about, the newest first."""
+
+    def __init__(self) -> None:
+        super().__init__("Alerts", "notifications", is_open=True)
+        with self.box:
+            self._table = table("Alerts", "key", "wrap-cells")
+            self._table.add_slot("body-cell-status", _STATUS)
+
+    def update(self, shown: PanelData) -> None:
+        rows: list[tuple[float, dict[str, Any]]] = []
+        for _, label, folder in shown.found():
+            holding = {alert.id for alert in firing(folder.alerts)}
+            for alert in folder.alerts:
+                status = "resolved" if alert.status != FIRING else "firing" if alert.id in holding else "fired"
+                row = {
+                    "key": f"{folder.path}/{alert.id}",
+                    "run": label,
+                    "time": when(alert.time),
+                    "status": status,
+                    "batch": f"{alert.batch:,}",
+                    "text": one_line(alert.text),
+                }
+                rows.append((alert.time, row))
+        self.show(bool(rows))
+        rows.sort(key=lambda one: one[0], reverse=True)
+        columns = [("time", "time"), ("run", "run"), ("status", "status"), ("batch", "batch"), ("text", "what")]
+        if self.is_open:
+            self.fill(self._table, columns, [row for _, row in rows[:_MOST_ROWS]])
+
+
+def alerts_text(run: RunView, folders: Mapping[Path, RunFolder]) -> tuple[str, bool]:
+    """How many alerts there were in an attempt of a run, in words, and whether one of them has not been resolved."""
+    folder = None if run.run_dir is None else folders.get(run.run_dir)
+    alerts = [] if folder is None else [alert for alert in folder.alerts if alert.attempt == run.attempt]
+    count = sum(alert.status == FIRING for alert in alerts)
+    return f"{count:,} alert{'s' * (count != 1)}" if count else "", bool(firing(alerts))
+
+
+def note_alerts(runs: Sequence[RunView], folders: Mapping[Path, RunFolder]) -> None:
+    """Adds what is new to the logs of runs."""
+    for run in runs:
+        folder = None if run.run_dir is None else folders.get(run.run_dir)
+        if folder is not None:
+            for alert in folder.alerts:
+                if alert.attempt == run.attempt:
+                    run.take_alert(
+                        alert.id, alert.time, alert.text if alert.status == FIRING else f"resolved: {alert.text}"
+                    )
+
+
+class CheckpointsPanel(Panel):
+    """The checkpoints of runs, the newest first, with what they are compared by."""
+
+    def __init__(self) -> None:
+        super().__init__("Checkpoints", "save", is_open=True)
+        with self.box:
+            self._table = table("Checkpoints", "key")
+            self._table.add_slot("body-cell-name", _CHECKPOINT)
+
+    def update(self, shown: PanelData) -> None:
+        chosen = [one for one in shown.found() if one[2].checkpoints]
+        self.show(bool(chosen))
+        if not self.is_open:
+            return
+        metrics: dict[str, None] = {}
+        rows: list[dict[str, Any]] = []
+        for run, label, folder in chosen:
+            attempts = [one for one in shown.runs if one.run_dir == run.run_dir]
+            for place, checkpoint in enumerate(reversed(folder.checkpoints[-_MOST_ROWS:])):
+                values = metrics_at(attempts, checkpoint)
+                metrics.update(dict.fromkeys(values))
+                rows.append({"key": f"{folder.path}/{place}", "run": label, **_checkpoint_row(checkpoint, values)})
+        names = MetricNames(metrics)
+        of_metrics = [(f"metric/{name}", one_line(names.short(name))) for name in list(metrics)[:_SHOWN_METRICS]]
+        columns = [("run", "run"), ("name", "checkpoint"), ("epoch", "epoch"), ("batch", "batch"), *of_metrics]
+        self.fill(self._table, [*columns, ("size", "size"), ("time", "written")], rows)
+
+
+def metrics_at(attempts: Sequence[RunView], checkpoint: Checkpoint) -> dict[str, float]:
+    """What a checkpoint is compared by, and what evaluations of the training gave at its batch."""
+    values = {} if checkpoint.metric is None or checkpoint.value is None else {checkpoint.metric: checkpoint.value}
+    if checkpoint.batch is None:
+        return values
+    for run in attempts:
+        for name in filter(is_of_evaluation, run.names()):
+            value = run.series(name).at(shown_step(name, checkpoint.batch))
+            if value is not None:
+                values.setdefault(name, value)
+    return values
+
+
+def _checkpoint_row(checkpoint: Checkpoint, values: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "name": one_line(checkpoint.path),
+        "marks": [word for word, is_it in (("best", checkpoint.is_best), ("latest", checkpoint.is_latest)) if is_it],
+        "epoch": "" if checkpoint.epoch is None else f"{checkpoint.epoch:,}",
+        "batch": "" if checkpoint.batch is None else f"{checkpoint.batch:,}",
+        "size": number_text(checkpoint.size, BYTES) if checkpoint.exists else "deleted",
+        "time": "" if checkpoint.time is None else when(checkpoint.time),
+        **{f"metric/{name}": number_text(value, scale_of(name, {})) for name, value in values.items()},
+    }
+
+
+class FilesPanel(Panel):
+    """What lies in the directories of runs."""
+
+    def __init__(self) -> None:
+        from nicegui import ui
+
+        super().__init__("Files", "folder_open", is_open=False)
+        self.show(True)
+        with self.box:
+            self._note = ui.label().classes("soft")
+            self._table = table("Files", "key")
+            self._table.add_slot("body-cell-do", _FILE)
+
+    def update(self, shown: PanelData) -> None:
+        if not self.is_open:
+            return
+        notes = [
+            f"The files of {label} are on another machine."
+            for run, label in zip(shown.runs, shown.labels, strict=True)
+            if run.run_dir is None and run.status != "waiting"
+        ]
+        rows: list[dict[str, Any]] = []
+        for run, label, folder in shown.found():
+            if folder.is_cut:
+                notes.append(f"The first {MOST_FILES:,} files of {label} are listed.")
+            rows += [
+                {
+                    "key": f"{folder.path}/{file.path}",
+                    "run": label,
+                    "path": one_line(file.path),
+                    "size": number_text(file.size, BYTES),
+                    "time": when(file.time),
+                    "address": f"{address_of(run, 'file')}?path={quote(file.path)}",
+                    "shown": file.path.lower().endswith((*IMAGE_ENDINGS, *TEXT_ENDINGS)),
+                }
+                for file in folder.files
+            ]
+        self._note.set_text(" ".join(notes))
+        self._note.set_visibility(bool(notes))
+        columns = [("run", "run"), ("path", "file"), ("size", "size"), ("time", "written"), ("do", "")]
+        self.fill(self._table, columns, rows)

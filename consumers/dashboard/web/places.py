@@ -53,13 +53,8 @@ class Places:
         return place is not None and place.has(name)
 
     def find(self, key: str) -> FoundRun:
-        """The run that is known by ``key``; an address of a page opens no folder elsewhere on this machine.
-
-        Raises:
-            RunNotFoundError: there is none.
-            RunDirectoryError: it cannot be read.
-            BrokerError: the NATS servers do not answer.
-        """
+        """The run that is known by ``key``; an address of a page opens no folder elsewhere on this machine. Raises
+        RunNotFoundError, RunDirectoryError or BrokerError."""
         label, name = self.split(key)
         if label not in self._by_label or not self._by_label[label].has(name):
             raise RunNotFoundError(f"there is no run {key!r}", run=key)
@@ -164,11 +159,7 @@ class AllRuns:
         self._leave()
 
     def library_of(self, run: str) -> tuple[RunLibrary, str]:
-        """The place of a run, and its name there.
-
-        Raises:
-            RunNotFoundError: the place is gone.
-        """
+        """The place of a run, and its name there. Raises RunNotFoundError when the place is gone."""
         label, name = self._places.split(run)
         with self._lock:
             library = self._libraries.get(label)

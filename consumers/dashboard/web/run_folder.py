@@ -87,11 +87,8 @@ def _files(root: Path) -> tuple[list[RunFile], bool]:
 
 
 def open_in(root: Path, path: str) -> int:
-    """Opens a regular file in a run's directory. No link is followed on the way, and none leads out of it.
-
-    Raises:
-        OSError: there is no such file there.
-    """
+    """Opens a regular file in a run's directory. No link is followed on the way, and none leads out of it. Raises
+    OSError when there is no such file there."""
     *folders, name = path.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in (*folders, name)):
         raise NotAFileError("it is not the path of a file in the run's directory")

@@ -42,10 +42,7 @@ _ICON = (
 class Site:
     """Serves the table of all runs of some places, the page of those that somebody chooses there, and what begins at
     ``/``: the page of ``runs``, or else the table. What nobody looks at costs nothing. A process has one at a time.
-
-    Raises:
-        ConfigurationError: it cannot listen like that, or the packages of the dashboard are not installed.
-    """
+    Raises ConfigurationError when it cannot listen like that, or the packages of the dashboard are not installed."""
 
     _running = threading.Lock()
 
@@ -78,12 +75,9 @@ class Site:
             self._pages["/"] = lambda opening: Page(runs, opening, self._home).build()
 
     def start(self) -> None:
-        """Begins to serve, and says where on standard error. Whoever opens the page in that moment waits for it.
-
-        Raises:
-            ConfigurationError: the port is in use, the host is not one of this machine, or this process has a dashboard
-                already.
-        """
+        """Begins to serve, and says where on standard error. Whoever opens the page in that moment waits for it. Raises
+        ConfigurationError when the port is in use, the host is not one of this machine, or this process has a dashboard
+        already."""
         if not self._running.acquire(blocking=False):
             raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
         try:

@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloop.consumers.dashboard.view.groups import common_places, group_points
-from offloop.consumers.dashboard.view.series import Clock, Series
+from offloop.consumers.dashboard.view.series import Clock, Series, common_places, group_points
 
 ODD = [math.nan, math.inf, -math.inf]
 

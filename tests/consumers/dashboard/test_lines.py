@@ -247,11 +247,11 @@ def test_facts_are_told_in_words():
     progress = ProgressView(3, 1234, 9999, 0, 125.0, 0.5, 3700.0, "10ep")
     told = facts(progress, PublishingView(12.4, 0.0005), "live")
     assert told == (
-        "epoch 3 of 10 · batch 1,234 · 2:05 elapsed · about 1:01:40 left · "
+        "epoch 3 of 10 · batch 1,234 · 2m05s elapsed · about 1h01m left · "
         "publishing costs 12 µs a batch (0.05% of a step)"
     )
     told = facts(progress._replace(max_duration="8325ba"), PublishingView(None, None), "live")
-    assert told == "epoch 3 · batch 1,234 of 8,325 · 2:05 elapsed · about 1:01:40 left"
+    assert told == "epoch 3 · batch 1,234 of 8,325 · 2m05s elapsed · about 1h01m left"
     assert facts(progress, PublishingView(None, None), "waiting") == "no event has come yet"
 
 

@@ -6,7 +6,7 @@ import pytest
 from run_folders import WrittenRun, write_run
 
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
-from offloop.consumers.dashboard.web.folder_panels import facts_of
+from offloop.consumers.dashboard.web.panels import facts_of
 from offloop.consumers.dashboard.web.run_folder import look_into, open_in
 
 

@@ -14,8 +14,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Row
-from offloop.consumers.dashboard.terminal.draw import sparkline
-from offloop.consumers.dashboard.terminal.frame import Shown, frame
+from offloop.consumers.dashboard.terminal.frame import Shown, frame, sparkline
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Points
 
@@ -70,8 +69,8 @@ def test_a_usual_terminal_shows_everything_at_once() -> None:
     lines = drawn(trained(), Shown())
     text = "\n".join(lines)
     assert lines[0].startswith("● live  digits-3")
-    assert lines[0].endswith("epoch 0  batch 40  0:39")
-    assert lines[1].endswith(" 40% of 100ba  1:00 left")
+    assert lines[0].endswith("epoch 0  batch 40  39.0s")
+    assert lines[1].endswith(" 40% of 100ba  1m00s left")
     assert lines[1].count("━") == pytest.approx(0.4 * lines[1].count("─") / 0.6, abs=2)
     assert any(line.split()[:2] == ["loss", "0.025"] for line in lines)
     assert "step  1 s" in text

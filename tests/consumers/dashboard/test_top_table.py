@@ -11,7 +11,7 @@ from run_tables import ACCURACY, entry, table
 from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.entry import unreadable_entry
 from offloop.bus.index.table import RunTable
-from offloop.consumers.dashboard.terminal.table import TableShown, table_frame
+from offloop.consumers.dashboard.terminal.home import TableShown, table_frame
 
 
 def text(runs: RunTable, shown: TableShown | None = None, width: int = 80, height: int = 24) -> str:
