@@ -18,7 +18,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs import lock as run_lock
 from offloop.bus.types.event import Event
 from offloop.consumers.cli import main as cli
-from offloop.consumers.runner import streams as attach
+from offloop.consumers.runner import places as attach
 from offloop.consumers.runner.places import FolderRuns
 
 
