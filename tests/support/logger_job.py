@@ -3,6 +3,7 @@ test starts: ``python logger_job.py wandb|mlflow RECORDING TARGET [BATCH]``. Wit
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ COMMIT_EVERY = 5
 class Losses(Callback):
     """Logs every loss, and kills the process when the destination has taken most of what it may be given."""
 
-    def __init__(self, taken: list[Row], last: int | None) -> None:
+    def __init__(self, taken: list[Row], last: int) -> None:
         self._taken = taken
         self._last = last
 
@@ -37,8 +38,9 @@ class Losses(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    kind, recording, target = sys.argv[1], Recording(Path(sys.argv[2])), sys.argv[3]
+def send(kind: str, path: str, target: str, last: str = "0") -> None:
+    """Sends a recording, and kills its own process at batch ``last``."""
+    recording = Recording(Path(path))
     destination: LoggerDestination
     if kind == "wandb":
         destination = WandBLogger(mode="offline", dir=Path(target))
@@ -53,11 +55,18 @@ def main() -> None:
         taken.extend(rows)
 
     destination.log_rows = log_and_count  # type: ignore[method-assign]
-    callback = Losses(taken, int(sys.argv[4]) if len(sys.argv) > 4 else None)
+    callback = Losses(taken, int(last))
     place = recording.path.parent / "consumers"
     with StateFile(place, "sender", recording.run_name, recording.attempt) as progress:
         Runner(recording, [callback], [wrap_in_spool(destination)], progress=progress, commit_every=COMMIT_EVERY).run()
 
 
+def send_and_die(kind: str, recording: Path, target: str) -> None:
+    """Sends in a process that kills itself when two thirds are sent."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, __file__, kind, str(recording), target, "40"]
+    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
+
+
 if __name__ == "__main__":
-    main()
+    send(*sys.argv[1:])

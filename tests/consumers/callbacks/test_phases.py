@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from callback_calls import goes_on_alike
 from consumers_stream import Collector
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_hosts import many_hosts
 from msgspec.structs import replace
@@ -278,6 +278,7 @@ def shifted(arrival: Arrival, by: int) -> Arrival:
     return Arrival(forward, tuple(at + by for at in arrival.backward), arrival.ended + by)
 
 
+@settings(max_examples=50)
 @given(arrivals=ARRIVALS, data=st.data())
 def test_clocks_and_order_make_no_difference_to_who_is_last(arrivals: dict[int, Arrival], data: st.DataObject) -> None:
     offsets = {rank: data.draw(st.integers(-(10**18), 10**18)) for rank in arrivals}

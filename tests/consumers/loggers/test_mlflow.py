@@ -1,14 +1,11 @@
 """MLflow with a local database, read back by its own client."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import logger_job
 import numpy as np
 import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
@@ -19,7 +16,6 @@ from mlflow.entities import Run as MlflowRun
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from paths import SUPPORT
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.publisher.publisher import Publisher
@@ -30,8 +26,6 @@ from offloop.consumers.api.logger import Row, RunContext, Upload
 from offloop.consumers.delivery.spool import wrap_in_spool
 from offloop.consumers.loggers.mlflow import MLFlowLogger
 from offloop.consumers.runner.runner import Runner
-
-JOB = SUPPORT / "logger_job.py"
 
 
 @pytest.fixture(scope="module")
@@ -130,20 +124,14 @@ def pixels(png: bytes) -> Any:
         return np.asarray(image).tolist()
 
 
-def run_job(recording: Path, database: str, *arguments: str) -> int:
-    environment = {**os.environ, "PYTHONPATH": str(JOB.parent)}
-    command = [sys.executable, str(JOB), "mlflow", str(recording), database, *arguments]
-    return subprocess.run(command, env=environment).returncode
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(database: str, tmp_path: Path) -> None:
     recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"
-    assert run_job(recording, database, "40") == -signal.SIGKILL
+    logger_job.send_and_die("mlflow", recording, database)
     run = only_run(database, "killed")
     assert run.info.status == "RUNNING"
-    assert run_job(recording, database) == 0
+    logger_job.send("mlflow", str(recording), database)
     assert [one.step for one in history(database, run, "loss")] == [*range(1, 61)]
     assert only_run(database, "killed").info.status == "FINISHED"
 

@@ -1,20 +1,18 @@
 """Weights & Biases, offline, read back by its own ``wandb leet inspect``."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import logger_job
 import numpy as np
 import pytest
 import wandb
 from consumers_stream import batch_end, record_run, snapshots_of_training
 from logged import Everything
-from paths import SUPPORT
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.publisher.publisher import Publisher
@@ -25,8 +23,6 @@ from offloop.consumers.api.logger import Row, RunContext, Upload
 from offloop.consumers.delivery.spool import wrap_in_spool
 from offloop.consumers.loggers.wandb import WandBLogger
 from offloop.consumers.runner.runner import Runner
-
-JOB = SUPPORT / "logger_job.py"
 
 
 @pytest.fixture(autouse=True)
@@ -111,18 +107,12 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.endswith(("artifact_path", "sha256"))}
 
 
-def run_job(recording: Path, target: Path, *arguments: str) -> int:
-    environment = {**os.environ, "PYTHONPATH": str(JOB.parent)}
-    command = [sys.executable, str(JOB), "wandb", str(recording), str(target), *arguments]
-    return subprocess.run(command, env=environment).returncode
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(tmp_path: Path) -> None:
     recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"
-    assert run_job(recording, tmp_path / "sent", "40") == -signal.SIGKILL
-    assert run_job(recording, tmp_path / "sent") == 0
+    logger_job.send_and_die("wandb", recording, str(tmp_path / "sent"))
+    logger_job.send("wandb", str(recording), str(tmp_path / "sent"))
     rows = history(records(tmp_path / "sent"))
     assert [row["step"] for row in rows] == [*range(1, 61)]
     assert [row["_step"] for row in rows] == [*range(60)]
