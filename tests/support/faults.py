@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -316,6 +317,24 @@ class Follower(Program):
         """The same of the only one."""
         (told,) = self.results(timeout)
         return told
+
+
+class ThreadFollower(threading.Thread):
+    """A subscriber on a thread that keeps the numbers of what comes."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(daemon=True)
+        self.subscriber = Subscriber(run)
+        self.got: list[int] = []
+        connected = self.subscriber._following._heard
+        self.start()
+        # What is sent before the stream has taken the subscription can be had from the recording alone.
+        wait_for(lambda: self.subscriber._following._heard > connected, "the broker's first sign of life")
+
+    def run(self) -> None:
+        with self.subscriber:
+            for snapshot in self.subscriber:
+                self.got.append(snapshot.seq)
 
 
 class HandBroker:

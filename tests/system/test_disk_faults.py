@@ -8,34 +8,18 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from faults import ThreadFollower
 from helpers import wait_for
 
-from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
+from offloop.bus import Event, Publisher, Recording, find_run
 from offloop.bus.protocol.order import Gap
 
 NOISE = random.Random(4)
-
-
-class Follower(threading.Thread):
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.subscriber = Subscriber("r")
-        self.got: list[int] = []
-        connected = self.subscriber._following._heard
-        self.start()
-        # What is sent before the stream has taken the subscription can be had from the recording alone.
-        wait_for(lambda: self.subscriber._following._heard > connected, "the broker's first sign of life")
-
-    def run(self) -> None:
-        with self.subscriber:
-            for snapshot in self.subscriber:
-                self.got.append(snapshot.seq)
 
 
 def publish(publisher: Publisher, count: int) -> int:
@@ -77,7 +61,7 @@ def test_what_was_published_while_the_disk_was_full_is_recorded_afterwards(
     runs_dir: Path, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
     with Publisher("r") as publisher:
-        follower = Follower()
+        follower = ThreadFollower("r")
         on_disk(publisher, publish(publisher, 100))
         with full_disk(publisher, room):
             last = publish(publisher, 100)
@@ -99,7 +83,7 @@ def test_what_the_ring_could_not_hold_while_the_disk_was_full_is_a_named_gap(
     runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("r", backlog_bytes=100_000) as publisher:
-        follower = Follower()
+        follower = ThreadFollower("r")
         on_disk(publisher, publish(publisher, 100))
         with full_disk(publisher):
             last = publish(publisher, 100)
@@ -108,7 +92,7 @@ def test_what_the_ring_could_not_hold_while_the_disk_was_full_is_a_named_gap(
                 last = publish(publisher, 100)
                 wait_for(lambda: publisher.poll() or len(follower.got) == last, "all of it, live")  # noqa: B023  called before the next turn
         on_disk(publisher, last)
-        late = Follower()
+        late = ThreadFollower("r")
         last = publish(publisher, 100)
         on_disk(publisher, last)
     for one in (follower, late):

@@ -40,7 +40,6 @@ from offloop.consumers import (
     TrainerMetrics,
 )
 from offloop.consumers.api.logger import RunContext
-from offloop.consumers.delivery.commit import Committed, unseal
 from offloop.consumers.runner.dispatcher import CallbackError
 from offloop.consumers.runner.state_file import StateFile, StateStore
 from offloop.consumers.runner.statistics import RunnerStatistics
@@ -194,7 +193,6 @@ class Store(StateStore):
         super().__init__("store", "run", 1, "memory")
         self.fail_at = fail_at
         self.attempts = 0
-        self.handled: list[int] = []
 
     def _read(self) -> None:
         return None
@@ -203,7 +201,6 @@ class Store(StateStore):
         self.attempts += 1
         if self.attempts in self.fail_at:
             raise RunDirectoryError("the disk is full")
-        self.handled.append(unseal(packed, Committed).handled)
 
     def close(self) -> None: ...
 

@@ -5,31 +5,17 @@ import json
 import os
 import resource
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zmq
-from faults import resident
+from faults import ThreadFollower, resident
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, Subscriber
 from offloop.bus.protocol.frames import encode_control
 from offloop.bus.runs.directory import RunInfo, find_run
-
-
-class Follower(threading.Thread):
-    def __init__(self, run: str) -> None:
-        super().__init__(daemon=True)
-        self.subscriber = Subscriber(run)
-        self.got: list[int] = []
-        self.start()
-
-    def run(self) -> None:
-        with self.subscriber:
-            for snapshot in self.subscriber:
-                self.got.append(snapshot.seq)
 
 
 def begin(publisher: Publisher) -> None:
@@ -38,7 +24,7 @@ def begin(publisher: Publisher) -> None:
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the first event on disk")
 
 
-def publish_and_follow(publisher: Publisher, follower: Follower, count: int = 500) -> None:
+def publish_and_follow(publisher: Publisher, follower: ThreadFollower, count: int = 500) -> None:
     """Everybody else is served meanwhile: what is published now is recorded and received."""
     for _ in range(count):
         publisher.publish(Event.EPOCH_END)
@@ -47,7 +33,7 @@ def publish_and_follow(publisher: Publisher, follower: Follower, count: int = 50
     wait_for(lambda: follower.got[-1:] == [last], "the events at the consumer")
 
 
-def complete(publisher: Publisher, follower: Follower) -> None:
+def complete(publisher: Publisher, follower: ThreadFollower) -> None:
     """Ends the run: it is complete."""
     last = publisher.statistics().published
     publisher.close()
@@ -70,7 +56,7 @@ def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(runs_dir: Path
         publisher = Publisher("r")
         told = json.loads((publisher.run_dir / "broker.json").read_text())
         begin(publisher)
-        follower = Follower("r")
+        follower = ThreadFollower("r")
         publish_and_follow(publisher, follower)
         before = resident(told["pid"])
         for number in range(10_000):
@@ -109,7 +95,7 @@ def test_a_peer_that_does_not_read_costs_little_and_holds_up_nobody(
     publisher = Publisher("r")
     pid = json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
     begin(publisher)
-    follower = Follower("r")
+    follower = ThreadFollower("r")
     for _ in range(100):
         publisher.publish(Event.EPOCH_END, noise=os.urandom(10_000))
     publish_and_follow(publisher, follower)
