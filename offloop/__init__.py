@@ -9,8 +9,6 @@ in ``offloop.bus``, ``offloop.trainer`` and ``offloop.consumers``.
 # Nothing is imported here: until the module of a command is, Ctrl-C shows a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from offloop.bus import Event, Publisher, Recording, Subscriber
     from offloop.consumers import Callback
     from offloop.folder import runs
@@ -19,31 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "Callback", "Event", "Publisher", "Recording", "Subscriber", "Trainer", "runs", "watch"]
 
-_HOMES = {
-    "Algorithm": "offloop.trainer",
-    "Callback": "offloop.consumers",
-    "Event": "offloop.bus",
-    "Publisher": "offloop.bus",
-    "Recording": "offloop.bus",
-    "Subscriber": "offloop.bus",
-    "Trainer": "offloop.trainer",
-    "runs": "offloop.folder",
-    "watch": "offloop.own_loop",
-}
 
+def __getattr__(name: str) -> object:
+    from offloop.bus.lazy import lazy_exports
+    from offloop.trainer.arguments import explain_missing
 
-def __getattr__(name: str) -> "Any":
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    home = _HOMES[name]
-    if home == "offloop.own_loop":
-        # Says what to install.
-        import_module("offloop.attached")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+    load, _, _ = lazy_exports(__name__, explain_missing)
+    return load(name)
 
 
 def __dir__() -> list[str]:

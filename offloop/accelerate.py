@@ -57,7 +57,7 @@ class AcceleratedRun(WatchedRun):
         super()._hook(model, optimizers)
         accelerator, passes = self._accelerator, self._accelerator.gradient_state
         self._handles += [
-            Wrapped(accelerator, "backward", self._before_accelerator, self._after_accelerator),
+            Wrapped(accelerator, "backward", self._publish_backward, self._after_accelerator),
             Wrapped(accelerator, "log", self._log_values),
             Wrapped(accelerator, "save_state", lambda *_, **__: self.checkpoint_saved(), self._after_save),
             Wrapped(accelerator, "end_training", self.close),
@@ -106,10 +106,7 @@ class AcceleratedRun(WatchedRun):
     def _watch_backward(self, outputs: Any) -> None:
         """Not needed: ``accelerator.backward()`` is wrapped."""
 
-    def _before_accelerator(self, loss: torch.Tensor, **_: Any) -> None:
-        self._publish_backward(loss)
-
-    def _publish_backward(self, loss: torch.Tensor) -> None:
+    def _publish_backward(self, loss: torch.Tensor, **_: Any) -> None:
         self._backward_losses.append(loss.detach())
         self._training.fire(Event.AFTER_LOSS)
         self._training.fire(Event.BEFORE_BACKWARD)

@@ -124,7 +124,7 @@ class OffloopLogger:
             self._run.close(error)
 
 
-@contain("_hook", "_resume", "_begin_fit", "_take_output", "_log_metrics")
+@contain("_hook", "_resume", "_take_output", "_log_metrics")
 class IgniteRun(WatchedRun):
     """The run of one ``trainer.run()``, see :class:`OffloopLogger`."""
 
@@ -155,7 +155,8 @@ class IgniteRun(WatchedRun):
             **attached,
         )
         self._fetches = True
-        self._per_epoch = None if (length := state.epoch_length) is None or length % steps else length // steps
+        per_epoch = None if (length := state.epoch_length) is None or length % steps else length // steps
+        self._data = {"dataloader": state.dataloader, "batches_per_epoch": per_epoch, "microbatches": steps}
         # Ignite's counters are those of the loop.
         self._position.reached = Timestamp(batch=state.iteration // steps, epoch=state.epoch)
         self._resume(resumed)
@@ -163,7 +164,7 @@ class IgniteRun(WatchedRun):
 
     def _resume(self, resumed: Mapping[str, Any] | None) -> None:
         now = self._position.reached.values
-        self._position.reached = time_reached(resumed, now.batch, now.epoch, self._per_epoch)
+        self._position.reached = time_reached(resumed, now.batch, now.epoch, self._data["batches_per_epoch"])
         self._resumed = resumed
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -195,16 +196,6 @@ class IgniteRun(WatchedRun):
 
     def _handle(self, engine: Engine, handlers: Mapping[Events, Callable[[Engine], object]]) -> None:
         self._handles += [engine.add_event_handler(event, handler) for event, handler in handlers.items()]
-
-    def _begin_fit(self, max_duration: str | None) -> None:
-        self._training.fit_start(
-            dataloader=self._trainer.state.dataloader,
-            batches_per_epoch=self._per_epoch,
-            microbatches=self._accumulation,
-            resumed=self._resumed,
-            timestamp=self._position.reached,
-        )
-        self._is_open = True
 
     def _on_iteration_started(self, engine: Engine) -> None:
         samples, tokens = self._position.add(engine.state.batch)

@@ -72,6 +72,7 @@ class WatchedRun:
         self._has_begun = self._fetches = self._has_stepped = self._is_open = False
         self._losses: list[Any] = []
         self._handles: list[Any] = []
+        self._data: dict[str, Any] = {}
         self._hook(model, optimizers)
         self._start(options=options, model=model, optimizers=optimizers, **more)
 
@@ -266,7 +267,7 @@ class WatchedRun:
     def _begin_fit(self, max_duration: str | None) -> None:
         state = self._training.state
         state.max_duration = state.max_duration or max_duration
-        self._training.fit_start(resumed=self._resumed, timestamp=self._position.reached)
+        self._training.fit_start(**self._data, resumed=self._resumed, timestamp=self._position.reached)
         self._is_open = True
 
     def _use(self, dataloader: Any) -> None:

@@ -192,7 +192,10 @@ class StreamBytes:
         end = 0
         if last is not None and last.offset is not None:
             end, self.newest = last.offset + len(last.data), last.data
-            while (at := self._at(place)) is not None and (at < end or self._is_behind(last)):
+            while (at := self._at(place)) is not None:
+                # Messages behind the one that was placed last may replace its end.
+                if at >= end and (self._sequence is None or last.sequence <= self._sequence):
+                    break
                 if not await self._read_on(place, at, last):
                     return True
             if at is None:
@@ -220,10 +223,6 @@ class StreamBytes:
         if asked > self._reached:
             self._reached = asked
             self._has_come.set()
-
-    def _is_behind(self, last: Stored) -> bool:
-        """Whether messages came behind the one that was placed last: they may replace its end."""
-        return self._sequence is not None and last.sequence > self._sequence
 
     async def _read_on(self, place: int, at: int, last: Stored) -> bool:
         """Reads the next messages; returns whether something of them was placed."""

@@ -112,7 +112,7 @@ class Registry(Generic[T]):
     def entries(self) -> list[Entry]:
         """Everything with a short name, in alphabetical order; a plug-in that cannot be loaded says why."""
         plugins = self._plugins()
-        return [self._entry(name, _package(plugins.get(name))) for name in sorted([*self._own, *plugins])]
+        return [self._entry(name, plugins.get(name)) for name in sorted([*self._own, *plugins])]
 
     def listing(self) -> list[str]:
         """The lines of a list of :meth:`entries`: names and what they do, below each its options."""
@@ -124,7 +124,8 @@ class Registry(Generic[T]):
             lines += [f"{'':<{width + 2}}-o {entry.name}.{option} ({option.kind})" for option in entry.options]
         return lines
 
-    def _entry(self, name: str, package: str) -> Entry:
+    def _entry(self, name: str, plugin: EntryPoint | None) -> Entry:
+        package = "" if plugin is None or plugin.dist is None else f" (from {plugin.dist.name})"
         try:
             found = self.find(name)
             return Entry(name, _summary(found) + package, tuple(options_of(found)))
@@ -192,10 +193,6 @@ def _summary(found: type) -> str:
     first_paragraph = (inspect.getdoc(found) or "no description").split("\n\n")[0]
     first_sentence = re.split(r"(?<=\.)\s+(?=[A-Z])", first_paragraph)[0]
     return " ".join(first_sentence.replace("``", "").split())
-
-
-def _package(point: EntryPoint | None) -> str:
-    return "" if point is None or point.dist is None else f" (from {point.dist.name})"
 
 
 def _line_in(error: BaseException) -> str:

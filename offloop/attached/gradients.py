@@ -1,5 +1,6 @@
 """Fields of gradients in loops that forget the gradients before the batch has ended."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.engine.state import State
-from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, hook_optimizers
+from offloop.trainer.fields.field import FieldFunction, FieldNotReadyError, hook_optimizers
 from offloop.trainer.fields.registry import FieldRegistry
 
 _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
@@ -56,13 +57,5 @@ def keep_gradients(fields: FieldRegistry) -> None:
     """Compute the fields of gradients right after the step, and send them at the end of the batch."""
     for name in _NAMES:
         field = fields[name]
-        fields[name] = _at_step(field)
-
-
-def _at_step(field: Field) -> Field:
-    compute = field.compute
-    return field._replace(
-        compute=GradientProbe.found,
-        events=frozenset({Event.BATCH_END}),
-        probe=lambda state, is_due: GradientProbe(compute, state, is_due),
-    )
+        probe = functools.partial(GradientProbe, field.compute)
+        fields[name] = field._replace(compute=GradientProbe.found, events=frozenset({Event.BATCH_END}), probe=probe)

@@ -132,8 +132,6 @@ class AttachedTraining:
             optimizers=list(optimizers),
             schedulers=list(schedulers),
         )
-        self.called = model
-        """The model as given: hooks on the wrapper of ``torch.compile`` are not compiled."""
         state.max_duration = max_duration
         del state.evaluators
         self._clock = wall_clock()
