@@ -22,7 +22,6 @@ from attached_runs import (
     break_down,
     ending,
     events_of,
-    kill_broker,
     logged_in,
     note_marks,
     run_two_ranks,
@@ -86,22 +85,6 @@ def test_events_loss_rates_and_training_time_are_those_of_the_loop(accumulate: i
     assert info["framework"] == {"name": "Accelerate", "version": accelerate.__version__}
     known = snapshots_of()[1].hyperparameters
     assert (known["config/depth"], known["config/gradient_accumulation_steps"]) == (3, accumulate)
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
-    plain = weights_of(Training(2).train().net)
-    training = Training(2).attach()
-
-    def kill_half_way() -> None:
-        if kill and len(training.losses) == 10:
-            kill_broker()
-
-    training.after_batch = kill_half_way
-    assert are_same(plain, weights_of(training.train().net))
-    assert values_of(Event.BATCH_END, "loss") == pytest.approx(
-        [sum(training.losses[at : at + 2]) / 2 for at in range(0, 20, 2)], abs=1e-6
-    )
 
 
 def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tmp_path: Path) -> None:

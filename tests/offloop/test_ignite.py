@@ -17,7 +17,6 @@ from attached_runs import (
     break_down,
     ending,
     events_of,
-    kill_broker,
     logged_in,
     note_marks,
     run_two_ranks,
@@ -92,20 +91,6 @@ def test_events_loss_rates_and_training_time_are_those_of_the_trainer(accumulate
     assert info["framework"] == {"name": "Ignite", "version": ignite.__version__}
     known = snapshots_of()[1].hyperparameters
     assert (known["config/depth"], known["config/gradient_accumulation_steps"]) == (3, accumulate)
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
-    plain = weights_of(Training(2).train().net)
-    training = Training(2).attach()
-
-    def kill_half_way() -> None:
-        if kill and len(training.losses) == 10:
-            kill_broker()
-
-    training.after_iteration = kill_half_way
-    assert are_same(plain, weights_of(training.train().net))
-    assert len(values_of(Event.BATCH_END, "loss")) == 10
 
 
 def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason() -> None:

@@ -1,7 +1,6 @@
 """Keras, attached to: what is published of ``fit()``, what can be done to it, and that it is not changed by that."""
 
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -18,10 +17,8 @@ import torch
 from attached_runs import (
     RUN,
     Sender,
-    break_down,
     ending,
     events_of,
-    kill_broker,
     logged_in,
     make_rows,
     snapshots_of,
@@ -156,19 +153,6 @@ def test_what_is_not_a_number_is_seen_and_a_step_of_ones_own_is_watched() -> Non
     losses = values_of(Event.BATCH_END, "loss")
     assert [loss != loss for loss in losses] == [False, False, True, False, False]
     assert losses[0] == pytest.approx(float(model(INPUTS[:SIZE]).mean().detach()), abs=10)
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
-    def kill_half_way(batch: int) -> None:
-        if kill and batch == BATCHES:
-            kill_broker()
-
-    plain, watched = make_model(), make_model()
-    fit(plain, AfterBatch(lambda _: None))
-    fit(watched, OffloopCallback(run_name=RUN, record="all"), AfterBatch(kill_half_way))
-    assert same(plain, watched)
-    assert [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.BATCH_END] == list(range(1, 11))
 
 
 # Of Keras's step, when it is compiled.
@@ -405,21 +389,6 @@ dist.destroy_process_group()
 def test_the_callback_can_be_pickled_before_it_trains() -> None:
     fit(make_model(), pickle.loads(pickle.dumps(OffloopCallback(run_name=RUN))), epochs=1)
     assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
-
-
-def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    break_down(monkeypatch)
-    plain, watched = make_model(), make_model()
-    fit(plain)
-    watching = OffloopCallback(run_name=RUN)
-    with caplog.at_level(logging.ERROR, "offloop"):
-        fit(watched, watching)
-    assert same(plain, watched)
-    assert [one.message.count("a defect of ours") > 0 for one in caplog.records] == [True]
-    assert watching.detached
-    assert (ending().status, "a defect of ours" in str(ending().error)) == ("failed", True)
 
 
 def test_mistakes_are_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

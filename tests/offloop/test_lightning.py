@@ -212,27 +212,6 @@ def test_loss_rates_and_metrics_are_those_that_lightning_logs(accumulate: int, r
     assert facts["train_batches"] == len(groups) // 2
 
 
-def kill_broker_at(batch: int) -> Any:
-    def act(module: Any, trainer: Any) -> None:
-        if len(module.losses) == batch and isinstance(trainer.callbacks[0], OffloopCallback):
-            (file,) = Path(os.environ["OFFLOOP_RUNS_DIR"]).glob(f"{RUN}/broker.json")
-            os.kill(int(json.loads(file.read_text())["pid"]), signal.SIGKILL)
-
-    return act
-
-
-@pytest.mark.parametrize("act", [None, kill_broker_at(BATCHES)])
-def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(act: Any) -> None:
-    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
-    plain = fit(lightning.Callback(), **options)
-    assert not list_runs(), "without 'offloop run' nothing is attached by itself"
-    published = fit(OffloopCallback(run_name=RUN, record="all"), act=act, **options)
-    assert are_same(weights_of(plain), weights_of(published))
-    assert plain.losses == published.losses
-    batches = [one.timestamp.batch for one in snapshots_of() if one.event is Event.BATCH_END]
-    assert batches == list(range(1, 7))
-
-
 def sending(*commands: Any, at: int = 3) -> tuple[Sender, Any]:
     """A sender, and what a module does at the end of each of its batches."""
     sender = Sender(*commands, at=at)

@@ -17,9 +17,7 @@ from attached_runs import (
     RUN,
     Sender,
     are_same,
-    break_down,
     events_of,
-    kill_broker,
     logged_in,
     run_two_ranks,
     snapshots_of,
@@ -298,29 +296,6 @@ def test_no_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # What must not be changed.
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
-    def kill_half_way(step: int) -> None:
-        if kill and step == 5:
-            kill_broker()
-
-    plain = made(gradient_accumulation_steps=2, num_train_epochs=2)
-    plain.train()
-    attached = trained(
-        Trainer,
-        None,
-        AtStep(kill_half_way),
-        gradient_accumulation_steps=2,
-        num_train_epochs=2,
-        attached={"record": "all"},
-    )
-    assert are_same(weights_of(plain.model), weights_of(attached.model))
-    assert logs_of(plain, "loss") == logs_of(attached, "loss")
-    assert len(values_of(Event.BATCH_END, "loss")) == 12
-    assert vars(attached).keys() - vars(plain).keys() == {"train"}
-    assert vars(attached.accelerator).keys() == vars(plain.accelerator).keys()
 
 
 @pytest.mark.parametrize(
@@ -612,21 +587,6 @@ def test_predictions_within_the_training_are_told() -> None:
     ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
     assert {one.dataloader_label for one in ends} == {"train"}
     assert next(one for one in snapshots_of() if one.event is Event.PREDICT_END).predict_timestamp.sample.value == 12
-
-
-def test_an_error_of_ours_is_shown_once_and_the_training_continues(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain = made()
-    plain.train()
-
-    break_down(monkeypatch)
-    with caplog.at_level("ERROR", "offloop"):
-        trainer = trained()
-    assert are_same(weights_of(plain.model), weights_of(trainer.model))
-    assert [one.message.count("a defect of ours") for one in caplog.records if one.name == "offloop"] == [1]
-    assert "training_step" not in vars(trainer)
-    assert find_run(RUN).last.status == "failed"
 
 
 def test_arguments_of_training_are_hyperparameters_without_their_secrets() -> None:

@@ -1,7 +1,6 @@
 """A loop of one's own, watched: what is published of it, what can be done to it, and that it is not changed by that."""
 
 import copy
-import logging
 import pickle
 import re
 import threading
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import break_down, ending, events_of, kill_broker, logged_in, run_two_ranks, snapshots_of
+from attached_runs import ending, events_of, logged_in, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from forked import Program, run_forked
@@ -121,22 +120,6 @@ def test_loss_rates_and_training_time_are_those_of_the_loop(accumulate: int, row
     assert {one.dataloader_len for one in ends} == {per_epoch}
     last = snapshots_of("w")[-1]
     assert (last.event, last.timestamp.epoch.value, str(last.max_duration)) == (Event.FIT_END, 2, "2ep")
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(kill: bool) -> None:
-    plain = Loop(2).plain()
-    loop = Loop(2)
-
-    def kill_half_way() -> None:
-        if kill and len(loop.losses) == 10:
-            kill_broker("w")
-
-    loop.after_batch = kill_half_way
-    assert same(plain, loop.watched(run_name="w", record="all"))
-    assert [one.timestamp.batch.value for one in snapshots_of("w") if one.event is Event.BATCH_END] == list(
-        range(1, 11)
-    )
 
 
 class ScaledLoop(Loop):
@@ -363,21 +346,6 @@ def test_a_paused_loop_stands_still_until_somebody_resumes_it() -> None:
     assert seen[0] is None
     assert seen[1] == seen[2]
     assert seen[3:] == [None, None]
-
-
-def test_an_error_of_ours_is_shown_once_and_the_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain = Loop().plain()
-
-    break_down(monkeypatch)
-    with caplog.at_level(logging.ERROR, "offloop"):
-        loop = Loop().watched(run_name="w")
-    assert same(plain, loop)
-    assert [one.message.count("a defect of ours") > 0 for one in caplog.records] == [True]
-    assert loop.run.detached
-    end = ending("w")
-    assert (end.status, "a defect of ours" in str(end.error)) == ("failed", True)
 
 
 class Unreadable:
