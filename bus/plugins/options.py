@@ -79,16 +79,15 @@ def convert_options(owner: str, options: Sequence[PluginOption], texts: Mapping[
             raise ConfigurationError(
                 f"{owner} needs '-o {owner}.{option.name}=...' ({option.kind})", name=f"{owner}.{option.name}"
             )
-    return {name: _convert_option(owner, known[name], text) for name, text in texts.items()}
-
-
-def _convert_option(owner: str, option: PluginOption, text: str) -> Any:
-    try:
-        return _convert(text, option.type)
-    except ValueError:
-        raise ConfigurationError(
-            f"option {owner}.{option.name} takes {option.kind}, not {text!r}", name=f"{owner}.{option.name}", value=text
-        ) from None
+    converted = {}
+    for name, text in texts.items():
+        try:
+            converted[name] = _convert(text, known[name].type)
+        except ValueError:
+            raise ConfigurationError(
+                f"option {owner}.{name} takes {known[name].kind}, not {text!r}", name=f"{owner}.{name}", value=text
+            ) from None
+    return converted
 
 
 def _convert(text: str, kind: Any) -> Any:
