@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import commanded, ui_of, visit
+from browser import commanded, visit
 from helpers import wait_for
 from playwright.sync_api import Page
 
@@ -133,10 +133,9 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
             wait_for(lambda: any(path.is_file() for path in tmp_path.rglob("*")), "a checkpoint")
             press("pause")
             there.page.locator(".status-paused").wait_for()
-            with ui_of("obedient") as later, visit(browser, later.url) as other:
-                other.page.locator(".status-paused").wait_for()
-                assert other.page.get_by_role("button", name="resume", exact=True).is_visible()
-            before = there.points("loss/train/total")[-1][0]
+            there.page.reload()
+            there.page.locator(".status-paused").wait_for()
+            before = there.waits_for(lambda: there.points("loss/train/total"), "points")[-1][0]
             press("resume")
             there.page.locator(".status-live").wait_for()
             there.waits_for(lambda: there.points("loss/train/total")[-1][0] > before + 5, "batches after the pause")
