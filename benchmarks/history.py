@@ -26,7 +26,7 @@ from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.summary import Summarizer
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.runs.directory import RunDirectory
+from offloop.bus.runs.writing import RunDirectory
 
 EPOCH = 10_000
 BEGAN = 1_790_000_000_000_000_000

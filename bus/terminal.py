@@ -63,6 +63,10 @@ def write_options(
                 formatter.write_dl([(names.ljust(min(width, _COLUMN)), text) for names, text in listed])
 
 
+EXIT_LOST = 3
+"""Exit code of every command that found a part of a recording lost or damaged, and did the rest."""
+
+
 def run_command(command: click.Command) -> NoReturn:
     """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can
     repair, 2 for wrong usage, with the help where nothing was given, 130 after Ctrl-C; a traceback only for a defect of

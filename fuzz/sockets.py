@@ -45,7 +45,8 @@ from offloop.bus.protocol.frames import (
     encode_heartbeat,
     split_frame,
 )
-from offloop.bus.runs.directory import SOCKET_FILES, socket_address
+from offloop.bus.runs.directory import SOCKET_FILES
+from offloop.bus.runs.writing import socket_address
 
 RUN = "healthy"
 STRANGERS = 8

@@ -332,7 +332,7 @@ def _recording(data: bytes) -> None:
         recovered = [record for record in _read(output.read_bytes()) if "/$" not in record.topic]
         check(len(recovered) == done.events, "what was recovered cannot be read")
     with contextlib.suppress(OffloopError):
-        writer = RecordingWriter.resume(path, "r", 1)
+        writer = RecordingWriter(path, "r", 1, resume=True)
         topic, _, body = event_frame(2**31).partition(b"\0")
         writer.append(topic, 2**31, 2**31, 1, body)
         writer.close()

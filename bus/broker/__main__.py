@@ -20,7 +20,8 @@ from offloop.bus.broker.broker import Broker
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.files import open_file
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
-from offloop.bus.runs.directory import RUN_FILE, RunDirectory
+from offloop.bus.runs.directory import RUN_FILE
+from offloop.bus.runs.writing import RunDirectory
 
 
 def main() -> None:

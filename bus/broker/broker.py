@@ -19,7 +19,8 @@ from offloop.bus.processes import allow_many_connections, is_running
 from offloop.bus.protocol import frames
 from offloop.bus.protocol.frames import ALL, BASE, Topic, decode_frame_batch, encode_frame_batch, split_frame
 from offloop.bus.protocol.order import BASE_STEPS, Ending
-from offloop.bus.runs.directory import SOCKET_FILES, RunDirectory, socket_address
+from offloop.bus.runs.directory import SOCKET_FILES
+from offloop.bus.runs.writing import RunDirectory, socket_address
 from offloop.bus.types.timestamp import Timestamp, wall_clock
 
 _log = logging.getLogger("offloop.broker")

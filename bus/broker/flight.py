@@ -23,8 +23,9 @@ from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, sp
 from offloop.bus.protocol.order import BASE_STEPS
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
-from offloop.bus.runs.directory import RunDirectory, new_run_id
+from offloop.bus.runs.directory import new_run_id
 from offloop.bus.runs.flight import ANNOUNCED_DUMPS, MOST_DUMPS, AnnouncedDump, dump_path
+from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS

@@ -18,7 +18,7 @@ from offloop.bus.protocol.run_state import Pause, Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.runs.directory import RunDirectory
+from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 
@@ -123,7 +123,7 @@ class BrokerRun:
         entry = directory.resumable()
         attempt = 0 if entry is None else int(entry["attempt"])
         recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
-        writer = RecordingWriter.resume(recording, directory.name, attempt, directory.run_id)
+        writer = RecordingWriter(recording, directory.name, attempt, directory.run_id, resume=True)
         run = cls(directory, attempt, writer, world_size, local_world_size, statistics)
         directory.announce(attempt, *addresses)
         for entry in publishers:

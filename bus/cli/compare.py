@@ -1,24 +1,25 @@
 """The command ``offloop compare``: the results of runs side by side, or the events of two."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.cli.options import json_option, place_options
+from offloop.bus.cli import options
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import cut_in_the_middle, one_line, say, say_table, short_text, shorten, table
 from offloop.bus.strict_json import plain
-from offloop.bus.terminal import CliCommand, describe_os_error
+from offloop.bus.terminal import EXIT_LOST, CliCommand, describe_os_error
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
 from offloop.bus.types.units import number_text
 
 if TYPE_CHECKING:
-    from offloop.bus.index.entry import RunEntry
     from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference
+    from offloop.bus.types.metrics import Mode
 
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
@@ -43,14 +44,14 @@ class _Undecided(click.ClickException):
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option("--events", is_flag=True, help="Compare every event of two runs.")
 @click.option("--all", "everything", is_flag=True, help="Also the command, versions and machine.")
-@json_option
+@options.json_option
 @click.option(
     "--tolerance",
     type=float,
     metavar="NUMBER",
     help="With --events: accept numbers that differ by this much, or by this share of the larger one. Default: 0.",
 )
-@place_options
+@options.place_options
 def compare_runs(
     runs: tuple[str, ...],
     events: bool,
@@ -66,15 +67,14 @@ def compare_runs(
     are left out without --all.
 
     With --events, compare every event of two RUNs, which may be recordings too: the first event that differs, and each
-    number that does. Names, machines and times are ignored. Exit code then: 0 when they are the same,
-    1 when they differ, 2 when they cannot be compared.
+    number that does. Names, machines and times are ignored. Exit code then: 0 when they are the same, 1 when they
+    differ, 3 when something of them is lost and the rest is the same, 2 when they cannot be compared.
     """
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
     if not events:
-        given = {"--tolerance": tolerance, "--stream": stream}
-        if needless := next((option for option, value in given.items() if value), None):
-            raise click.UsageError(f"{needless} needs --events: add it to compare the events of two runs")
+        if needless := next((option for option in ("tolerance", "stream") if options.is_typed(option)), None):
+            raise click.UsageError(f"--{needless} needs --events: add it to compare the events of two runs")
         _compare_results(runs, runs_dir, everything=everything, as_json=as_json)
         return EXIT_SAME
     if len(runs) > 2:
@@ -88,7 +88,7 @@ def compare_runs(
         for line in _diff_lines(found):
             say(line)
     if found.same and found.incomplete:
-        return EXIT_TROUBLE
+        return EXIT_LOST
     return EXIT_SAME if found.same else EXIT_DIFFERENT
 
 
@@ -96,16 +96,20 @@ def compare_runs(
 
 
 def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
+    from offloop.bus.cli.describe import describe_metrics
     from offloop.bus.index.index import read_entry
     from offloop.bus.index.table import differences
     from offloop.bus.runs.directory import find_run
-    from offloop.bus.types.metrics import MetricNames
+    from offloop.bus.types.metrics import MetricNames, goals_in
 
     if file := next((run for run in runs if Path(run).is_file()), None):
         raise click.UsageError(f"{file} is a recording, which has no results: add --events to compare its events")
     infos = [find_run(run, runs_dir) for run in runs]
     entries = [read_entry(info) for info in infos]
     names = [info.name for info in infos]
+    metrics = [describe_metrics(entry.metrics) for entry in entries]
+    goals = goals_in(entry.hyperparameters for entry in entries)
+    compared = {name: _compared(metrics, name, goals) for name in dict.fromkeys(chain.from_iterable(metrics))}
     differing = {
         name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
     }
@@ -113,7 +117,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
         described: dict[str, Any] = {
             "runs": names,
             "hyperparameters": differing,
-            "metrics": {name: _compared(entries, name) for name in _metric_names(entries)},
+            "metrics": compared,
         }
         click.echo(json.dumps(plain(described), indent=2))
         return
@@ -122,43 +126,28 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     for name, values in differing.items():
         cells = ("" if value is None else short_text(value_text(value)) for value in values)
         rows.append((f"  {one_line(name)}", "", *cells))
-    metrics = _metric_names(entries)
-    rows += [("metrics", "", *("" for _ in names))] if metrics else []
-    short = MetricNames(metrics).short
-    for name in metrics:
-        rows += _compared_rows(short(name), _compared(entries, name))
+    rows += [("metrics", "", *("" for _ in names))] if compared else []
+    short = MetricNames(compared).short
+    for name, one in compared.items():
+        rows += _compared_rows(short(name), one)
     say_table(rows)
 
 
-def _metric_names(entries: "Sequence[RunEntry]") -> list[str]:
-    return list(dict.fromkeys(name for entry in entries for name in entry.metrics))
-
-
-def _compared(entries: "Sequence[RunEntry]", name: str) -> dict[str, Any]:
+def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: dict[str, "Mode"]) -> dict[str, Any]:
     """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
-    from offloop.bus.types.metrics import direction_of, goals_in
+    from offloop.bus.types.metrics import direction_of
 
-    mode = direction_of(name, goals_in(entry.hyperparameters for entry in entries))
-    of_runs = [entry.metrics.get(name) for entry in entries]
-    rated = [None if mode is None or values is None or values.low_step < 0 else values for values in of_runs]
-    best = [None if values is None or mode is None else values.best(mode) for values in rated]
-    return {
-        "mode": mode,
-        "last": [None if values is None else values.last for values in of_runs],
-        "last_step": [None if values is None else values.last_step for values in of_runs],
-        "best": best,
-        "best_step": [None if values is None or mode is None else values.best_step(mode) for values in rated],
-        "is_best": _is_best(best, min if mode == "min" else max),
+    mode = direction_of(name, goals)
+    of_runs = [one.get(name, {}) for one in metrics]
+    found = {key: [one.get(key) for one in of_runs] for key in ("last", "last_step")}
+    best = [one.get(str(mode)) for one in of_runs]
+    known = {value for value in best if value is not None}
+    # There is no best value where all are the same.
+    winner = (min if mode == "min" else max)(known) if len(known) > 1 else None
+    is_best = [value is not None and value == winner for value in best]
+    return {"mode": mode, **found, "best": best, "best_step": [one.get(f"{mode}_step") for one in of_runs]} | {
+        "is_best": is_best
     }
-
-
-def _is_best(values: Sequence[float | None], better: Callable[[list[float]], float]) -> list[bool]:
-    """Which values are the best: none where all are the same, or there is one alone."""
-    known = [value for value in values if value is not None]
-    if len(set(known)) < 2:
-        return [False for _ in values]
-    best = better(known)
-    return [value == best for value in values]
 
 
 def _compared_rows(name: str, compared: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -16,14 +16,14 @@ from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
 from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
 from offloop.bus.net.channels import SocketChannel, ask
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.printing import one_line
+from offloop.bus.printing import one_line, shorten
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.order import Gap
 from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
 from offloop.bus.recording.summary import Summarizer
-from offloop.bus.runs.bridged import BridgeStatus, bridge_of, how_to_send, read_bridge
+from offloop.bus.runs.bridged import bridge_of, how_to_send, read_bridge
 from offloop.bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
 from offloop.bus.runs.flight import list_dumps
 from offloop.bus.types.event import Event
@@ -43,11 +43,22 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         described["bridge"] = asdict(bridge)
     if dumps := list_dumps(run.path):
         described["dumps"] = [_dump(path) for path in dumps]
-    recorded = _recorded(run.recording)
+    try:
+        described |= describe_recording(run.recording)
+    except RecordingError as error:
+        # Everything else that is known of the run is shown all the same.
+        described["trouble"] = str(error)
     if run.last.gaps:
-        recorded["gaps"] = [*recorded.get("gaps", ()), *(gap._asdict() for gap in run.last.gaps)]
-    paused = None if run.paused is None else msgspec.structs.asdict(run.paused)
-    return {**described, **recorded, "run": run.name, "paused": paused, **_statistics(run)}
+        described["gaps"] = [*described.get("gaps", ()), *(gap._asdict() for gap in run.last.gaps)]
+    described |= {"run": run.name, "paused": msgspec.to_builtins(run.paused)}
+    if run.live and run.control_endpoint is not None:
+        try:
+            channel = SocketChannel(run.control_endpoint)
+            described["statistics"] = ask(channel, "statistics", {"run": run.recorded_as})
+        except BrokerError as error:
+            # A run that ends at this moment, or a broker that is stopped.
+            described |= {"statistics": None, "trouble": str(error)}
+    return described
 
 
 def describe_start(run: RunInfo) -> dict[str, Any]:
@@ -56,30 +67,20 @@ def describe_start(run: RunInfo) -> dict[str, Any]:
     versions = info.get("versions")
     described = {
         "run": run.name,
-        "recorded_as": run.recorded_as,
-        "id": run.id,
-        "status": run.status,
-        "error": last.error,
-        "reason": last.reason,
+        **{name: getattr(run, name) for name in ("recorded_as", "id", "status", "changed")},
+        **{name: getattr(last, name) for name in ("error", "reason", "started", "ended")},
+        **{name: getattr(last, name) for name in ("world_size", "local_world_size")},
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
-        "changed": run.changed,
-        "started": last.started,
-        "ended": last.ended,
         "command": [str(word) for word in info.get("command") or ()],
         "folder": info.get("cwd"),
-        "host": info.get("host"),
-        "world_size": last.world_size,
-        "local_world_size": last.local_world_size,
         "versions": {"python": info.get("python"), **(versions if isinstance(versions, dict) else {})},
-        "git_commit": info.get("git_commit"),
-        "git_dirty": info.get("git_dirty"),
+        **{name: info.get(name) for name in ("host", "git_commit", "git_dirty")},
         "config": info.get("config", {}),
         **Source.of(info).describe(),
     }
-    origin = Origin.of(info)
-    if origin is not None:
-        described["replay_of"] = origin._asdict()
+    if (origin := Origin.of(info)) is not None:
+        described["replay_of"] = msgspec.structs.asdict(origin)
     if isinstance(imported := info.get(IMPORTED_FROM), dict):
         described[IMPORTED_FROM] = imported
     return described
@@ -93,21 +94,10 @@ def _dump(path: Path) -> list[str]:
     return [path.name, reason, detail]
 
 
-def _recorded(path: Path) -> dict[str, Any]:
-    try:
-        return describe_recording(path)
-    except RecordingError as error:
-        # Everything else that is known of the run is shown all the same.
-        return {"trouble": str(error)}
-
-
 def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
     """The details of a run in NATS.
 
-    Raises:
-        RunNotFoundError: there is no such run.
-        BrokerError: the servers, or the bridge of the live run, do not answer.
-    """
+    Raises RunNotFoundError; BrokerError: the servers, or the bridge of the live run, do not answer."""
     from offloop.bus.jetstream.channel import StreamChannel
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
@@ -121,20 +111,8 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
     raise RunNotFoundError(f"NATS at {stream} has no run {name!r}: {how_to_list(stream)}", run=name)
 
 
-def _statistics(run: RunInfo) -> dict[str, Any]:
-    if not run.live or run.control_endpoint is None:
-        return {}
-    try:
-        return {"statistics": ask(SocketChannel(run.control_endpoint), "statistics", {"run": run.recorded_as})}
-    except BrokerError as error:
-        # A run that ends at this moment, or a broker that is stopped: everything else is shown all the same.
-        return {"statistics": None, "trouble": str(error)}
-
-
 def describe_recording(path: Path) -> dict[str, Any]:
-    """What is in a recording.
-
-    Raises :class:`offloop.bus.errors.RecordingError` when that is nothing at all."""
+    """What is in a recording. Raises RecordingError when that is nothing at all."""
     if path.is_file() and not path.stat().st_size:
         raise RecordingError(f"{path} is empty: nothing was recorded in it", path=path)
     source = RecordSource(path)
@@ -170,17 +148,11 @@ def describe_recording(path: Path) -> dict[str, Any]:
 
 def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str, Any]]:
     """The last, the least and the greatest value of each metric, and the steps that these are of."""
-    described = {}
-    for name, values in metrics.items():
-        is_known = values.low_step >= 0
-        described[name] = {
-            "last": values.last,
-            "last_step": values.last_step,
-            "min": values.low if is_known else None,
-            "min_step": values.low_step if is_known else None,
-            "max": values.high if is_known else None,
-            "max_step": values.high_step if is_known else None,
-        }
+    names = ("last", "last_step", "min", "min_step", "max", "max_step")
+    described = {name: dict(zip(names, msgspec.structs.astuple(one), strict=False)) for name, one in metrics.items()}
+    for one in described.values():
+        if one["min_step"] < 0:
+            one |= dict.fromkeys(names[2:])
     return described
 
 
@@ -204,7 +176,7 @@ def _pause(source: RecordSource) -> dict[str, Any] | None:
 def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What was described as pairs of a label and a text, without what is empty."""
     for label, text in _all_lines(described):
-        if text not in ("", None):
+        if text:
             yield label, text
 
 
@@ -229,9 +201,7 @@ def start_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "versions": _pairs({name: version for name, version in described["versions"].items() if version}),
         "git commit": f"{commit}{', with uncommitted changes' if described['git_dirty'] else ''}" if commit else "",
     }
-    for label, text in found.items():
-        if text:
-            yield label, str(text)
+    yield from ((label, str(text)) for label, text in found.items() if text)
 
 
 def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
@@ -257,7 +227,8 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "host", described.get("host")
     if "unavailable" in described:
         yield "framework", described["framework"]
-        yield "never gives", _never(**described["unavailable"])
+        events, fields = described["unavailable"]["events"], described["unavailable"]["fields"]
+        yield "never gives", ", ".join([*events, *(f"{field} ({reason})" for field, reason in fields.items())])
     if "reached" in described:
         yield "reached", str(Reached(**described["reached"])) if described["reached"] else "nothing yet"
     if "recording" in described:
@@ -266,14 +237,15 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "flight", one_line(": ".join(filter(None, described.get("flight", ()))))
         yield "size", f"{described['size']:,} bytes"
         yield "missing", _gaps(described["gaps"])
-        yield (
-            "left out",
-            f"{_gaps(described['left_out'])}, which another recording holds" if described["left_out"] else "",
-        )
+        left_out = _gaps(described["left_out"])
+        yield "left out", left_out and f"{left_out}, which another recording holds"
         yield "damage", "; ".join(described["damage"])
-    if isinstance(bridge := described.get("bridge"), dict):
-        yield "bridge", str(bridge_of(bridge) or "")
-        yield "copy", _missing_copy(described, bridge_of(bridge))
+    if (bridge := bridge_of(described.get("bridge"))) is not None:
+        yield "bridge", str(bridge)
+        is_over = "recording" in described and described["status"] not in GOING_ON
+        if is_over and not bridge.has_all(described["attempt"]):
+            what = "incomplete" if bridge.copied else "missing"
+            yield "copy", f"{what}: {how_to_send(Path(described['recording']).parent, bridge.servers)}"
     if hosts := described.get("hosts"):
         silent = [str(host.get("host")) for host in hosts if host["status"] in GOING_ON and not host["live"]]
         more = f" and {len(silent) - _LISTED} more" if len(silent) > _LISTED else ""
@@ -285,27 +257,12 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "trouble", described.get("trouble")
 
 
-def _missing_copy(described: dict[str, Any], bridge: BridgeStatus | None) -> str:
-    if bridge is None or described.get("status") in GOING_ON or "recording" not in described:
-        return ""
-    if bridge.has_all(described["attempt"]):
-        return ""
-    what = "incomplete" if bridge.copied else "missing"
-    return f"{what}: {how_to_send(Path(described['recording']).parent, bridge.servers)}"
-
-
-def _never(events: list[str], fields: dict[str, str]) -> str:
-    listed = [f"{field} ({reason})" for field, reason in fields.items()]
-    return ", ".join([*events, *listed])
-
-
 def _statistics_lines(statistics: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     for publisher in sorted(statistics.get("publishers", []), key=lambda one: one["rank"]):
         if len(publisher) > 1:
             yield f"rank {publisher['rank']}", _publisher(publisher)
     consumers = statistics.get("consumers", [])
-    if consumers:
-        yield "consumers", str(len(consumers))
+    yield "consumers", str(len(consumers) or "")
     for consumer in consumers[:_LISTED]:
         given, lag, gaps = (consumer.get(key, 0) for key in ("given", "lag", "missing"))
         yield f"  {consumer.get('name') or 'unnamed'}", f"{given:,} events, {lag:,} behind, {gaps:,} missing"
@@ -323,13 +280,10 @@ def _publisher(publisher: dict[str, Any]) -> str:
 
 
 def _gaps(gaps: list[dict[str, int]]) -> str:
-    more = f" and {len(gaps) - _LISTED:,} more ranges of events" if len(gaps) > _LISTED else ""
-    return ", ".join(_gap(Gap(**gap)) for gap in gaps[:_LISTED]) + more
-
-
-def _gap(gap: Gap) -> str:
-    which = f"event {gap.first}" if gap.first == gap.last else f"events {gap.first} to {gap.last}"
-    return f"{which} of rank {gap.rank}"
+    texts = []
+    for rank, first, last in (Gap(**gap) for gap in gaps):
+        texts.append(f"{f'event {first}' if first == last else f'events {first} to {last}'} of rank {rank}")
+    return ", ".join(shorten(texts, "ranges of events", _LISTED))
 
 
 def _pairs(values: dict[str, Any]) -> str:

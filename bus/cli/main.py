@@ -6,11 +6,10 @@ from typing import Any, NoReturn
 
 import click
 
+from offloop.bus.cli import options
 from offloop.bus.cli.compare import compare_runs
 from offloop.bus.cli.manage import edit_runs, remove_runs
-from offloop.bus.cli.options import place_options
-from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
-from offloop.bus.cli.replay import replay
+from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log, replay
 from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
@@ -125,7 +124,7 @@ Exit code: 0 when it took effect, 1 when it was refused or its outcome is unknow
     metavar="SECONDS",
     help="How long to wait until it has taken effect.",
 )
-@place_options
+@options.place_options
 def send(
     run: str,
     command: str,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from offloop.bus.cli.options import archived_option, runs_dir_option, where_option
+from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, table
 from offloop.bus.terminal import CliCommand
@@ -16,7 +16,7 @@ EXIT_KEPT = 1
 
 
 def _chosen_runs(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (runs_dir_option, where_option, click.argument("runs", metavar="[RUN]...", nargs=-1)):
+    for option in (options.runs_dir_option, options.where_option, click.argument("runs", metavar="[RUN]...", nargs=-1)):
         command = option(command)
     return command
 
@@ -75,7 +75,7 @@ def edit_runs(
 
 @click.command(cls=CliCommand, name="rm", short_help="Delete runs.")
 @_chosen_runs
-@archived_option
+@options.archived_option
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
 def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, archived: bool, yes: bool) -> int:
     """Delete each RUN that has ended, with its folder and everything in it: recordings, checkpoints, notes.

@@ -2,24 +2,29 @@
 
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.net.nats_addresses import STREAM_VARIABLE
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_RUNS = ("run", "runs", "file", "replay", "arguments")
+"""The parameters of commands that name runs."""
 
 HELPS = {
     "--run-name": "The run's name. Default: a new one.",
     "--runs-dir": "Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'.",
-    "--stream": "NATS JetStream servers of runs: nats://HOST:4222.",
+    "--stream": "NATS JetStream servers of runs: nats://HOST:4222. Default: $OFFLOOP_STREAM.",
 }
 """The help of options that the command ``trainer`` has too, which makes its options of the trainer's arguments."""
 
@@ -37,6 +42,7 @@ loop_option = click.option("--loop", is_flag=True, help="Repeat the replay until
 nkey_option = click.option(
     "--nkey", type=_FILE, metavar="FILE", hidden=True, help="Seed of your nkey. Default: $OFFLOOP_NKEY."
 )
+stream_option = click.option("--stream", metavar="ADDRESS", envvar=STREAM_VARIABLE, help=HELPS["--stream"])
 ca_option = click.option(
     "--ca", type=_FILE, metavar="FILE", hidden=True, help="CA file of NATS servers. Default: $OFFLOOP_CA."
 )
@@ -74,10 +80,13 @@ ranks_option = click.option(
 
 def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds ``--stream``, ``--nkey`` and ``--ca``. The command gets the servers' address as ``stream``, or ``None``; as
-    long as it runs, this process is connected to them."""
+    long as it runs, this process is connected to them. ``$OFFLOOP_STREAM`` stands for it where neither a folder of runs
+    nor a path is given."""
 
     @functools.wraps(command)
     def with_stream(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
+        if not is_typed("stream") and (options.get("runs_dir") or any(map(_is_path, map(options.get, _RUNS)))):
+            stream = None
         if not stream:
             if nkey or ca:
                 raise click.UsageError("--nkey and --ca are for NATS servers: name them with --stream")
@@ -88,10 +97,19 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
         with NatsConnection.shared(NatsServers.parse(stream, nkey, ca)) as nats:
             return command(*args, stream=nats.address, **options)
 
-    stream_place = click.option("--stream", metavar="ADDRESS", help=HELPS["--stream"])
-    for option in (ca_option, nkey_option, stream_place):
+    for option in (ca_option, nkey_option, stream_option):
         with_stream = option(with_stream)
     return with_stream
+
+
+def is_typed(option: str) -> bool:
+    """The option stands in the command line."""
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
+
+
+def _is_path(value: Any) -> bool:
+    values = value if isinstance(value, tuple) else () if value is None else (str(value),)
+    return any(os.sep in one or os.path.exists(one) for one in values)
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +118,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(connected)
     def with_place(*args: Any, **options: Any) -> Any:
-        if options["stream"] and options["runs_dir"]:
+        if is_typed("stream") and options["runs_dir"]:
             raise click.UsageError("--stream reads runs from NATS: it does not go with --runs-dir")
         return connected(*args, **options)
 
@@ -125,7 +143,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = math.nan
     if not rate > 0:
-        from offloop.bus.replay.pace import RATES
+        from offloop.bus.replay.replay import RATES
 
         raise ConfigurationError(f"{text!r} is not a rate: {RATES}")
     return rate

@@ -1,34 +1,24 @@
-"""The commands ``offloop export``, ``import`` and ``convert``: what can be done with recordings."""
+"""The commands ``offloop export``, ``import``, ``convert`` and ``replay``: what can be done with recordings."""
 
+import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
-from offloop.bus.cli.options import (
-    force_option,
-    output_option,
-    place_options,
-    ranks_option,
-    run_name_option,
-    runs_dir_option,
-    split_names,
-    start_option,
-    until_option,
-)
+from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
-from offloop.bus.terminal import CliCommand
+from offloop.bus.terminal import EXIT_LOST, CliCommand, handle_signals
 from offloop.bus.tools.logs import SOURCES, TENSORBOARD
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
-    from offloop.bus.tools.written import Written
-
-
-EXIT_LOST = 3
+    from offloop.bus.replay.serving import ServedReplay
+    from offloop.bus.tools.convert import Written
 
 
 @click.command(
@@ -39,11 +29,13 @@ EXIT_LOST = 3
 )
 @click.argument("file")
 @click.option("--to", required=True, type=click.Choice(FORMATS), metavar="FORMAT", help="In which format.")
-@output_option
-@click.option("--events", callback=split_names, metavar="NAME,...", help="Only these events: batch_end,epoch_end.")
-@ranks_option
-@force_option
-@place_options
+@options.output_option
+@click.option(
+    "--events", callback=options.split_names, metavar="NAME,...", help="Only these events: batch_end,epoch_end."
+)
+@options.ranks_option
+@options.force_option
+@options.place_options
 def export_recording(
     file: str,
     to: str,
@@ -85,9 +77,9 @@ def export_recording(
 @click.option(
     "--from", "source", required=True, type=click.Choice([TENSORBOARD, *SOURCES]), metavar="TOOL", help="What wrote it."
 )
-@run_name_option
+@options.run_name_option
 @click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")
-@runs_dir_option
+@options.runs_dir_option
 def import_log(path: Path, source: str, run_name: str | None, step_column: str | None, runs_dir: str | None) -> None:
     """Make a finished run of a log of another tool, to replay it, compare it, and see it beside other runs.
 
@@ -131,10 +123,10 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The file to write."
 )
-@start_option
-@until_option
-@force_option
-@runs_dir_option
+@options.start_option
+@options.until_option
+@options.force_option
+@options.runs_dir_option
 def convert_recordings(
     files: tuple[str, ...],
     output: Path,
@@ -147,8 +139,8 @@ def convert_recordings(
     ranks, or of pieces. What several of them have is written once.
 
     RECORDING is a file, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
-    spent training), or a date with a time (2026-11-21T10:00). The events before the training, commands, and how the
-    run ended are kept in any case.
+    spent training), the time since the beginning (+90s), or a date with a time (2026-11-21T10:00). The events before
+    the training, commands, and how the run ended are kept in any case.
 
     Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when nothing could be written.
     """
@@ -159,6 +151,106 @@ def convert_recordings(
     without = f", left out {done.dropped}" if done.dropped else ""
     say(f"wrote {done.events} events of {', '.join(map(str, paths))} to {done.path}{without}")
     say_findings(done)
+
+
+# -- a replay for others -------------------------------------------------------------------------------------------
+
+
+@click.command(
+    cls=CliCommand,
+    short_help="Serve a recording as if it were live.",
+    frequent=("--rate", "--start", "--until", "--loop", "--run-name"),
+)
+@click.argument("run", metavar="RECORDING")
+@options.rate_option("1")
+@options.start_option
+@options.until_option
+@options.loop_option
+@options.run_name_option
+@options.runs_dir_option
+@options.stream_options
+def replay(
+    run: str,
+    rate: float,
+    start: "Bound | None",
+    until: "Bound | None",
+    loop: bool,
+    run_name: str | None,
+    runs_dir: str | None,
+    stream: str | None,
+) -> int:
+    """Serve a RECORDING as if it were live, to any number of consumers.
+
+    RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a run of
+    its own, to which consumers attach before, during and after. Nothing can be sent to it. A TIME of --start and
+    --until is as for 'offloop convert': the run ends as recorded.
+
+    Exit code: 0 when it was served to its end, or until Ctrl-C; 3 when a part is damaged, 1 when nothing could
+    be served.
+    """
+    from offloop.bus.recording.recording import Recording
+    from offloop.bus.replay.replay import Pace
+    from offloop.bus.replay.serving import ReplayServer
+    from offloop.bus.runs.directory import new_run_name
+    from offloop.bus.tools.convert import convert
+
+    path, place = recording_of(run, runs_dir, stream)
+    origin = stream or str(path.absolute())
+    damage: tuple[str, ...] = ()
+    if start or until:
+        folder = click.get_current_context().with_resource(TemporaryDirectory(prefix="offloop-"))
+        part = convert([path], Path(folder) / path.name, start, until)
+        path, damage = part.path, part.damage
+    recording = Recording(path)
+    if run_name is not None:
+        _check_name(run_name, runs_dir)
+    served_name = run_name or new_run_name("replay", runs_dir)
+    server = ReplayServer(
+        recording,
+        served_name,
+        pace=Pace(rate),
+        runs_dir=runs_dir,
+        place=origin,
+    )
+    where = f" --runs-dir {runs_dir}" if runs_dir else ""
+
+    def say_start() -> None:
+        say(
+            f"replaying {place} (run {recording.run_name}, attempt {recording.attempt}) as run {served_name}; "
+            f"attach with: consumer --run {served_name}{where}"
+        )
+
+    def stop(*_: object) -> None:
+        server.stop()
+        # A second signal ends it at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+
+    with handle_signals(stop, signal.SIGINT, signal.SIGTERM):
+        served = server.serve(say_start)
+        while loop and not server.stopped:
+            served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
+    return _report(served._replace(damage="; ".join(filter(None, (*damage, served.damage)))))
+
+
+def _check_name(name: str, where: str | None) -> None:
+    """Raises :class:`offloop.bus.errors.ConfigurationError` when there is a run of that name that is not a replay."""
+    from offloop.bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
+
+    path = runs_dir(where) / name
+    if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
+        raise ConfigurationError(
+            f"{name!r} is a run that was trained, and a replay would become its newest attempt: "
+            "choose another '--run-name'"
+        )
+
+
+def _report(served: "ServedReplay") -> int:
+    say(f"run {served.run_name} {served.ending}: {served.events} events served")
+    if served.damage:
+        say(f"{served.damage}; all else was served", err=True)
+        return EXIT_LOST
+    return 0
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from offloop.bus.cli.options import archived_option, json_option, place_options, split_names, where_option
+from offloop.bus.cli import options
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, say_table, short_text, table
 from offloop.bus.strict_json import plain
@@ -34,13 +34,15 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
     short_help="List the runs.",
     frequent=("--where", "--sort", "--columns", "--live", "--json"),
 )
-@place_options
+@options.place_options
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
-@where_option
+@options.where_option
 @click.option("--sort", metavar="COLUMN", help="In the order of a column; with '-' in front of it the greatest first.")
-@click.option("--columns", callback=split_names, metavar="NAME,...", help="Which columns to show beside the name.")
-@archived_option
-@json_option
+@click.option(
+    "--columns", callback=options.split_names, metavar="NAME,...", help="Which columns to show beside the name."
+)
+@options.archived_option
+@options.json_option
 def list_runs(
     runs_dir: str | None,
     stream: str | None,
@@ -172,8 +174,8 @@ def _paused(path: Path) -> dict[str, Any] | None:
 )
 @click.argument("run")
 @click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")
-@json_option
-@place_options
+@options.json_option
+@options.place_options
 def show_run(
     run: str,
     details: bool,

@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloop.bus.cli.options import (
-    HELPS,
-    ca_option,
-    certificate_key_option,
-    certificate_option,
-    force_option,
-    nkey_option,
-    output_option,
-    read_by,
-    runs_dir_option,
-    start_option,
-    stream_options,
-    until_option,
-)
+from offloop.bus.cli import options
 from offloop.bus.cli.recordings import say_findings
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
@@ -68,12 +55,10 @@ def keygen(name: str, where: str | None) -> None:
 
 @server.command(cls=CliCommand, short_help="Copy a run into NATS JetStream.")
 @click.argument("run")
-@runs_dir_option
-@click.option(
-    "--stream", metavar="ADDRESS", envvar="OFFLOOP_STREAM", required=True, show_envvar=True, help=HELPS["--stream"]
-)
-@nkey_option
-@ca_option
+@options.runs_dir_option
+@options.stream_option
+@options.nkey_option
+@options.ca_option
 @click.option(
     "--replicas",
     envvar="OFFLOOP_REPLICAS",
@@ -83,14 +68,14 @@ def keygen(name: str, where: str | None) -> None:
 @click.option(
     "--max-bytes",
     envvar="OFFLOOP_MAX_BYTES",
-    callback=read_by(_size),
+    callback=options.read_by(_size),
     metavar="SIZE",
     help="How large it may grow: 10GB. Default: $OFFLOOP_MAX_BYTES, else as the servers allow.",
 )
 def bridge(
     run: str,
     runs_dir: str | None,
-    stream: str,
+    stream: str | None,
     nkey: Path | None,
     ca: Path | None,
     replicas: int | None,
@@ -109,7 +94,7 @@ def bridge(
     from offloop.bus.jetstream.connection import NatsServers
     from offloop.bus.runs.directory import find_run
 
-    servers = NatsServers.parse(stream, nkey, ca)
+    servers = NatsServers.parse(_given(stream), nkey, ca)
     found = find_run(run, runs_dir)
     warn = partial(say, err=True)
     copying = Bridge(
@@ -124,11 +109,11 @@ def bridge(
 @server.command(cls=CliCommand, name="fetch", short_help="Get a part of a recording from a host.")
 @click.argument("run")
 @click.argument("host")
-@start_option
-@until_option
-@output_option
-@force_option
-@stream_options
+@options.start_option
+@options.until_option
+@options.output_option
+@options.force_option
+@options.stream_options
 def fetch_part(
     run: str,
     host: str,
@@ -149,8 +134,7 @@ def fetch_part(
     from offloop.bus.jetstream.download import downloaded
     from offloop.bus.tools.convert import convert
 
-    if stream is None:
-        raise click.UsageError("name the NATS servers with --stream")
+    stream = _given(stream)
     target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
     with downloaded(stream, run, host) as whole:
         found = convert([whole], target, start, until, force=force)
@@ -160,7 +144,7 @@ def fetch_part(
 
 @server.command(cls=CliCommand, name="remove", short_help="Remove a run from NATS servers.")
 @click.argument("run")
-@stream_options
+@options.stream_options
 def remove_stream(run: str, stream: str | None) -> None:
     """Remove a run from NATS servers: its streams, and what is said of it there. Its hosts keep their recordings.
 
@@ -169,8 +153,7 @@ def remove_stream(run: str, stream: str | None) -> None:
     from offloop.bus.jetstream.nats_connection import NatsConnection
     from offloop.bus.jetstream.run_stream import remove_run
 
-    if stream is None:
-        raise click.UsageError("name the NATS servers with --stream")
+    stream = _given(stream)
     connection = NatsConnection.at(stream)
     if any(one.live for one in connection.runs(run, "*")):
         raise ConfigurationError(
@@ -180,6 +163,12 @@ def remove_stream(run: str, stream: str | None) -> None:
     if not found:
         raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: {how_to_list(stream)}", run=run)
     say(f"removed run {run}: {', '.join(found)}")
+
+
+def _given(stream: str | None) -> str:
+    if not stream:
+        raise click.UsageError("name the NATS servers with --stream or OFFLOOP_STREAM")
+    return stream
 
 
 # -- the configuration of a server ------------------------------------------------------------------------------------
@@ -197,7 +186,7 @@ def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Call
             raise ConfigurationError(f"{text!r} is not allowed: {allowed}")
         return text
 
-    return click.option(name, callback=read_by(check), **settings)
+    return click.option(name, callback=options.read_by(check), **settings)
 
 
 @server.command(
@@ -210,8 +199,8 @@ def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Call
 @_users("viewer", "Who reads runs, and asks for fields within the viewers' budget.")
 @_users("commander", "Who also commands trainings.")
 @_users("remover", "Who also removes runs.")
-@certificate_option
-@certificate_key_option
+@options.certificate_option
+@options.certificate_key_option
 @_text_option(
     *("--listen", r"\S+:\d{1,5}", "write HOST:PORT"),
     metavar="HOST:PORT",

@@ -44,10 +44,8 @@ def annotate(
     """Adds and removes tags, replaces the note, pins or archives a run; the rest stays. Safe for several processes at
     once. An unreadable file is left as it is.
 
-    Raises:
-        ConfigurationError: a tag or a note that is not allowed, or too many tags.
-        RunDirectoryError: it cannot be read or written.
-    """
+    Raises ConfigurationError: a tag or a note that is not allowed, or too many tags; RunDirectoryError: it cannot be
+    read or written."""
     new = [check_tag(tag) for tag in add]
     if note is not None:
         _check_note(note)
@@ -70,11 +68,7 @@ def annotate(
 
 
 def check_tag(tag: str) -> str:
-    """Strip a tag.
-
-    Raises:
-        ConfigurationError: it is empty, too long, or has a comma or a control character.
-    """
+    """Strip a tag. Raises ConfigurationError: it is empty, too long, or has a comma or a control character."""
     tag = tag.strip()
     if not tag or len(tag) > MAX_TAG or "," in tag or not tag.isprintable():
         raise ConfigurationError(

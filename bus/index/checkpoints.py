@@ -4,14 +4,14 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from offloop.bus.checkpoints.announced import AnnouncedCheckpoint, best_of, read_announced, read_folders
+from offloop.bus.checkpoints.announced import Score, best_of, read_announced, read_folders
 from offloop.bus.checkpoints.image import main_file, read_contents
 from offloop.bus.checkpoints.ratings import RATINGS, Rating, read_ratings
 from offloop.bus.files import walk_files
@@ -90,66 +90,50 @@ def find_checkpoints(
     since_ns = int(run.attempts[0].started * 1e9)
     inside = Path(os.path.abspath(run.path))
     found: dict[Path, Checkpoint] = {}
+
+    def add(
+        path: Path,
+        time: tuple[int | None, int | None],
+        file: _Found | None,
+        rating: Rating | Score | None,
+        *,
+        is_latest: bool = False,
+        is_best: bool = False,
+    ) -> None:
+        about: tuple[float | None, int] = (None, 0) if file is None else (file.time_ns / 1e9, file.size)
+        compared: tuple[str | None, float | None] = (None, None) if rating is None else (rating.metric, rating.value)
+        metrics = dict((evaluated or {}).get(-1 if time[1] is None else time[1], {}))
+        shown = str(path.relative_to(inside) if path.is_relative_to(inside) else path)
+        found[path] = Checkpoint(shown, *time, *about, is_latest, is_best, *compared, metrics)
+
     for folder in dict.fromkeys(Path(os.path.normpath(one)) for one in [inside, *_folders(run)]):
         if folder != inside and folder.is_relative_to(inside):
             continue
         looked = _Look(folder)
         for file in sorted(looked.found, key=lambda one: one.time_ns)[-MOST:]:
-            position = _position(str(file.path), file.time_ns, file.size)
+            name, epoch, batch = _position(str(file.path), file.time_ns, file.size)
             rating, is_best = looked.rating(file.path, known_as)
-            if folder != inside and rating is None and (file.time_ns < since_ns or position.run not in known_as):
-                continue
-            batch = position.batch if rating is None else rating.batch
-            found[file.path] = Checkpoint(
-                _shown(file.path, inside),
-                position.epoch,
-                batch,
-                file.time_ns / 1e9,
-                file.size,
-                file.path in looked.latest,
-                is_best or file.path in looked.best,
-                None if rating is None else rating.metric,
-                None if rating is None else rating.value,
-                dict((evaluated or {}).get(-1 if batch is None else batch, {})),
-            )
+            if folder == inside or rating is not None or (file.time_ns >= since_ns and name in known_as):
+                time = epoch, batch if rating is None else rating.batch
+                is_best = is_best or file.path in looked.best
+                add(file.path, time, file, rating, is_latest=file.path in looked.latest, is_best=is_best)
         for path, rating in looked.lost(known_as):
-            found.setdefault(
-                path,
-                Checkpoint(_shown(path, inside), None, rating.batch, None, 0, metric=rating.metric, value=rating.value),
-            )
-    _add_announced(found, read_announced(run.path), inside, evaluated or {})
-    ordered = sorted(found.values(), key=lambda one: (one.time or 0.0, one.batch or 0, one.path))
-    return tuple(sorted(ordered[-MOST:], key=lambda one: -1 if one.batch is None else one.batch))
-
-
-def _add_announced(
-    found: dict[Path, Checkpoint],
-    announced: Sequence[AnnouncedCheckpoint],
-    inside: Path,
-    evaluated: Mapping[int, Mapping[str, float]],
-) -> None:
+            if path not in found:
+                add(path, (None, rating.batch), None, rating)
+    announced = read_announced(run.path)
     there = [one for one in announced if one.is_there]
     best, latest = best_of(there), there[-1] if there else None
     left = _MOST_LOOKED_AT
     for one in announced:
-        path, score, about = Path(one.path), one.score, None
+        about = None
         if one in there:
             # It may be removed meanwhile.
             with contextlib.suppress(OSError):
-                about = _measured(path, max(left, 0))
+                about = _measured(Path(one.path), max(left, 0))
                 left -= about.files
-        found[path] = Checkpoint(
-            _shown(path, inside),
-            one.epoch,
-            one.batch,
-            None if about is None else about.time_ns / 1e9,
-            0 if about is None else about.size,
-            one is latest,
-            one is best,
-            None if score is None else score.metric,
-            None if score is None else score.value,
-            dict(evaluated.get(one.batch, {})),
-        )
+        add(Path(one.path), (one.epoch, one.batch), about, one.score, is_latest=one is latest, is_best=one is best)
+    ordered = sorted(found.values(), key=lambda one: (one.time or 0.0, one.batch or 0, one.path))
+    return tuple(sorted(ordered[-MOST:], key=lambda one: -1 if one.batch is None else one.batch))
 
 
 def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
@@ -245,7 +229,3 @@ def _position(path: str, time_ns: int, size: int) -> _Position:
             return _Position(name if isinstance(name, str) else None, values[1], values[2])
     counted: dict[str, Any] = {kind[0]: int(number[:18]) for kind, number in _IN_NAME.findall(os.path.basename(path))}
     return _Position(None, counted.get("e"), counted.get("b", counted.get("s")))
-
-
-def _shown(path: Path, inside: Path) -> str:
-    return str(path.relative_to(inside)) if path.is_relative_to(inside) else str(path)

@@ -144,11 +144,7 @@ class Columns:
         self._found: dict[str, Column] = {}
 
     def find(self, name: str) -> Column:
-        """The column of that name.
-
-        Raises:
-            ConfigurationError: there is none, or there are several.
-        """
+        """The column of that name. Raises ConfigurationError: there is none, or there are several."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
@@ -195,11 +191,7 @@ class Columns:
         return Column(names[0], title, "number" if is_number else "text", value)
 
     def of_metric(self, metric: str, which: str) -> Column:
-        """The column of a metric, by its full name.
-
-        Raises:
-            ConfigurationError: it has no best value.
-        """
+        """The column of a metric, by its full name. Raises ConfigurationError: it has no best value."""
         direction = self.direction(metric)
         title = self.metric_names.short(metric)
         if which == "best" and direction is None:

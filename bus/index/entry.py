@@ -14,7 +14,8 @@ from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
 from offloop.bus.protocol.frames import decode_whole_event
 from offloop.bus.protocol.run_state import Reached, SecondsSince1970
-from offloop.bus.recording.summary import Metric, Summary
+from offloop.bus.recording.summary import MetricValues as MetricValues
+from offloop.bus.recording.summary import Summary
 from offloop.bus.runs.directory import RUN_FILE, RunInfo
 from offloop.bus.runs.listing import ListedRun
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
@@ -29,28 +30,6 @@ UNREADABLE = "unreadable"
 
 _OF_LISTED = ("run", "id", "status", "error", "reason", "started", "ended", "attempt")
 _encode = msgspec.msgpack.encode
-
-
-class MetricValues(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A metric of a run over all its attempts, with steps of :func:`offloop.bus.types.metrics.shown_step`."""
-
-    last: float
-    """The newest value."""
-    last_step: int
-    low: float
-    """The least of the finite values; NaN when there is none."""
-    low_step: int
-    high: float
-    """The greatest of the finite values; NaN when there is none."""
-    high_step: int
-
-    def best(self, mode: Mode) -> float:
-        """The least or the greatest value."""
-        return self.low if mode == "min" else self.high
-
-    def best_step(self, mode: Mode) -> int:
-        """The step that :meth:`best` is of."""
-        return self.low_step if mode == "min" else self.high_step
 
 
 class RunEntry(msgspec.Struct):
@@ -125,9 +104,7 @@ def make_entry(
 ) -> RunEntry:
     """The entry of a run, by its ``run.json`` and the summaries of its attempts, the newest last.
 
-    Raises:
-        RunDirectoryError: ``run.json`` is damaged.
-    """
+    Raises RunDirectoryError: ``run.json`` is damaged."""
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))
@@ -179,39 +156,22 @@ def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
 
 
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
-    """Each metric over all attempts, the newest of which has the last value."""
+    """Each metric over all attempts, the newest of which has the last value, with steps of
+    :func:`offloop.bus.types.metrics.shown_step`."""
     found: dict[str, MetricValues] = {}
     for summary in summaries:
         for name, metric in summary.metrics.items():
-            values = _values(metric)
-            if values is not None:
-                found[name] = values if name not in found else _joined(found[name], values)
-    return {name: _shown(name, values) for name, values in found.items()}
-
-
-def _shown(metric: str, values: MetricValues) -> MetricValues:
-    if not is_of_evaluation(metric):
-        return values
-    last, low, high = (shown_step(metric, step) for step in (values.last_step, values.low_step, values.high_step))
-    return msgspec.structs.replace(values, last_step=last, low_step=low, high_step=high)
-
-
-def _values(metric: Metric) -> MetricValues | None:
-    if not metric.buckets:
-        return None
-    buckets = metric.buckets.values()
-    last = max(buckets, key=lambda bucket: bucket.last_step)
-    finite = [bucket for bucket in buckets if bucket.low_step >= 0]
-    if not finite:
-        return MetricValues(last.last, last.last_step, math.nan, -1, math.nan, -1)
-    low, high = min(finite, key=lambda one: one.low), max(finite, key=lambda one: one.high)
-    return MetricValues(last.last, last.last_step, low.low, low.low_step, high.high, high.high_step)
-
-
-def _joined(before: MetricValues, now: MetricValues) -> MetricValues:
-    low = before if not now.low <= before.low else now
-    high = before if not now.high >= before.high else now
-    return MetricValues(now.last, now.last_step, low.low, low.low_step, high.high, high.high_step)
+            values = metric.whole()
+            if values is not None and name in found:
+                found[name].merge(values)
+            elif values is not None:
+                found[name] = values
+    for name in filter(is_of_evaluation, found):
+        one = found[name]
+        one.last_step, one.low_step, one.high_step = (
+            shown_step(name, step) for step in (one.last_step, one.low_step, one.high_step)
+        )
+    return found
 
 
 def _reached(summary: Summary) -> Reached | None:

@@ -38,9 +38,7 @@ def parse_filter(text: str, columns: Columns) -> Predicate:
     quotation marks, such names backticks. ``tags == baseline`` is true of runs that have the tag. A comparison is false
     of a run that has no such value, or one of another kind.
 
-    Raises:
-        ConfigurationError: it is not such an expression, or names what no run has.
-    """
+    Raises ConfigurationError: it is not such an expression, or names what no run has."""
     return _Filter(text, columns).predicate
 
 

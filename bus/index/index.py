@@ -58,9 +58,7 @@ class RunIndex:
     def refresh(self, seconds: float = math.inf) -> int:
         """Read what has changed on the disk, for so many seconds at most, and return how many runs are left.
 
-        Raises:
-            RunDirectoryError: the folder cannot be read.
-        """
+        Raises RunDirectoryError: the folder cannot be read."""
         until = time.monotonic() + seconds
         found = _find(self.root)
         if not found and not self.root.is_dir():

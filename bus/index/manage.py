@@ -19,11 +19,7 @@ _PATIENCE_SECONDS = 2.0
 
 
 def check_ended(path: Path) -> None:
-    """Refuse a run that has not ended.
-
-    Raises:
-        RunIsLiveError: it has not.
-    """
+    """Refuse a run that has not ended. Raises RunIsLiveError: it has not."""
     run = read_run(path)
     if run.away or run.last.status == "running":
         raise _is_live(run.name)
@@ -32,12 +28,8 @@ def check_ended(path: Path) -> None:
 def rename_run(path: Path, name: str) -> Path:
     """Rename the directory of a run and return its new path. Recordings keep the old name.
 
-    Raises:
-        InvalidRunNameError: the name cannot be a run's.
-        ConfigurationError: something has that name already.
-        RunIsLiveError: the run has not ended.
-        RunDirectoryError: it cannot be renamed.
-    """
+    Raises InvalidRunNameError: the name cannot be a run's; ConfigurationError: something has that name already;
+    RunIsLiveError: the run has not ended; RunDirectoryError: it cannot be renamed."""
     check_run_name(name)
     check_ended(path)
     # It may be named by "." or by a path through links; the directory itself was found to be none.
@@ -53,10 +45,7 @@ def rename_run(path: Path, name: str) -> Path:
 def remove_run(path: Path) -> None:
     """Remove the directory of a run. Symbolic links in it are not followed.
 
-    Raises:
-        RunIsLiveError: the run has not ended.
-        RunDirectoryError: it cannot be removed, or not all of it.
-    """
+    Raises RunIsLiveError: the run has not ended; RunDirectoryError: it cannot be removed, or not all of it."""
     check_ended(path)
     path = path.resolve()
     with _locked(path) as directory:

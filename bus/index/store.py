@@ -1,7 +1,6 @@
 """Storage of the index: a folder beside the runs, with a file for each run."""
 
 import contextlib
-import errno
 import hashlib
 import os
 import secrets
@@ -19,7 +18,7 @@ from offloop.bus.recording.summary import Point
 
 INDEX_FOLDER = ".index"
 
-_MAGIC = b"OFLIDX3\n"
+_MAGIC = b"OFLIDX4\n"
 _LENGTH = struct.Struct(">I")
 _HEAD = len(_MAGIC) + _LENGTH.size
 _FIRST_BYTES = 1 << 14
@@ -79,7 +78,7 @@ class IndexStore:
     def read(self, run: str) -> StoredEntry | None:
         """The entry of a run, if there is a readable one."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            descriptor = self._open_file(run)
+            descriptor = open_file(_name(run), dir_fd=self._directory)
             try:
                 content = os.read(descriptor, _FIRST_BYTES)
                 end = _end_of_entry(content)
@@ -138,14 +137,7 @@ class IndexStore:
             os.close(self._directory)
             self._directory = -1
 
-    def _open_file(self, run: str) -> int:
-        if self._directory < 0:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return open_file(_name(run), dir_fd=self._directory)
-
     def _content(self, run: str) -> bytes:
-        if self._directory < 0:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         content = read_file(_name(run), _MAX_BYTES, dir_fd=self._directory)
         _end_of_entry(content)
         return content

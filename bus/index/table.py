@@ -109,11 +109,7 @@ class RunTable:
         ]
 
     def column(self, name: str) -> Column:
-        """The column of that name.
-
-        Raises:
-            ConfigurationError: there is none, or there are several.
-        """
+        """The column of that name. Raises ConfigurationError: there is none, or there are several."""
         return self.known.find(name)
 
     def column_or_none(self, name: str) -> Column | None:
@@ -128,9 +124,7 @@ class RunTable:
     def where(self, entries: Sequence[RunEntry], expression: str) -> list[RunEntry]:
         """The runs for which a filter is true, see :func:`offloop.bus.index.filters.parse_filter`.
 
-        Raises:
-            ConfigurationError: it is not a filter, or names what no run has.
-        """
+        Raises ConfigurationError: it is not a filter, or names what no run has."""
         predicate = parse_filter(expression, self.known)
         return [entry for entry in entries if predicate(entry)]
 
@@ -138,9 +132,7 @@ class RunTable:
         """The runs in the order of a column, downwards with a minus sign in front of its name: numbers before texts,
         and those without a value last.
 
-        Raises:
-            ConfigurationError: no run has that column.
-        """
+        Raises ConfigurationError: no run has that column."""
         value_of, reverse = self.column(order.removeprefix("-")).value, order.startswith("-")
         values = [sortable(value_of(entry)) for entry in entries]
         known = [(value, entry) for value, entry in zip(values, entries, strict=True) if value is not None]
@@ -155,10 +147,8 @@ class RunTable:
     def best(self, entries: Iterable[RunEntry], metric: str, mode: Mode | None = None) -> RunEntry | None:
         """The run with the best finite value of a metric at any step; ``None`` if no run has one.
 
-        Raises:
-            ConfigurationError: no run has that metric, ``mode`` is not ``min`` or ``max``, or there is none and nothing
-                says which values are better.
-        """
+        Raises ConfigurationError: no run has that metric, ``mode`` is not ``min`` or ``max``, or there is none and
+        nothing says which values are better."""
         if mode not in (None, "min", "max"):
             raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
         name = self.known.metric_names.find(metric, "no run has the metric")

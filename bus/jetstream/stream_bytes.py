@@ -20,7 +20,7 @@ from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stored import Stored, get, last_range
 from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
-from offloop.bus.recording.walk import Hole
+from offloop.bus.recording.records import Hole
 
 _AHEAD_BYTES = 4 << 20
 """How much is read ahead of the reader."""

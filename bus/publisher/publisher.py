@@ -117,7 +117,7 @@ class Publisher(SerialCalls):
 
     Where several hosts have brokers of their own, ``local_world_size`` is how many of the ranks publish to this one:
     its run ends with them. The first of them starts the broker, and the others join it at its :attr:`address`.
-    ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`offloop.bus.runs.directory.next_attempt`.
+    ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`offloop.bus.runs.writing.next_attempt`.
 
     ``run_name`` defaults to a new name. Where a run has that name already, this one gets it with a number,
     ``NAME-2``, as :attr:`run_name`; with ``resume`` it is the next attempt of the run of that name, if there is one, as

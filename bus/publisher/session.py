@@ -20,7 +20,8 @@ from offloop.bus.publisher.description import Info, describer
 from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.publisher.outbox import Outbox
 from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
-from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name, socket_address
+from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name
+from offloop.bus.runs.writing import socket_address
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")

@@ -5,8 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from offloop.bus.recording.records import MAGIC, CheckRecord
-from offloop.bus.recording.walk import FileSource, walk
+from offloop.bus.recording.records import MAGIC, CheckRecord, FileSource, walk
 
 _MOST_PARTS = 10_000
 

@@ -13,7 +13,7 @@ from offloop.bus.errors import ProtocolError, RecordingError
 from offloop.bus.files import open_file
 from offloop.bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
 from offloop.bus.recording.growing import Backlog
-from offloop.bus.recording.walk import FileSource
+from offloop.bus.recording.records import FileSource
 
 _READ_BYTES = 4 * MAX_WINDOW
 

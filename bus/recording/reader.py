@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -10,17 +11,7 @@ from typing import NamedTuple
 from offloop.bus.errors import RecordingError
 from offloop.bus.printing import Damage
 from offloop.bus.recording import records
-from offloop.bus.recording.records import FRONT, MAGIC, CheckRecord, Chunk, DamageError, Position
-from offloop.bus.recording.walk import (
-    ByteSource,
-    EndsWithinError,
-    FileSource,
-    Hole,
-    Sound,
-    head_at,
-    read_record,
-    sound_records,
-)
+from offloop.bus.recording.records import CheckRecord, Chunk, DamageError, RecordHead
 
 
 class Record(NamedTuple):
@@ -48,12 +39,12 @@ class RecordingReader:
 
     :meth:`read` gives what is there and can be called again later for what came after. Every chunk whose own bytes are
     good is given, in order, whatever happened around it. The recording is a file, or anything that is a
-    :class:`~offloop.bus.recording.walk.ByteSource`, with a ``name`` for messages.
+    :class:`~offloop.bus.recording.records.ByteSource`, with a ``name`` for messages.
 
     Raises RecordingError: the file is missing or cannot be opened."""
 
-    def __init__(self, source: Path | ByteSource, name: str | None = None) -> None:
-        self._source: ByteSource = FileSource(source) if isinstance(source, Path) else source
+    def __init__(self, source: Path | records.ByteSource, name: str | None = None) -> None:
+        self._source: records.ByteSource = records.FileSource(source) if isinstance(source, Path) else source
         self._name = name or str(source)
         self.cut: str | None = None
         """The record within which the recording ends, after :meth:`read`, if it does."""
@@ -61,7 +52,7 @@ class RecordingReader:
         """The end of a closed recording has been read."""
         self.metadata: dict[str, str] = {}
         """``run``, ``attempt``, ``protocol_version`` and ``id`` of the recording, once the front has been read."""
-        self.positions: dict[int, Position] = {}
+        self.positions: dict[int, records.Position] = {}
         """The position of each rank by the last check record."""
         self._begun = False
         self._damage = Damage()
@@ -135,65 +126,63 @@ class RecordingReader:
         if self._position:
             return True
         if not self._begun:
-            front = self._source.read_at(0, len(FRONT))
-            if len(front) < len(FRONT) and FRONT.startswith(front):
+            front = self._source.read_at(0, len(records.FRONT))
+            if len(front) < len(records.FRONT) and records.FRONT.startswith(front):
                 if self._source.hole is not None:
                     self._skip(self._source.hole)
                     return True
                 if front:
-                    self._end_within(f"its first {len(FRONT)} bytes")
+                    self._end_within(f"its first {len(records.FRONT)} bytes")
                 return False
             # Where the front was lost there may be zeros of any length.
             within = records.FRONT_BYTES if any(front) else None
-            if front != FRONT and next(sound_records(self._source, 0, within), None) is None:
+            if front != records.FRONT and next(records.sound_records(self._source, 0, within), None) is None:
                 raise RecordingError(
                     f"{self._name} is not a recording: it does not begin as an MCAP file of profile "
                     f"{records.PROFILE!r} does"
                 )
-        self._begun, self._offset = True, len(MAGIC)
+        self._begun, self._offset = True, len(records.MAGIC)
         return True
 
     def _take_next(self) -> list[Record]:
-        head = head_at(self._source, self._offset)
+        head = records.head_at(self._source, self._offset)
         if head.check is not None:
-            return self._take_check_record(Sound(head.offset, head.end, head.check))
+            return self._take_check_record(head, head.check)
         if head.opcode == records.OP_DATA_END:
             self.finished = True
             self._commit()
             return []
-        record = read_record(self._source, head.offset, head.end - head.offset, head.front)
+        record = records.read_record(self._source, head.offset, head.end - head.offset, head.front)
         if head.opcode == records.OP_CHUNK:
-            return self._take_chunk(Sound(head.offset, head.end, Chunk.decode(record)))
+            return self._take_chunk(head, Chunk.decode(record))
         self._offset = head.end
         return []
 
-    def _take_chunk(self, sound: Sound) -> list[Record]:
-        assert isinstance(sound.what, Chunk)  # by the caller
-        messages = _messages_in(sound.what)
-        given = sound.what.head.checksum, len(messages)
-        self._offset = sound.end
+    def _take_chunk(self, head: RecordHead, chunk: Chunk) -> list[Record]:
+        messages = _messages_in(chunk)
+        given = chunk.checksum, len(messages)
+        self._offset = head.end
         self._part.messages += len(messages)
-        if self._given.get(sound.offset) == given:
+        if self._given.get(head.offset) == given:
             return []
-        self._given[sound.offset] = given
+        self._given[head.offset] = given
         return messages
 
-    def _take_check_record(self, sound: Sound) -> list[Record]:
+    def _take_check_record(self, head: RecordHead, check: CheckRecord) -> list[Record]:
         """Compares what was read since the last check record with what this one says."""
-        check, part = sound.what, self._part
-        assert isinstance(check, CheckRecord)  # by the caller
+        part = self._part
         missing = check.total - (check.before if self._total is None else self._total) - part.messages
-        between = f"between offsets {self._position} and {sound.offset}"
+        between = f"between offsets {self._position} and {head.offset}"
         if missing > 0:
             part.problems.add(f"{self._name} has lost {missing} messages {between}")
-        if not part.problems and not self._is_as_written(check, sound.offset):
+        if not part.problems and not self._is_as_written(check, head.offset):
             part.problems.add(
                 f"{self._name} is damaged {between}: what stands there is not what was written, but no message is lost"
             )
         if self._total is not None or check.start == self._position:
             part.chunk_lost = missing > 0
         self.metadata, self.positions = check.metadata, check.positions
-        self._offset = sound.end
+        self._offset = head.end
         self._commit()
         self._total = check.total
         return []
@@ -215,12 +204,12 @@ class RecordingReader:
 
     def _pass(self, problem: DamageError) -> list[Record] | None:
         """Continues behind what cannot be read; ``None`` at the end of what is there."""
-        is_cut = isinstance(problem, EndsWithinError)
+        is_cut = isinstance(problem, records.EndsWithinError)
         if is_cut and self._source.is_coming:
             # All of a long record would be searched anew with each piece of it that comes.
             self._end_within(str(problem))
             return None
-        sound = next(self._sound_from(self._offset), None)
+        sound = self._next_sound()
         if sound is not None and self._tried_again != self._offset:
             # In a file that grows, what was not whole a moment ago may be, with more behind it.
             self._tried_again = self._offset
@@ -237,18 +226,20 @@ class RecordingReader:
             self._note_lost_chunk()
         if sound is None:
             return None
-        return self._take_check_record(sound) if isinstance(sound.what, CheckRecord) else self._take_chunk(sound)
+        if isinstance(sound.what, Chunk):
+            return self._take_chunk(sound, sound.what)
+        assert sound.check is not None  # the only other kind
+        return self._take_check_record(sound, sound.check)
 
-    def _sound_from(self, offset: int) -> Iterator[Sound]:
-        for sound in sound_records(self._source, offset):
-            try:
+    def _next_sound(self) -> RecordHead | None:
+        for sound in records.sound_records(self._source, self._offset):
+            with suppress(DamageError):
                 if isinstance(sound.what, Chunk):
                     _messages_in(sound.what)
-            except DamageError:
-                continue
-            yield sound
+                return sound
+        return None
 
-    def _skip(self, hole: Hole) -> None:
+    def _skip(self, hole: records.Hole) -> None:
         self._part.problems.add(f"{self._name} lacks bytes {self._offset:,} to {hole.end:,}: {hole.why}")
         self._part.chunk_lost = True
         self._offset = hole.end
@@ -267,7 +258,7 @@ def _messages_in(chunk: Chunk) -> list[Record]:
     """The messages of a chunk.
 
     Raises DamageError: a record is longer than the chunk, or there are more than so few compressed bytes can hold."""
-    data, most = chunk.data, records.MESSAGES_PER_BYTE * chunk.head.data_size
+    data, most = chunk.data, records.MESSAGES_PER_BYTE * chunk.data_size
     topics: dict[int, str] = {}
     found: list[Record] = []
     append, front_size, body = found.append, records.MESSAGE_FRONT.size, records.MESSAGE.size
@@ -294,5 +285,5 @@ def _messages_in(chunk: Chunk) -> list[Record]:
             append(_new_record(Record, (topic, data[offset + body : offset + size])))
         offset += size
         if len(found) > most:
-            raise DamageError(f"{chunk.head.data_size} compressed bytes hold too many messages to be numbered")
+            raise DamageError(f"{chunk.data_size} compressed bytes hold too many messages to be numbered")
     return found

@@ -25,9 +25,7 @@ class Recording(RunStream):
     ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
     belong to a live run, or be truncated: every complete record is read, and ``damage`` names the rest.
 
-    Raises:
-        RecordingError: there is no such file, or it is not a recording.
-    """
+    Raises RecordingError: there is no such file, or it is not a recording."""
 
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
         self.path = self.recording = _find(Path(path), attempt)

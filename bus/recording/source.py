@@ -4,7 +4,7 @@ them, lost or cut out."""
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.printing import Damage
@@ -149,16 +149,6 @@ class RecordSource:
     def outcomes(self) -> list[Outcome]:
         """The commands that the trainer has answered so far."""
         return self._order.outcomes
-
-    def found(self) -> dict[str, Any]:
-        """The findings of the iteration by name: damage, gaps and the like."""
-        return {
-            "ending": self.ending,
-            "damage": tuple(self.damage),
-            "gaps": tuple(self.gaps),
-            "left_out": tuple(self.left_out),
-            "lost": self.lost,
-        }
 
     def __iter__(self) -> Iterator[Recorded]:
         self._begin()

@@ -5,6 +5,7 @@ The recording is the record. A summary may lag behind it, be deleted or be damag
 
 import contextlib
 import logging
+import math
 import os
 import time
 import zlib
@@ -18,12 +19,12 @@ from offloop.bus.errors import ProtocolError, RecordingError
 from offloop.bus.files import open_file, read_file
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, EventBody, decode_whole_event, parse_topic
 from offloop.bus.recording.reader import RecordingReader
-from offloop.bus.recording.walk import FileSource
+from offloop.bus.recording.records import FileSource
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
-from offloop.bus.types.metrics import is_of_evaluation
+from offloop.bus.types.metrics import Mode, is_of_evaluation
 from offloop.bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
@@ -41,7 +42,7 @@ MAX_EVENT_BYTES = 4096
 """Larger events are not kept."""
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
-_VERSION = 3
+_VERSION = 4
 _MAGIC = b"OFLSUM\r\n"
 _MAX_BYTES = 16 << 20
 _TRACE_BYTES = 64
@@ -56,19 +57,27 @@ _Width = Annotated[int, msgspec.Meta(ge=1)]
 ODD = {"nan": 1, "inf": 2, "-inf": 4}
 
 
-class Bucket(msgspec.Struct, array_like=True):
-    """The last, least and greatest value of some consecutive steps of a metric."""
+class MetricValues(msgspec.Struct, array_like=True, gc=False):
+    """The last, least and greatest value of a metric over some steps."""
 
-    last_step: int
     last: float
     """The value of the highest step."""
-    low_step: int = -1
-    low: float = 0.0
+    last_step: int
+    low: float = math.nan
     """The least of the finite values; ``low_step`` is negative when there is none."""
+    low_step: int = -1
+    high: float = math.nan
     high_step: int = -1
-    high: float = 0.0
     odd: int = 0
     """The sum of :data:`ODD` of the values that are not finite."""
+
+    def best(self, mode: Mode) -> float:
+        """The least or the greatest value."""
+        return self.low if mode == "min" else self.high
+
+    def best_step(self, mode: Mode) -> int:
+        """The step that :meth:`best` is of."""
+        return self.low_step if mode == "min" else self.high_step
 
     def add(self, step: int, value: float) -> None:
         if step >= self.last_step:
@@ -81,8 +90,8 @@ class Bucket(msgspec.Struct, array_like=True):
             if self.high_step < 0 or value > self.high:
                 self.high_step, self.high = step, value
 
-    def merge(self, later: "Bucket") -> None:
-        """Adds a bucket of later steps."""
+    def merge(self, later: "MetricValues") -> None:
+        """Adds the values of later steps."""
         odd = self.odd | later.odd
         for step, value in ((later.low_step, later.low), (later.high_step, later.high)):
             if step >= 0:
@@ -94,7 +103,7 @@ class Metric(msgspec.Struct, array_like=True):
     """One metric: a bucket for each ``width`` steps in which it has values."""
 
     width: _Width = 1
-    buckets: dict[int, Bucket] = msgspec.field(default_factory=dict)
+    buckets: dict[int, MetricValues] = msgspec.field(default_factory=dict)
     """By ``step // width``."""
 
     def add(self, step: int, value: float) -> bool:
@@ -104,7 +113,7 @@ class Metric(msgspec.Struct, array_like=True):
         if bucket is not None:
             bucket.add(step, value)
             return False
-        bucket = self.buckets[place] = Bucket(step, value)
+        bucket = self.buckets[place] = MetricValues(value, step)
         bucket.add(step, value)
         return True
 
@@ -132,6 +141,16 @@ class Metric(msgspec.Struct, array_like=True):
                     found[step] = value
             found[bucket.last_step] = bucket.last
         return sorted(found.items())
+
+    def whole(self) -> MetricValues | None:
+        """The values of all steps; ``None`` without any."""
+        found: MetricValues | None = None
+        for place in sorted(self.buckets):
+            if found is None:
+                found = msgspec.structs.replace(self.buckets[place])
+            else:
+                found.merge(self.buckets[place])
+        return found
 
     def thinned(self, most: int) -> "Metric":
         """A copy with at most ``most`` buckets."""

@@ -15,7 +15,10 @@ SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event
 """The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay
 begins."""
 
-_HOW_TO_WRITE = "write a training time (2ep, 100ba, 0.5dur, 90sec, 1h30m) or a date with a time (2026-11-21T10:00)"
+_HOW_TO_WRITE = (
+    "write a training time (2ep, 100ba, 0.5dur, 90sec, 1h30m), '+' and the time since the recording began (+90s, "
+    "+1h30m), or a date with a time (2026-11-21T10:00)"
+)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as in the docs of datetime
@@ -38,8 +41,9 @@ class _TrainingBound:
     def __str__(self) -> str:
         return str(self.time)
 
-    def compare(self, state: Snapshot) -> int:
-        """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it.
+    def compare(self, state: Snapshot, began: int) -> int:
+        """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it; ``began`` is when the
+        recording began, in nanoseconds since 1970.
 
         Raises ConfigurationError: the recording does not tell."""
         values, unit, whole = state.timestamp.values, self.time.unit, 1.0
@@ -66,12 +70,15 @@ class _ClockBound:
 
     text: str
     time_ns: int
+    """Since 1970, or since the recording began."""
+    is_relative: bool = False
 
     def __str__(self) -> str:
         return self.text
 
-    def compare(self, state: Snapshot) -> int:
-        return (state.time_ns > self.time_ns) - (state.time_ns < self.time_ns)
+    def compare(self, state: Snapshot, began: int) -> int:
+        moment = self.time_ns + began * self.is_relative
+        return (state.time_ns > moment) - (state.time_ns < moment)
 
 
 Bound: TypeAlias = _TrainingBound | _ClockBound
@@ -80,7 +87,8 @@ Bound: TypeAlias = _TrainingBound | _ClockBound
 
 def parse_bound(text: str) -> Bound:
     """Reads a bound: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
-    training), or a date with a time as in ISO 8601, of this machine's time zone unless it names one.
+    training), ``+`` and the time since the recording began (``+90s``, ``+1h30m``), or a date with a time as in ISO
+    8601, of this machine's time zone unless it names one.
 
     Raises InvalidTimeError: it is none of these."""
     stripped = text.strip()
@@ -88,9 +96,12 @@ def parse_bound(text: str) -> Bound:
         if _DATE.match(stripped):
             since = datetime.fromisoformat(stripped).astimezone() - _EPOCH
             return _ClockBound(stripped, since // _MICROSECOND * 1000)
-        time = Time.from_timestring(stripped)
+        is_relative = stripped.startswith("+")
+        time = Time.from_timestring(stripped.removeprefix("+"))
         if not time.value >= 0:
             raise InvalidTimeError("it is before the beginning")
+        if is_relative and time.unit is TimeUnit.SECOND:
+            return _ClockBound(stripped, int(time) * 10**9, is_relative)
     except (ValueError, OverflowError):
         raise InvalidTimeError(f"invalid time {text[:60]!r}: {_HOW_TO_WRITE}", value=text) from None
     return _TrainingBound(time)
@@ -98,9 +109,11 @@ def parse_bound(text: str) -> Bound:
 
 class Window:
     """The events of a recording that are replayed: those from ``start`` to ``until``, events at either moment included,
-    and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once."""
+    and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once. ``began`` is when the
+    recording began, in nanoseconds since 1970."""
 
-    def __init__(self, start: Bound | None, until: Bound | None) -> None:
+    def __init__(self, start: Bound | None, until: Bound | None, began: int = 0) -> None:
+        self._began = began
         self._start = start
         self._until = until
         self._past: set[int] = set()
@@ -111,12 +124,12 @@ class Window:
 
     def takes(self, state: Snapshot) -> bool:
         """The event is replayed. Raises ConfigurationError: the recording does not tell."""
-        if self._until is not None and self._until.compare(state) > 0:
+        if self._until is not None and self._until.compare(state, self._began) > 0:
             self._past.add(state.rank)
             world_size = state.world_size
             self.over = len(self._past) >= (world_size if isinstance(world_size, int) else 1)
             return False
-        if self._start is None or self._start.compare(state) >= 0:
+        if self._start is None or self._start.compare(state, self._began) >= 0:
             self.begun = True
             return True
         return state.event in SETUP_EVENTS

@@ -16,8 +16,7 @@ from offloop.bus.errors import ProtocolError, RecordingError, RunDirectoryError
 from offloop.bus.files import open_file
 from offloop.bus.protocol.frames import END, PROTOCOL_VERSION, parse_topic
 from offloop.bus.recording import records
-from offloop.bus.recording.records import BACK, FRONT, MAX_TOPICS, PROFILE, CheckRecord, Position
-from offloop.bus.recording.walk import FileSource, walk
+from offloop.bus.recording.records import BACK, FRONT, MAX_TOPICS, PROFILE, CheckRecord, FileSource, Position, walk
 
 CHUNK_BYTES = 1024 * 1024
 COMPRESSION_LEVEL = 1
@@ -40,9 +39,11 @@ class RecordingWriter:
     What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
     good flush are forgotten, and the file ends where it ended then. It continues after :meth:`recover`.
 
-    ``run_id`` is the run's identity: see :attr:`offloop.bus.RunInfo.id`; ``about`` is what else its metadata has.
+    ``run_id`` is the run's identity: see :attr:`offloop.bus.RunInfo.id`; ``about`` is what else its metadata has. With
+    ``resume`` it continues the recording of an attempt behind its last check record.
 
-    Raises RunDirectoryError: the file cannot be created."""
+    Raises RunDirectoryError: the file cannot be created, opened or written; RecordingError: the one to resume is not
+    the recording of that attempt."""
 
     def __init__(
         self,
@@ -51,49 +52,12 @@ class RecordingWriter:
         attempt: int,
         run_id: str | None = None,
         about: Mapping[str, str] = MappingProxyType({}),
+        *,
+        resume: bool = False,
     ) -> None:
-        self._prepare(path, run, attempt, run_id)
-        self._metadata |= about
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, 0o600)
-        except OSError as error:
-            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}", path=path) from None
-        try:
-            self._put(self._front())
-        except OSError as error:
-            os.close(self._descriptor)
-            path.unlink(missing_ok=True)
-            raise RunDirectoryError(f"the recording {path} cannot be created: {error.strerror}", path=path) from None
-
-    @classmethod
-    def resume(cls, path: Path, run: str, attempt: int, run_id: str | None = None) -> "RecordingWriter":
-        """Continues the recording of an attempt behind its last check record.
-
-        Raises RunDirectoryError: the file cannot be opened or written; RecordingError: it is not the recording of that
-        attempt."""
-        writer = cls.__new__(cls)
-        writer._prepare(path, run, attempt, run_id)
-        try:
-            writer._descriptor = open_file(path, os.O_RDWR)
-        except OSError as error:
-            raise RunDirectoryError(f"the recording {path} cannot be opened: {error.strerror}", path=path) from None
-        try:
-            writer._take_over()
-        except BaseException as error:
-            os.close(writer._descriptor)
-            if isinstance(error, OSError):
-                raise RunDirectoryError(
-                    f"the recording {path} cannot be written: {error.strerror}", path=path
-                ) from None
-            raise
-        return writer
-
-    def _prepare(self, path: Path, run: str, attempt: int, run_id: str | None) -> None:
         self.path = path
         self._metadata = {"run": run, "attempt": str(attempt), "protocol_version": str(PROTOCOL_VERSION)}
-        if run_id is not None:
-            self._metadata["id"] = run_id
+        self._metadata |= ({} if run_id is None else {"id": run_id}) | dict(about)
         self._compress = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compress
         self._write_error: str | None = None
         self._closed = False
@@ -104,6 +68,26 @@ class RecordingWriter:
         self._positions: dict[int, Position] = {}
         self._total = 0
         self._forget()
+        try:
+            new = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = open_file(path, os.O_RDWR) if resume else os.open(path, new, 0o600)
+        except OSError as error:
+            raise self._failure("opened" if resume else "created", error) from None
+        try:
+            if resume:
+                self._take_over()
+            else:
+                self._put(self._front())
+        except BaseException as error:
+            os.close(self._descriptor)
+            if not resume:
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise self._failure("written" if resume else "created", error) from None
+            raise
+
+    def _failure(self, what: str, error: OSError) -> RunDirectoryError:
+        return RunDirectoryError(f"the recording {self.path} cannot be {what}: {error.strerror}", path=self.path)
 
     def _forget(self) -> None:
         self._buffer = bytearray()

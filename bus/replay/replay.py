@@ -3,18 +3,73 @@
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
 import msgspec
 
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.window import Bound, Window, parse_bound
-from offloop.bus.replay.pace import Pace
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
+
+RATES = "1 replays as fast as it was, 10 ten times as fast, 'max' at once"
+"""The rates in words."""
+
+
+class Pace:
+    """Lets the recorded time pass, ``rate`` times as fast as it did; at once by default. Several replays of one
+    recording may share it, each in a thread of its own, and then go together.
+
+    The first requested event is due at once, and the others as much later as they were recorded later, divided by the
+    rate. ``clock`` gives seconds, never going back.
+
+    Raises ConfigurationError: the rate is not over 0."""
+
+    def __init__(self, rate: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if not rate > 0:
+            raise ConfigurationError(f"{rate:g} is not a rate: {RATES}")
+        self.rate = rate
+        self._clock = clock
+        self._lock = threading.Lock()
+        # The recorded time that was reached at `_since`; None until an event is given.
+        self._head: int | None = None
+        self._since = 0.0
+
+    def due_in(self, at: int) -> float:
+        """In how many seconds an event recorded at ``at``, in nanoseconds, is due; 0 when it is now."""
+        with self._lock:
+            if self._head is None or (math.isinf(self.rate) and at > self._head):
+                self._head, self._since = at, self._clock()
+            return self._left(at)
+
+    def is_past(self, at: int) -> bool:
+        """A recorded time, in nanoseconds, has come; asks for no event of that time."""
+        with self._lock:
+            return self._head is not None and self._left(at) == 0
+
+    def _left(self, at: int) -> float:
+        assert self._head is not None  # only what has begun passes
+        if at <= self._head:
+            return 0.0
+        if math.isinf(self.rate):
+            return math.inf
+        return max(0.0, (at - self._head) / 1e9 / self.rate - (self._clock() - self._since))
+
+    async def until(self, at: int) -> None:
+        """Waits until an event recorded at ``at``, in nanoseconds, is due."""
+        while left := self.due_in(at):
+            await asyncio.sleep(left)
+
+    def rewind(self) -> None:
+        """Begins anew with the next event, wherever in the recording it is."""
+        with self._lock:
+            self._head = None
 
 
 class Replay(RunStream):
@@ -23,7 +78,7 @@ class Replay(RunStream):
     from them computes the same numbers at any pace.
 
     ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
-    :class:`~offloop.bus.replay.pace.Pace`. ``start`` and ``until`` are moments in the words of
+    :class:`~offloop.bus.replay.replay.Pace`. ``start`` and ``until`` are moments in the words of
     :func:`~offloop.bus.recording.window.parse_bound`; events at either moment belong to the replay. Wherever it begins,
     the events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained;
     the others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
@@ -94,10 +149,13 @@ class Replay(RunStream):
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         recording, self._ending = self._recording, None
         self._commands, self._judged, self._is_over = [], 0, False
-        if self._start is None and self.until is None:
+        began = 0
+        if self._start or self.until:
+            began = next((one.time_ns for one in recording.snapshots()), 0)
+        else:
             # Callbacks that see a part of it have another state at a checkpoint than they had there.
             recording.on_checkpoint = self.on_checkpoint
-        window = Window(self._start, self.until)
+        window = Window(self._start, self.until, began)
         before: list[Snapshot] = []
         last: Snapshot | None = None
         for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):

@@ -10,12 +10,12 @@ import msgpack
 import zmq
 
 from offloop.bus.errors import BrokerError, ConfigurationError, RecordingError
-from offloop.bus.protocol.frames import END, MAX_FRAME, Topic, event_encoder, mark_context
+from offloop.bus.protocol.frames import CUT, END, MAX_FRAME, Topic, event_encoder, mark_context
 from offloop.bus.protocol.order import Ending, worst_of
 from offloop.bus.publisher.session import BrokerSession, connect
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import Recorded, RecordSource, is_mark, ranks_in
-from offloop.bus.replay.pace import Pace
+from offloop.bus.replay.replay import Pace
 from offloop.bus.runs.directory import Origin
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp
@@ -244,8 +244,12 @@ class ReplayServer:
         for count, record in enumerate(source, 1):
             if count % ROUND_EVENTS == 0:
                 self._exchange(0)
-            while not self._stopping and (left := self._pace.due_in(record.event.time)):
-                self._exchange(min(left, POLL_SECONDS))
+            if record.topic.name == CUT:
+                # What was left out takes no time.
+                self._pace.rewind()
+            else:
+                while not self._stopping and (left := self._pace.due_in(record.event.time)):
+                    self._exchange(min(left, POLL_SECONDS))
             if self._stopping:
                 return
             feed = self._feeds[record.topic.rank]

@@ -101,9 +101,7 @@ Record = TypeVar("Record")
 def read_record(path: Path, directory: int, form: type[Record]) -> Record | None:
     """Reads one of these files in its open directory; ``None`` if it is missing.
 
-    Raises:
-        RunDirectoryError: it cannot be read, or has another form.
-    """
+    Raises RunDirectoryError: it cannot be read, or has another form."""
     return _read(path, directory, form)[0]
 
 

@@ -3,16 +3,48 @@
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import END
-from offloop.bus.protocol.order import Gap
+from offloop.bus.protocol.order import Ending, Gap
 from offloop.bus.recording.source import CutRange, Recorded, RecordSource, base_before, is_mark, ranks_in, snapshot_of
 from offloop.bus.recording.window import Bound, Window, parse_bound
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.tools.written import Written, nothing_chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The file that a tool wrote, and what it found in the recordings that it read."""
+
+    path: Path
+    """The file that was written."""
+    events: int
+    """Events in it."""
+    marks: int = 0
+    """Rows of an export that are not events: commands, and how the run ended. A timeline has none."""
+    dropped: int = 0
+    """Events that were left out of a part."""
+    ending: Ending | None
+    """How the run ended; ``None`` when no recording says it for all ranks."""
+    damage: tuple[str, ...]
+    """What could not be read, each with its file and offset."""
+    gaps: tuple[Gap, ...]
+    """Numbers that are missing, of each rank."""
+    left_out: tuple[Gap, ...]
+    """Numbers that are missing because a part was written without them."""
+    lost: bool
+    """Whether the recordings held something that is not in the file because it cannot be read."""
+
+
+def nothing_chosen(path: Path) -> ConfigurationError:
+    """The error for options that choose no event of a recording."""
+    return ConfigurationError(
+        f"nothing of {path} is chosen: 'offloop show {path}' shows its events and how far the training came"
+    )
 
 
 def convert(
@@ -32,18 +64,16 @@ def convert(
     (how it ended, its commands) are kept in any case. In the place of events that are left out there is a mark
     ``$cut``, which says which ones; numbers that are missing in the originals have none.
 
-    Raises:
-        ConfigurationError: they are not of one attempt of one run, two of them have different events of the same rank
-            and number, no event is chosen, or ``output`` exists and ``force`` is not set.
-        InvalidTimeError: ``start`` or ``until`` is not such a time.
-        RecordingError: one of them is not a recording.
-        RunDirectoryError: ``output`` cannot be written.
-    """
+    Raises ConfigurationError: they are not of one attempt of one run, two of them have different events of the same
+    rank and number, no event is chosen, or ``output`` exists and ``force`` is not set; InvalidTimeError: ``start`` or
+    ``until`` is not such a time; RecordingError: one of them is not a recording; RunDirectoryError: ``output`` cannot
+    be written."""
     sources = [RecordSource(path) for path in paths]
     run, attempt, run_id = _identity(sources)
     first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))
     is_part = first is not None or last is not None
-    window = Window(first, last)
+    began = min((record.event.time for source in sources for record in islice(source, 1)), default=0)
+    window = Window(first, last, began)
     records: Iterable[Recorded] = sources[0]
     if len(sources) > 1:
         by_rank: dict[int, list[RecordSource]] = {}
@@ -172,9 +202,7 @@ class _RankStream:
 def _records_of_rank(sources: Sequence[RecordSource]) -> Iterator[Recorded]:
     """The records of one rank of all recordings, each number once and in order.
 
-    Raises:
-        ConfigurationError: two recordings have different ones of the same number.
-    """
+    Raises ConfigurationError: two recordings have different ones of the same number."""
     stream = _RankStream(sources[0].run, sources[0].attempt)
     last: Recorded | None = None
     obituary: Recorded | None = None

@@ -182,10 +182,8 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
     recorded because a consumer requested them are compared where both have them; so are base events where a part was
     written without some.
 
-    Raises:
-        ConfigurationError: ``tolerance`` is negative or not a number, or the recordings have no event in common.
-        RecordingError: one of them is not a recording.
-    """
+    Raises ConfigurationError: ``tolerance`` is negative or not a number, or the recordings have no event in common;
+    RecordingError: one of them is not a recording."""
     if not 0 <= tolerance < math.inf:
         raise ConfigurationError(f"the tolerance is a number of 0 or more, not {tolerance}")
     for path in (a, b):

@@ -1,25 +1,24 @@
-"""A recording in a form that other tools read."""
+"""A recording in a form that other tools read: CSV, lines of JSON, Parquet, a timeline."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import base64
+import re
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ConfigurationError, close_matches
+from offloop.bus.errors import ConfigurationError, close_matches, require
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import COMMAND, END
 from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
-from offloop.bus.tools.rows import FORMATS
-from offloop.bus.tools.tables import write_csv, write_jsonl, write_parquet
+from offloop.bus.strict_json import flatten, json_text
+from offloop.bus.tools.convert import Written, nothing_chosen
+from offloop.bus.tools.rows import FORMATS, as_row, clock
 from offloop.bus.tools.trace import TraceWriter
-from offloop.bus.tools.written import Written, nothing_chosen
 from offloop.bus.types.event import Event
 
-_Write = Callable[[Iterable[Recorded], Path], None]
-
-_WRITERS: Mapping[str, _Write] = {
-    "parquet": write_parquet,
-    "csv": write_csv,
-    "jsonl": write_jsonl,
-}
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def exported_path(recording: Path, to: str) -> Path:
@@ -45,31 +44,33 @@ def export(
     named. Memory does not grow with the recording, but for the list of the numbers that it lacks. It may still be
     written: what is there at the beginning is exported.
 
-    Raises:
-        ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not
-            set, or PyArrow is not installed.
-        RecordingError: ``path`` is not a recording.
-        RunDirectoryError: ``output`` cannot be written.
-    """
+    Raises ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not
+    set, or PyArrow is not installed; RecordingError: ``path`` is not a recording; RunDirectoryError: ``output`` cannot
+    be written."""
     if to not in FORMATS:
         raise ConfigurationError(
             f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"
         )
-    write = _WRITERS.get(to)
+    write = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl, "trace": _write_trace}[to]
     source = RecordSource(path, ranks)
     chosen = _Chosen(source, events)
     with atomic_output(output, [path], force) as draft:
-        if write is None:
-            _write_trace(chosen, draft)
-        else:
-            write(chosen, draft)
+        write(chosen, draft)
         for rank in sorted(set(ranks or ()) - source.ranks):
             there = ", ".join(map(str, sorted(source.ranks))) or "none"
             raise ConfigurationError(f"{path} has no rank {rank}: choose of {there} with '--ranks'")
         if not chosen.events:
             raise nothing_chosen(path)
-    marks = 0 if write is None else chosen.marks
-    return Written(path=output, events=chosen.events, marks=marks, **source.found())
+    return Written(
+        path=output,
+        events=chosen.events,
+        marks=0 if to == "trace" else chosen.marks,
+        ending=source.ending,
+        damage=tuple(source.damage),
+        gaps=tuple(source.gaps),
+        left_out=tuple(source.left_out),
+        lost=source.lost,
+    )
 
 
 class _Chosen:
@@ -112,3 +113,143 @@ def _write_trace(chosen: _Chosen, path: Path) -> None:
                 writer.command(outcome, record.event.time)
                 shown += 1
         writer.close(source.ending)
+
+
+_BARE = re.compile(r'[^",\r\n]+')
+
+_LONG = 1 << 63
+_ROWS_IN_A_GROUP = 10_000
+_CELLS_IN_A_GROUP = 1_000_000
+_BYTES_IN_A_GROUP = 16 * 1024 * 1024
+
+
+def write_csv(records: Iterable[Recorded], path: Path) -> None:
+    """Writes a table with a header. What is missing, and what is nothing, is left empty, and an empty text is ``""``;
+    lists are JSON, ``true`` and ``false`` are written as in it; bytes are base64; NaN and infinities are ``nan``,
+    ``inf`` and ``-inf``.
+
+    ``records`` is gone through twice: for the columns, in the order in which they first came, and for the rows."""
+    columns = list(dict.fromkeys(chain.from_iterable(flatten(as_row(record)) for record in records)))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(_line(columns))
+        for record in records:
+            row = flatten(as_row(record))
+            row["utc"] = clock(row["utc"])
+            file.write(_line(_cell(row.get(name)) for name in columns))
+
+
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if type(value) in (int, float):
+        return repr(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
+
+
+def _line(cells: Iterable[str | None]) -> str:
+    # The library's writer leaves a carriage return bare, at which its reader ends the line; and it cannot tell an empty
+    # text from none.
+    return ",".join("" if cell is None else _quoted(cell) for cell in cells) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return text if _BARE.fullmatch(text) else '"' + text.replace('"', '""') + '"'
+
+
+def write_jsonl(records: Iterable[Recorded], path: Path) -> None:
+    """Writes one object for each event in a line of its own. Maps and lists stay what they are. The JSON is strict: NaN
+    and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes are base64."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for record in records:
+            row = as_row(record)
+            row["utc"] = clock(row["utc"])
+            file.write(f"{json_text(row)}\n")
+
+
+def write_parquet(records: Iterable[Recorded], path: Path) -> None:
+    """Writes a table whose columns have the types of what is in them: integers, floats, texts, bytes, booleans, lists
+    of these. What is missing is null. A column in which several types came, or lists of maps, is of texts: JSON, but
+    for what was text already. ``utc`` is a timestamp in nanoseconds.
+
+    ``records`` is gone through twice: for the columns and their types, and for the rows, which are written in groups.
+
+    Raises ConfigurationError: PyArrow is not installed."""
+    require("'--to parquet'", "parquet", "pyarrow.parquet")
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    columns: dict[str, _Column] = {}
+    for record in records:
+        for name, value in flatten(as_row(record)).items():
+            columns.setdefault(name, _Column()).see(value)
+    types = {name: column.arrow_type() or pa.string() for name, column in columns.items()}
+    if types:
+        types["utc"] = pa.timestamp("ns", tz="UTC")
+    schema = pa.schema(list(types.items()))
+    with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in _groups(records, max(1, min(_ROWS_IN_A_GROUP, _CELLS_IN_A_GROUP // max(1, len(types))))):
+            writer.write_table(_table(group, schema))
+
+
+class _Column:
+    """The types of the values of a column."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+        self._items: _Column | None = None
+        """Of the elements of lists."""
+
+    def see(self, value: Any) -> None:
+        """Takes in one more value."""
+        if value is None:
+            return
+        kind = type(value).__name__
+        if kind == "int" and not -_LONG <= value < _LONG:
+            kind = "large"
+        elif kind == "list":
+            self._items = self._items or _Column()
+            for item in value:
+                self._items.see(item)
+        self._kinds.add(kind)
+
+    def arrow_type(self) -> "pa.DataType | None":
+        """The type that holds all of the values as they are; ``None`` where there is none."""
+        import pyarrow as pa
+
+        if not self._kinds:
+            return pa.null()
+        if self._kinds == {"int", "float"}:
+            return pa.float64()
+        if len(self._kinds) > 1:
+            return None
+        (kind,) = self._kinds
+        if kind == "list":
+            items = self._items and self._items.arrow_type()
+            return None if items is None else pa.list_(items)
+        plain = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string(), "bytes": pa.binary()}
+        return plain.get(kind)
+
+
+def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, Any]]]:
+    group: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        group.append(flatten(as_row(record)))
+        size += len(record.body)
+        if len(group) == rows or size >= _BYTES_IN_A_GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _table(rows: list[dict[str, Any]], schema: "pa.Schema") -> "pa.Table":
+    import pyarrow as pa
+
+    arrays = []
+    for column in schema:
+        values = [row.get(column.name) for row in rows]
+        if pa.types.is_string(column.type):
+            values = [value if value is None or isinstance(value, str) else json_text(value) for value in values]
+        arrays.append(pa.array(values, column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -2,10 +2,13 @@
 
 import os
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.redaction import redact
-from offloop.bus.runs.directory import IMPORTED_FROM, RunDirectory, in_words, runs_dir
+from offloop.bus.runs.directory import IMPORTED_FROM, in_words, runs_dir
+from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.strict_json import plain
-from offloop.bus.tools.logs import Log, find_logs, read_log
+from offloop.bus.tools.logs import Log, LogRow, find_logs, read_log
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.source import IMPORTED
@@ -93,11 +97,8 @@ def import_logs(
     that of the log's folder or file; several runs have their folder's name behind it. ``step_column`` names what counts
     the steps in CSV and JSON lines.
 
-    Raises:
-        ConfigurationError: it is not such a log, there are no numbers in it, or a run of that name exists.
-        RunDirectoryError: the run cannot be written.
-        OSError: the log cannot be read.
-    """
+    Raises ConfigurationError: it is not such a log, there are no numbers in it, or a run of that name exists;
+    RunDirectoryError: the run cannot be written; OSError: the log cannot be read."""
     logs = find_logs(source, path)
     root = runs_dir(where)
     names = [_run_name(log, name, len(logs) > 1) for log in logs]
@@ -127,34 +128,43 @@ _Latest = dict[str, tuple[float, float | None]]
 
 
 def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
-    steps: dict[int, _Latest] = {}
-    replaced = 0
-    try:
-        for step, time, values in read_log(source, log, step_column):
-            if values is None:
-                steps = {earlier: latest for earlier, latest in steps.items() if earlier < step}
-                continue
-            latest = steps.setdefault(step, {}) if values else {}
-            for metric, value in values.items():
-                replaced += metric in latest and latest[metric][0] != value
-                latest[metric] = value, time if time is not None and 0 <= time < MAX_TIME / 10**9 else None
-        places = _places(dict.fromkeys(metric for latest in steps.values() for metric in latest))
-        if places:
-            with atomic_replace(root / name, is_new=True) as draft:
-                directory = RunDirectory(draft.parent, name)
-                try:
-                    _write(directory, steps, log, source, places)
-                finally:
-                    directory.release()
-    except UnicodeError as error:
-        raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
-    except RecursionError:
-        raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
-    except CheckpointError as error:
-        raise RunDirectoryError(str(error)) from None
-    count = sum(map(len, steps.values()))
+    counts = 0, 0, 0
+    # Sorted outside of Python, because a log may be larger than memory.
+    with closing(sqlite3.connect("")) as rows:
+        try:
+            places = _places(_gather(rows, read_log(source, log, step_column)))
+            if places:
+                with atomic_replace(root / name, is_new=True) as draft:
+                    directory = RunDirectory(draft.parent, name)
+                    try:
+                        counts = _write(directory, rows, log, source, places)
+                    finally:
+                        directory.release()
+        except UnicodeError as error:
+            raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
+        except RecursionError:
+            raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
+        except sqlite3.Error as error:
+            raise RunDirectoryError(f"the temporary file for sorting {log.path} cannot be used: {error}") from None
+        except CheckpointError as error:
+            raise RunDirectoryError(str(error)) from None
     notes, damage = (tuple(found.lines()) for found in (log.notes, log.damage))
-    return Imported(name if places else None, log.path, len(steps), count, replaced, notes, damage)
+    return Imported(name if places else None, log.path, *counts, notes, damage)
+
+
+def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> Iterable[str]:
+    """Puts rows into a new table; returns the names of their values."""
+    execute, pack = database.execute, msgpack.Packer().pack
+    execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")
+    names: dict[str, None] = {}
+    for step, time, values in rows:
+        if values is None:
+            execute("DELETE FROM rows WHERE step >= ?", (step,))
+        elif values:
+            known = time if time is not None and 0 <= time < MAX_TIME / 10**9 else None
+            execute("INSERT INTO rows VALUES (?, ?, ?)", (step, known, pack(values)))
+            names |= dict.fromkeys(values)
+    return names
 
 
 # -- where a value goes -----------------------------------------------------------------------------------------------
@@ -195,11 +205,11 @@ def _place(name: str) -> _Place:
 
 
 def _write(
-    directory: RunDirectory, steps: Mapping[int, _Latest], log: Log, source: str, places: Mapping[str, _Place]
-) -> None:
-    """Writes the recording, and what is known of the run."""
-    times = (time for latest in steps.values() for _, time in latest.values() if time is not None)
-    first = min(times, default=None)
+    directory: RunDirectory, rows: sqlite3.Connection, log: Log, source: str, places: Mapping[str, _Place]
+) -> tuple[int, int, int]:
+    """Writes the recording, and what is known of the run. Returns how many steps, values and replaced values."""
+    steps = values = replaced = 0
+    (first,) = rows.execute("SELECT min(time) FROM rows").fetchone()
     # A log without times has at least that of its files.
     began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
     description = {
@@ -211,8 +221,14 @@ def _write(
         stream = _Stream(writer, directory.name, number, began, places)
         stream.send(Event.INIT, description)
         stream.send(Event.FIT_START, _facts(log, places))
-        for step in sorted(steps):
-            stream.step(step, steps[step])
+        for step, of_step in groupby(rows.execute("SELECT * FROM rows ORDER BY step, rowid"), key=itemgetter(0)):
+            latest: _Latest = {}
+            for _, time, body in of_step:
+                for name, value in msgpack.unpackb(body).items():
+                    replaced += name in latest and latest[name][0] != value
+                    latest[name] = value, time
+            stream.step(step, latest)
+            steps, values = steps + 1, values + len(latest)
         stream.send(Event.FIT_END, {})
         stream.end()
     info = {**description, IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
@@ -220,6 +236,7 @@ def _write(
     at = stream.at
     reached = Reached(at.epoch, at.batch, at.sample, None)
     directory.end_attempt(Ending("finished"), reached=reached, ended=stream.time / 10**9)
+    return steps, values, replaced
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -25,6 +25,8 @@ _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _LARGEST_STEP = (1 << 53) - 1
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
+_LONGEST_RECORD = 64 << 20
+"""Bytes of a record of an event file."""
 # An earlier number cannot be a date of a training: it counts seconds since something else.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -62,9 +64,7 @@ class Log:
 def find_logs(source: str, path: Path) -> list[Log]:
     """The logs at ``path``, a file or a folder: several only for TensorBoard.
 
-    Raises:
-        ConfigurationError: there is none.
-    """
+    Raises ConfigurationError: there is none."""
     if not path.exists():
         raise ConfigurationError(f"there is no file or folder {path}: name the log that is to be imported")
     if source == TENSORBOARD:
@@ -80,10 +80,8 @@ def find_logs(source: str, path: Path) -> list[Log]:
 def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[LogRow]:
     """The rows of a log, in the order of its files.
 
-    Raises:
-        ConfigurationError: it is not a log of that kind, or a package for it is not installed.
-        OSError: a file cannot be read.
-    """
+    Raises ConfigurationError: it is not a log of that kind, or a package for it is not installed; OSError: a file
+    cannot be read."""
     if source == TENSORBOARD:
         return _read_event_files(log)
     _, read = SOURCES[source]
@@ -187,6 +185,10 @@ def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
             if length > size - offset - _RECORD.size - 4:
                 damage.add(f"{path}, byte {offset}: it ends within a record, which is left out")
                 return
+            if length > _LONGEST_RECORD:
+                damage.add(f"{path}, byte {offset}: a record of {length:,} bytes is left out")
+                offset = file.seek(length + 4, os.SEEK_CUR)
+                continue
             data, (expected,) = file.read(length), struct.unpack("<I", file.read(4))
             # Scalars are small; images would take seconds.
             if length <= _CHECKED_BYTES and masked_crc32c(data) != expected:
@@ -217,9 +219,7 @@ _Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 def _rows(log: Log, records: _Records, step_column: str | None) -> Iterator[LogRow]:
     """The rows of a log's records, which come with their places.
 
-    Raises:
-        ConfigurationError: none of them has a step, or one has no whole number there.
-    """
+    Raises ConfigurationError: none of them has a step, or one has no whole number there."""
     column: str | None = None
     known: dict[str, None] = {}
     left_out: set[str] = set()

@@ -16,8 +16,7 @@ from offloop.bus.cli.options import bounds_in_words
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.window import Bound
-from offloop.bus.replay.pace import Pace
-from offloop.bus.replay.replay import Replay
+from offloop.bus.replay.replay import Pace, Replay
 from offloop.bus.runs.directory import find_run
 from offloop.bus.terminal import handle_signals
 from offloop.bus.types.demand import check_max_delay, shortest_delay

@@ -9,12 +9,12 @@ from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, read_run
 from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.terminal import EXIT_LOST
 from offloop.consumers.delivery.commit import Committed
 from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.statistics import RunnerStatistics
 
 EXIT_TROUBLE = 1
-EXIT_LOST = 4
 
 
 def say(message: str) -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from offloop.bus.runs.directory import SOCKET_FILES, socket_address
+from offloop.bus.runs.directory import SOCKET_FILES
+from offloop.bus.runs.writing import socket_address
 
 _given: set[int] = set()
 """Of which some may not be in use yet."""

@@ -7,7 +7,7 @@ from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.runs.directory import RunDirectory
+from offloop.bus.runs.writing import RunDirectory
 
 STARTED = 1_700_000_000.0
 

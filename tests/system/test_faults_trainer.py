@@ -96,7 +96,7 @@ def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(runs_dir
     last = int(out.splitlines()[0].removeprefix("closed after "))
     assert out.splitlines()[1:] == ["post-closed"]
     assert len(recorded) == last
-    assert consumer.returncode == 4
+    assert consumer.returncode == 3
     assert "lost" in err
     assert "Traceback" not in err
     rows = [json.loads(line) for line in log.read_text().splitlines()]

@@ -10,15 +10,14 @@ from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryErr
 from offloop.bus.processes import restarted_launch
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.runs.directory import (
-    check_writable,
     host_name,
     is_name_for,
     is_own_name,
     is_taken,
     new_run_id,
-    next_attempt,
     numbered_names,
 )
+from offloop.bus.runs.writing import check_writable, next_attempt
 from offloop.trainer.distributed.ranks import Ranks
 
 

@@ -14,8 +14,8 @@ from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.records import next_check_record
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
-from offloop.bus.recording.walk import next_check_record
 from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand

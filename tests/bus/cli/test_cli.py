@@ -48,6 +48,15 @@ def test_runs_are_listed_the_newest_first(two_runs):
     assert [line.split()[:2] for line in lines[1:]] == [["second", "finished"], ["first", "finished"]]
 
 
+def test_the_environment_names_the_servers_where_nothing_of_this_machine_is_named(two_runs, nats_server, monkeypatch):
+    monkeypatch.setenv("OFFLOOP_STREAM", nats_server.address)
+    assert invoke("runs") == f"no runs at {nats_server.address}\n"
+    assert CliRunner().invoke(bus, ["show", "first"]).exit_code == 1
+    assert "second" in invoke("runs", "--runs-dir", two_runs)
+    assert "finished" in invoke("show", two_runs / "first")
+    assert "the same hyperparameters" in invoke("compare", "first", "second")
+
+
 def test_the_help_has_every_command_once_on_one_screen():
     lines = invoke("--help").splitlines()
     assert len(lines) <= 40

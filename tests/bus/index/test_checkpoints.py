@@ -217,7 +217,7 @@ def test_an_index_of_an_older_version_is_made_again(tmp_path):
     checkpoints(tmp_path)
     [stored] = (tmp_path / INDEX_FOLDER).iterdir()
     stored.write_bytes(
-        stored.read_bytes().replace(b"OFLIDX3", b"OFLIDX2", 1).replace(b"ba1.safetensors", b"ba9.safetensors")
+        stored.read_bytes().replace(b"OFLIDX4", b"OFLIDX2", 1).replace(b"ba1.safetensors", b"ba9.safetensors")
     )
     assert [one.batch for one in checkpoints(tmp_path)] == [1]
 

@@ -22,7 +22,8 @@ from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.index.annotations import MAX_TAGS, annotate, read_annotations
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.store import INDEX_FOLDER
-from offloop.bus.runs.directory import RunDirectory, find_run
+from offloop.bus.runs.directory import find_run
+from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.strict_json import json_text, plain
 
 

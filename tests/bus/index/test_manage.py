@@ -16,7 +16,8 @@ from offloop.bus.errors import RunDirectoryError, RunIsLiveError
 from offloop.bus.index import manage
 from offloop.bus.index.manage import remove_run, rename_run
 from offloop.bus.protocol.order import Ending
-from offloop.bus.runs.directory import RunDirectory, read_run
+from offloop.bus.runs.directory import read_run
+from offloop.bus.runs.writing import RunDirectory
 
 Tree: TypeAlias = Mapping[bytes, Union[bytes, "Tree", None]]
 """Name to the content of a file, ``None`` for a symbolic link, or a folder."""

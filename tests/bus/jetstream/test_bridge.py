@@ -368,7 +368,7 @@ def test_a_resumed_attempt_takes_the_place_of_its_end(tmp_path, nats_server, cop
     copying(path).wait()
     closed = (path / "recording-1.mcap").read_bytes()
     assert in_stream(nats_server, "resumed") == closed
-    RecordingWriter.resume(path / "recording-1.mcap", "resumed", 1, read_run(path).id).close()
+    RecordingWriter(path / "recording-1.mcap", "resumed", 1, read_run(path).id, resume=True).close()
     continued = (path / "recording-1.mcap").read_bytes()
     assert not continued.startswith(closed)
     copying(path).wait()

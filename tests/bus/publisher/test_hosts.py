@@ -10,9 +10,10 @@ from helpers import wait_for
 from offloop.bus import Publisher, Recording, Subscriber
 from offloop.bus.cli.describe import describe_run, lines
 from offloop.bus.errors import BrokerError, RunIsLiveError
-from offloop.bus.replay.pace import Pace
+from offloop.bus.replay.replay import Pace
 from offloop.bus.replay.serving import ReplayServer
-from offloop.bus.runs.directory import find_run, next_attempt
+from offloop.bus.runs.directory import find_run
+from offloop.bus.runs.writing import next_attempt
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.types.event import Event
 

@@ -7,7 +7,7 @@ import pytest
 
 from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.recording.growing import Backlog, GrowingRecording
-from offloop.bus.recording.walk import next_check_record
+from offloop.bus.recording.records import next_check_record
 from offloop.bus.recording.writer import RecordingWriter
 
 PARTS = 6
@@ -83,11 +83,11 @@ def test_a_reader_begins_at_the_check_record_behind_an_offset(parts: tuple[Path,
 
 def test_what_takes_the_place_of_a_footer_is_seen(parts: tuple[Path, list[int]]) -> None:
     path, ends = parts
-    RecordingWriter.resume(path, "run", 1).close()
+    RecordingWriter(path, "run", 1, resume=True).close()
     growing = GrowingRecording(path)
     before = growing.look()
     assert before > ends[-1]
-    writer = RecordingWriter.resume(path, "run", 1)
+    writer = RecordingWriter(path, "run", 1, resume=True)
     append(writer, PARTS + 1)
     writer.flush()
     assert growing.look() == writer.size

@@ -124,7 +124,7 @@ def test_a_broker_that_goes_on_with_it_stays_in_proportion(tmp_path, make):
     make(path)
     code = (
         "import sys; from pathlib import Path; from offloop.bus.recording.writer import RecordingWriter\n"
-        "RecordingWriter.resume(Path(sys.argv[1]), 'r', 1).close()\n"
+        "RecordingWriter(Path(sys.argv[1]), 'r', 1, resume=True).close()\n"
         "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -95,7 +95,7 @@ def test_the_command_replays_them_and_says_how_they_ended(version: str, tmp_path
         command += ["-o", f"jsonl.path={tmp_path / name}.jsonl", "--callbacks", "metrics,lr,speed,optimizer"]
         command += ["-o", "optimizer.batch_log_interval=4"]
         ran[name] = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (ran["fields"].returncode, ran["cut"].returncode) == (0, 4), ran
+    assert (ran["fields"].returncode, ran["cut"].returncode) == (0, 3), ran
     assert "run fields finished: " in ran["fields"].stderr
     assert "run evaluated was lost" in ran["cut"].stderr
     rows = [json.loads(line) for line in (tmp_path / "fields.jsonl").read_text().splitlines()]

@@ -15,8 +15,7 @@ from recording_files import BATCH_END, TOPICS, append, body, crash, file_limit, 
 
 from offloop.bus import ProtocolError, Recording, RecordingError, RunDirectoryError
 from offloop.bus.recording.reader import RecordingReader
-from offloop.bus.recording.records import SIGNS, Position
-from offloop.bus.recording.walk import Hole
+from offloop.bus.recording.records import SIGNS, Hole, Position
 from offloop.bus.recording.writer import RecordingWriter
 
 
@@ -149,7 +148,7 @@ def test_a_recording_that_was_finished_and_gone_on_with_is_read_on(tmp_path):
     write(tmp_path / "a.mcap", [3, 4])
     with RecordingReader(tmp_path / "a.mcap") as reader:
         assert sum(len(chunk) for chunk in reader.read()) == 7
-        writer = RecordingWriter.resume(tmp_path / "a.mcap", "r", 1)
+        writer = RecordingWriter(tmp_path / "a.mcap", "r", 1, resume=True)
         added = append(writer, 8)
         writer.close()
         assert (list(reader.read()), reader.damage) == ([[added]], [])
@@ -169,7 +168,7 @@ def write_at_random(path: Path, count: int) -> None:
             crash(writer)
             with open(path, "ab") as file:
                 file.write(path.read_bytes()[front : front + generator.randint(1, 300)])
-            writer = RecordingWriter.resume(path, "r", 1)
+            writer = RecordingWriter(path, "r", 1, resume=True)
     writer.close()
 
 
@@ -256,7 +255,7 @@ def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
     source.fetch()
     reader = RecordingReader(source, "the recording from afar")
     found = [record for chunk in reader.read() for record in chunk]
-    resumed = RecordingWriter.resume(path, "r", 1)
+    resumed = RecordingWriter(path, "r", 1, resume=True)
     for seq in range(6, 10):
         append(resumed, seq)
         resumed.flush()
@@ -436,7 +435,7 @@ def test_what_is_appended_comes_out_through_crashes_and_torn_tails(tmp_path_fact
             # A write that the crash cut off: of a chunk, or what the file system made of it.
             with open(path, "ab") as file:
                 file.write(data.draw(st.sampled_from([b"\0" * 50, path.read_bytes()[:100][60:], b"\x06\xff\0\0"])))
-        writer = RecordingWriter.resume(path, "r", 1)
+        writer = RecordingWriter(path, "r", 1, resume=True)
         assert writer.size >= whole
         assert writer.positions == positions
         assert writer.written == len(kept)
@@ -457,7 +456,7 @@ def test_a_file_cut_at_any_byte_of_its_last_chunk_and_mark_is_gone_on_with(tmp_p
         # A reader that has read what is there continues with what comes in the place of what was torn.
         with RecordingReader(path) as reader:
             assert sum(map(len, reader.read())) in (5, 9)
-            writer = RecordingWriter.resume(path, "r", 1)
+            writer = RecordingWriter(path, "r", 1, resume=True)
             kept = 9 if length == len(data) else 5
             assert writer.positions == {0: Position(kept, kept, kept, False)}
             last = append(writer, kept + 1, TOPICS[1])
@@ -476,7 +475,7 @@ def test_a_file_cut_within_its_front_is_begun_anew(tmp_path):
     front = path.read_bytes()
     for length in range(len(front)):
         path.write_bytes(front[:length])
-        RecordingWriter.resume(path, "r", 1).close()
+        RecordingWriter(path, "r", 1, resume=True).close()
         assert official(path) == []
 
 
@@ -486,7 +485,7 @@ def test_going_on_never_costs_what_stands_behind_damage(tmp_path):
         spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
         spoilt[sizes[0] + place] ^= 0xFF
         (tmp_path / "b.mcap").write_bytes(spoilt)
-        writer = RecordingWriter.resume(tmp_path / "b.mcap", "r", 1)
+        writer = RecordingWriter(tmp_path / "b.mcap", "r", 1, resume=True)
         append(writer, 16)
         writer.close()
         # Damage to its length costs no chunk, damage to its content the chunk.
@@ -499,13 +498,13 @@ def test_a_recording_of_something_else_is_not_gone_on_with(tmp_path):
     before = path.read_bytes()
     for run, attempt in (("s", 1), ("r", 2)):
         with pytest.raises(RecordingError, match=f"not run '{run}', attempt {attempt}"):
-            RecordingWriter.resume(path, run, attempt)
+            RecordingWriter(path, run, attempt, resume=True)
     assert path.read_bytes() == before
     (tmp_path / "b.mcap").write_bytes(b"something else")
     with pytest.raises(RecordingError, match="not a recording"):
-        RecordingWriter.resume(tmp_path / "b.mcap", "r", 1)
+        RecordingWriter(tmp_path / "b.mcap", "r", 1, resume=True)
     with pytest.raises(RunDirectoryError, match="cannot be opened"):
-        RecordingWriter.resume(tmp_path / "c.mcap", "r", 1)
+        RecordingWriter(tmp_path / "c.mcap", "r", 1, resume=True)
 
 
 # -- going on after a full disk ---------------------------------------------------------------------------------------

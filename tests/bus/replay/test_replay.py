@@ -16,8 +16,7 @@ from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.window import SETUP_EVENTS, Window, parse_bound
-from offloop.bus.replay.pace import Pace
-from offloop.bus.replay.replay import Replay
+from offloop.bus.replay.replay import Pace, Replay
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
@@ -93,6 +92,8 @@ def test_until_an_epoch_is_over_takes_what_happens_at_its_end_and_nothing_of_the
         ("1m", None),
         ("2023-11-14T22:13:22+00:00", "batch_end 8"),
         ("2023-11-14 22:13:22Z", "batch_end 8"),
+        ("+2s", "batch_end 8"),
+        ("+1m", None),
         ("2033-01-01", None),
     ],
 )
@@ -109,14 +110,14 @@ def test_a_start_is_written_in_training_time_or_by_the_clock(recordings: Path, s
 def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
     states = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in (0, 1)]
     half = parse_bound("0.5dur")
-    assert half.compare(states[0]) == -1
+    assert half.compare(states[0], 0) == -1
     with pytest.raises(ConfigurationError, match=r"^0\.5dur is a share of max_duration, which this recording does not"):
-        half.compare(states[1])
+        half.compare(states[1], 0)
     share = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=n), max_duration="30ba") for n in (2, 3, 4)]
-    assert [parse_bound("0.1dur").compare(state) for state in share] == [-1, 0, 1]
+    assert [parse_bound("0.1dur").compare(state, 0) for state in share] == [-1, 0, 1]
 
 
-@pytest.mark.parametrize("text", ["", "5", "ep", "-1ep", "1.5ba", "+90s", "2026-13-01", "nandur", "9" * 99])
+@pytest.mark.parametrize("text", ["", "5", "ep", "-1ep", "1.5ba", "+-1s", "+1.5s", "2026-13-01", "nandur", "9" * 99])
 def test_what_is_no_moment_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(InvalidTimeError) as refused:
         parse_bound(text)

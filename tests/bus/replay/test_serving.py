@@ -1,5 +1,6 @@
 """``offloop replay``: recordings served as if they were live, by real processes."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from helpers import wait_for
-from replay_streams import ended, record, records_of, serving
+from replay_streams import SECOND, ended, record, records_of, serving
 
 from offloop.bus import Publisher, find_run
 from offloop.bus.cli.describe import describe_run, lines
-from offloop.bus.cli.replay import replay
+from offloop.bus.cli.recordings import replay
+from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
+from offloop.bus.replay.replay import Replay
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import run_command
@@ -151,6 +154,29 @@ def test_what_was_cut_out_of_a_recording_is_not_lost_in_what_is_served(runs_dir:
         expected = [one.time_ns for one in Recording(path).snapshots(events)]
         assert [one.time_ns for one in served.snapshots(events)] == expected
         assert served.gaps == ()
+
+
+def replayed(replay: Replay) -> list[Snapshot]:
+    async def gather() -> list[Snapshot]:
+        return [snapshot async for snapshot in replay]
+
+    return asyncio.run(gather())
+
+
+@pytest.mark.parametrize("bounds", [("12ba", "2h"), ("2ep", "8ba"), ("+0s", "0ba")])
+def test_a_part_is_served_and_what_was_left_out_takes_no_time(
+    runs_dir: Path, tmp_path: Path, bounds: tuple[str, str]
+) -> None:
+    path = record(tmp_path / "r.mcap", ranks=2, step=100 * SECOND)
+    start, until = bounds
+    done = bus_replay(path, "--rate", "1", "--run-name", "served", "--start", start, "--until", until)
+    assert done.returncode == 0, done.stderr
+    whole = Recording(path)
+    served = find_run("served")
+    kept = [(one.event, one.rank, one.time_ns) for one in replayed(Replay(whole, start=start, until=until))]
+    assert [(one.event, one.rank, one.time_ns) for one in Recording(served.recording)] == kept
+    assert served.status == "finished"
+    assert Recording(served.recording).gaps == ()
 
 
 def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> None:

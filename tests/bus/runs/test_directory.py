@@ -9,7 +9,8 @@ import pytest
 
 from offloop.bus.protocol.order import Ending
 from offloop.bus.runs import directory
-from offloop.bus.runs.directory import RunDirectory, find_run, host_name
+from offloop.bus.runs.directory import find_run, host_name
+from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.types.units import lasted
 
 

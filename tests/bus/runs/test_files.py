@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from offloop.bus import Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
-from offloop.bus.runs.directory import RunDirectory, list_runs
+from offloop.bus.runs.directory import list_runs
+from offloop.bus.runs.writing import RunDirectory
 
 
 def make_socket(path: Path) -> None:

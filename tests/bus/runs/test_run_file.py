@@ -11,9 +11,10 @@ from run_folders import write_run
 
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.protocol.order import Ending
-from offloop.bus.runs import directory as directory_module
-from offloop.bus.runs.directory import Origin, RunDirectory, list_runs, next_attempt, read_run
+from offloop.bus.runs import writing
+from offloop.bus.runs.directory import Origin, list_runs, read_run
 from offloop.bus.runs.run_file import MAX_BYTES, MAX_TEXT
+from offloop.bus.runs.writing import RunDirectory, next_attempt
 
 
 def change(**values: Any) -> Callable[[Path], None]:
@@ -111,7 +112,7 @@ def test_what_later_versions_add_is_kept_when_another_attempt_begins(tmp_path: P
 def test_an_attempt_that_would_make_the_file_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "MAX_BYTES_AT_BEGIN", 5000)
+    monkeypatch.setattr(writing, "MAX_BYTES_AT_BEGIN", 5000)
     write_run(tmp_path, "r")
     before = (tmp_path / "r" / "run.json").read_bytes()
     directory = RunDirectory(tmp_path, "r")

@@ -346,7 +346,7 @@ def test_no_difference_in_what_is_left_of_a_damaged_one_is_not_the_same(tmp_path
     compare(tmp_path, whole, whole)
     spoil(tmp_path / "a.mcap", 750)
     result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
-    assert result.return_value == 2
+    assert result.return_value == 3
     assert "is damaged at offset" in result.output
     assert "A lacks events " in result.output
     assert result.output.splitlines()[-1].startswith("no difference in ")

@@ -24,7 +24,7 @@ from training import Act, gold_evaluators, gold_trainer
 from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError
 from offloop.bus.cli.recordings import export_recording
 from offloop.bus.recording.writer import RecordingWriter
-from offloop.bus.tools import tables
+from offloop.bus.tools import export as tables
 from offloop.bus.tools.convert import convert
 from offloop.bus.tools.export import export
 from offloop.bus.tools.rows import FIXED, FORMATS

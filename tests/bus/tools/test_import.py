@@ -5,6 +5,7 @@ import json
 import math
 import os
 import struct
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from training import gold_evaluators, gold_trainer
@@ -26,7 +28,7 @@ from transformers.trainer_callback import TrainerState
 from offloop.bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
 from offloop.bus.cli.main import bus
 from offloop.bus.index.index import RunIndex
-from offloop.bus.runs.directory import RunDirectory
+from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.tools import imports
 from offloop.bus.tools.diff import diff
 from offloop.bus.tools.export import export
@@ -593,6 +595,37 @@ def test_what_is_not_such_a_log_is_refused_and_leaves_nothing(runs_dir, tmp_path
     assert str(path) in str(result.exception)
     assert isinstance(result.exception, ConfigurationError)
     assert not list(runs_dir.iterdir())
+
+
+def test_a_record_of_tensorboard_that_is_too_large_is_left_out(runs_dir, tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("loss", 1.0, 1)
+        writer.flush()
+        length = struct.pack("<Q", 128 << 20)
+        path = Path(writer.file_writer.event_writer._file_name)
+        with path.open("ab") as file:
+            offset = file.tell()
+            file.write(length + struct.pack("<I", masked_crc32c(length)))
+            file.truncate(offset + 12 + (128 << 20) + 4)
+        writer.add_scalar("loss", 2.0, 2)
+    done = run_bus("import", "--from", "tensorboard", tmp_path, "--run-name", "x", code=3)
+    assert f"byte {offset}: a record of 134,217,728 bytes is left out" in done.output
+    assert replayed("x").metrics["loss/train/total"] == [(1, 1.0), (2, 2.0)]
+
+
+def test_an_import_takes_little_memory_however_long_the_log_is(runs_dir, tmp_path):
+    script = (
+        "import pathlib, resource, sys\nfrom offloop.bus.tools.imports import import_logs\n"
+        "import_logs('csv', pathlib.Path(sys.argv[1]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    kilobytes = []
+    for rows in (10, 200_000):
+        lines = (f"{step},0.5,{step}.5" for step in range(rows))
+        path = write_csv(tmp_path / f"rows{rows}.csv", "step,loss,accuracy", *lines)
+        done = subprocess.run([sys.executable, "-c", script, path], check=True, capture_output=True)
+        kilobytes.append(int(done.stdout))
+    assert kilobytes[1] - kilobytes[0] < 25_000
 
 
 def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
