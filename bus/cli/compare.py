@@ -114,11 +114,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
         name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
     }
     if as_json:
-        described: dict[str, Any] = {
-            "runs": names,
-            "hyperparameters": differing,
-            "metrics": compared,
-        }
+        described: dict[str, Any] = {"runs": names, "hyperparameters": differing, "metrics": compared}
         click.echo(json.dumps(plain(described), indent=2))
         return
     rows: list[tuple[str, ...]] = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_RUNS = ("run", "runs", "file", "replay", "arguments")
+_RUNS = ("run", "runs", "file", "arguments")
 """The parameters of commands that name runs."""
 
 HELPS = {
@@ -85,7 +85,8 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_stream(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
-        if not is_typed("stream") and (options.get("runs_dir") or any(map(_is_path, map(options.get, _RUNS)))):
+        is_local = options.get("runs_dir") or options.get("replay") or any(map(_is_path, map(options.get, _RUNS)))
+        if is_local and not is_typed("stream"):
             stream = None
         if not stream:
             if nkey or ca:
@@ -107,8 +108,8 @@ def is_typed(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
-def _is_path(value: Any) -> bool:
-    values = value if isinstance(value, tuple) else () if value is None else (str(value),)
+def _is_path(value: str | tuple[str, ...] | None) -> bool:
+    values = (value,) if isinstance(value, str) else value or ()
     return any(os.sep in one or os.path.exists(one) for one in values)
 
 
@@ -156,10 +157,7 @@ def _bound(text: str) -> "Bound":
 
 
 start_option = click.option(
-    "--start",
-    callback=read_by(_bound),
-    metavar="TIME",
-    help="Begin there: 2ep, 100ba, 0.5dur, 90sec.",
+    "--start", callback=read_by(_bound), metavar="TIME", help="Begin there: 2ep, 100ba, 0.5dur, 90sec."
 )
 until_option = click.option("--until", callback=read_by(_bound), metavar="TIME", help="End there, inclusive.")
 

@@ -205,13 +205,7 @@ def replay(
     if run_name is not None:
         _check_name(run_name, runs_dir)
     served_name = run_name or new_run_name("replay", runs_dir)
-    server = ReplayServer(
-        recording,
-        served_name,
-        pace=Pace(rate),
-        runs_dir=runs_dir,
-        place=origin,
-    )
+    server = ReplayServer(recording, served_name, pace=Pace(rate), runs_dir=runs_dir, place=origin)
     where = f" --runs-dir {runs_dir}" if runs_dir else ""
 
     def say_start() -> None:
@@ -221,14 +215,14 @@ def replay(
         )
 
     def stop(*_: object) -> None:
-        server.stop()
+        server.stopping = True
         # A second signal ends it at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
 
     with handle_signals(stop, signal.SIGINT, signal.SIGTERM):
         served = server.serve(say_start)
-        while loop and not server.stopped:
+        while loop and not server.stopping:
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
     return _report(served._replace(damage="; ".join(filter(None, (*damage, served.damage)))))
 

@@ -176,13 +176,7 @@ def _paused(path: Path) -> dict[str, Any] | None:
 @click.option("--details", is_flag=True, help="Also how it was started, recorded and served.")
 @options.json_option
 @options.place_options
-def show_run(
-    run: str,
-    details: bool,
-    as_json: bool,
-    runs_dir: str | None,
-    stream: str | None,
-) -> None:
+def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, stream: str | None) -> None:
     """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
 
     RUN is a name, a run's folder or a recording. A metric has a best value where its name, or the run, says which

@@ -180,23 +180,18 @@ def read_entry(run: RunInfo) -> RunEntry:
 def add_run(run: Path, seconds: float) -> None:
     """Add an ended run to the index of its folder, within so many seconds. What is missing is added by
     :meth:`RunIndex.refresh`."""
-    followed = _FollowedRun()
-    store = IndexStore(run.parent)
-    try:
-        stamp, info = _stamp(str(run)), read_run(run)
-        if not followed.read(info, time.monotonic() + seconds):
-            return
-        entry = followed.entry(info)
-        if not entry.is_going_on:
-            store.open()
-            store.store(run.name, stamp, entry, followed.all_series())
-            if store.problem is not None:
-                _log.info("run %s is not added to the index: %s", run.name, store.problem)
-    except (OffloopError, OSError) as error:
-        _log.info("run %s is not added to the index: %s", run.name, error)
-    finally:
-        store.close()
-        followed.close()
+    problem: object = None
+    with contextlib.closing(_FollowedRun()) as followed, contextlib.closing(IndexStore(run.parent)) as store:
+        try:
+            stamp, info = _stamp(str(run)), read_run(run)
+            if followed.read(info, time.monotonic() + seconds) and not (entry := followed.entry(info)).is_going_on:
+                store.open()
+                store.store(run.name, stamp, entry, followed.all_series())
+                problem = store.problem
+        except (OffloopError, OSError) as error:
+            problem = error
+    if problem is not None:
+        _log.info("run %s is not added to the index: %s", run.name, problem)
 
 
 class _FollowedRun:

@@ -75,10 +75,6 @@ def _locked(path: Path) -> Iterator[int]:
                     raise _is_live(path.name)
                 time.sleep(0.02)
             yield directory
-        except RecursionError:
-            raise RunDirectoryError(
-                f"{path} cannot be changed: folders in it are nested too deep; remove it with 'rm -r'", path=path
-            ) from None
         except OSError as error:
             which = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
             raise RunDirectoryError(f"{path} cannot be changed: {error.strerror or error}{which}", path=path) from None

@@ -5,7 +5,6 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from offloop.bus.errors import RecordingError, RunNotFoundError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, END
@@ -26,6 +25,11 @@ class Recording(RunStream):
     belong to a live run, or be truncated: every complete record is read, and ``damage`` names the rest.
 
     Raises RecordingError: there is no such file, or it is not a recording."""
+
+    ending: Ending | None = None
+    """The run's ending, after an iteration to the end of the file; ``lost`` when the file does not have it."""
+    damage: str | None = None
+    """The unreadable places with their offsets, after an iteration; ``None`` for an intact file."""
 
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
         self.path = self.recording = _find(Path(path), attempt)
@@ -51,8 +55,6 @@ class Recording(RunStream):
         """Why a flight recorder wrote it, in one word and in several; ``None`` for every other recording."""
         self.run_dir = self.path.parent
         self._iterations: weakref.WeakSet[Generator[list[Snapshot], None, None]] = weakref.WeakSet()
-        self._ending: Ending | None = None
-        self._damage: str | None = None
         self._order = StreamOrder(self.run_name, self.attempt, None)
         self._begin = 0
         self._begin_after: Mapping[int, tuple[int, int]] = {}
@@ -68,9 +70,7 @@ class Recording(RunStream):
     def __enter__(self) -> "Recording":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
@@ -87,19 +87,9 @@ class Recording(RunStream):
         return in_turns(self.batches(events, after=after), 1)
 
     @property
-    def ending(self) -> Ending | None:
-        """The run's ending, after an iteration to the end of the file; ``lost`` when the file does not have it."""
-        return self._ending
-
-    @property
     def gaps(self) -> tuple[Gap, ...]:
         """Events that are missing in the recording, as far as the iteration has come."""
         return tuple(self._order.gaps)
-
-    @property
-    def damage(self) -> str | None:
-        """The unreadable places with their offsets, after an iteration; ``None`` for an intact file."""
-        return self._damage
 
     def snapshots(
         self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
@@ -131,8 +121,8 @@ class Recording(RunStream):
                     else:
                         yield batch
             problems = [*reader.damage, *([reader.cut] if reader.cut else [])]
-        self._damage = "; ".join(problems) or None
-        self._ending = order.ending or Ending("lost")
+        self.damage = "; ".join(problems) or None
+        self.ending = order.ending or Ending("lost")
 
     def part(self, begin: int, end: int, rank: int = 0) -> Iterator[list[Snapshot]]:
         """The snapshots of one rank from one place of the file to another, many at a time: ``begin`` and ``end`` are

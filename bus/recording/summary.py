@@ -304,27 +304,24 @@ class Summary(msgspec.Struct, array_like=True):
             data = read_file(path_beside(recording), _MAX_BYTES)
         except OSError:
             return None
-        checksum, content = data[len(_MAGIC) : len(_MAGIC) + 4], data[len(_MAGIC) + 4 :]
-        if not data.startswith(_MAGIC) or checksum != zlib.crc32(content).to_bytes(4, "big"):
-            _note_unused(recording, "it is damaged")
-            return None
+        content = data[len(_MAGIC) + 4 :]
         try:
+            if data != _sealed(content):
+                raise ValueError("it is damaged")
             found: Summary = _decode(content)
+            if found.version != _VERSION or found.trace != _trace(recording, found.offset):
+                raise ValueError("it is of another recording")
         except (ValueError, RecursionError) as error:
-            _note_unused(recording, f"it cannot be read ({error})")
-            return None
-        if found.version != _VERSION or found.trace != _trace(recording, found.offset):
-            _note_unused(recording, "it is of another recording")
+            _note_unused(recording, str(error))
             return None
         return found
 
     def save(self, recording: Path) -> None:
         """Writes it beside the recording, in one step. Raises OSError when that is not possible."""
-        content = msgspec.msgpack.encode(self)
         draft = path_beside(recording).with_suffix(".new")
         try:
             with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-                file.write(_MAGIC + zlib.crc32(content).to_bytes(4, "big") + content)
+                file.write(_sealed(msgspec.msgpack.encode(self)))
             os.replace(draft, path_beside(recording))
         except OSError:
             with contextlib.suppress(OSError):
@@ -343,6 +340,10 @@ def _halved(kept: dict[int, _Kept]) -> dict[int, _Kept]:
 def path_beside(recording: Path) -> Path:
     """Path of a recording's summary: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
     return recording.with_name(f"summary-{recording.stem.removeprefix('recording-')}.msgpack")
+
+
+def _sealed(content: bytes) -> bytes:
+    return _MAGIC + zlib.crc32(content).to_bytes(4, "big") + content
 
 
 def _note_unused(recording: Path, why: str) -> None:

@@ -25,10 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as i
 
 # What is counted from the last such boundary on: as long as it is zero, the boundary is where the training stands.
 _SINCE_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
-_SINCE = {
-    TimeUnit.ITERATION: ("epoch_in_iteration", "token_in_iteration", *_SINCE_EPOCH),
-    TimeUnit.EPOCH: _SINCE_EPOCH,
-}
+_SINCE = {TimeUnit.ITERATION: ("epoch_in_iteration", "token_in_iteration", *_SINCE_EPOCH), TimeUnit.EPOCH: _SINCE_EPOCH}
 
 
 @dataclass(frozen=True)

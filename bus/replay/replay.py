@@ -87,6 +87,11 @@ class Replay(RunStream):
 
     Raises InvalidTimeError: ``start`` or ``until`` is not such a time; ConfigurationError: the rate is not over 0."""
 
+    ending: Ending | None = None
+    """The run's ending, after an iteration to its end; ``None`` when ``until`` came before that."""
+    damage: str | None = None
+    """The unreadable places with their offsets, after an iteration to the end."""
+
     def __init__(
         self,
         recording: Recording,
@@ -109,24 +114,12 @@ class Replay(RunStream):
         self.attempt = recording.attempt
         self.path = recording.path
         self.run_dir = recording.run_dir
-        self._ending: Ending | None = None
-        self._damage: str | None = None
         self.given = 0
         """Number of snapshots that were given."""
         # The commands of the part that the iteration has come to, and how many of all those were judged.
         self._commands: list[Outcome] = []
         self._judged = 0
         self._is_over = False
-
-    @property
-    def ending(self) -> Ending | None:
-        """The run's ending, after an iteration to its end; ``None`` when ``until`` came before that."""
-        return self._ending
-
-    @property
-    def damage(self) -> str | None:
-        """The unreadable places with their offsets, after an iteration to the end."""
-        return self._damage
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -147,7 +140,7 @@ class Replay(RunStream):
         return tuple(one for one in found if self._is_over or self._pace.is_past(one.time_ns))
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
-        recording, self._ending = self._recording, None
+        recording, self.ending = self._recording, None
         self._commands, self._judged, self._is_over = [], 0, False
         began = 0
         if self._start or self.until:
@@ -179,7 +172,7 @@ class Replay(RunStream):
                     yield before.pop(0)
         self._judge_commands(window, last)
         self._is_over = True
-        self._ending, self._damage = recording.ending, recording.damage
+        self.ending, self.damage = recording.ending, recording.damage
 
     def _judge_commands(self, window: Window, last: Snapshot | None) -> None:
         """Keeps of the commands that were read since those that belong to the part. ``last`` is the event of the first

@@ -186,20 +186,12 @@ class ReplayServer:
             raise ConfigurationError(f"{path} holds no event: 'offloop show {path}' shows what it has")
         self._began = first.time_ns
         self._world_size, self._numbers = _ranks_of(recording, first.world_size)
-        self._stopping = False
+        self.stopping = False
+        """Makes :meth:`serve` end soon, and the run with it; may be set in a signal handler."""
         self._feeds: dict[int, Feed] = {}
         self._speaking: Feed | None = None
         self._served = 0
         self._damage: str | None = None
-
-    def stop(self) -> None:
-        """Makes :meth:`serve` end soon, and the run with it; may be called from a signal handler."""
-        self._stopping = True
-
-    @property
-    def stopped(self) -> bool:
-        """:meth:`stop` was called."""
-        return self._stopping
 
     def serve(self, on_start: Callable[[], object] = lambda: None) -> ServedReplay:
         """Replays it once, as a new attempt of the run. ``on_start`` is called when consumers can attach.
@@ -215,7 +207,7 @@ class ReplayServer:
             for feed in self._feeds.values():
                 if feed.ending is None:
                     self._take_turn(feed)
-                    feed.end(_STOPPED if self._stopping else _NO_END, self._began, context)
+                    feed.end(_STOPPED if self.stopping else _NO_END, self._began, context)
             while not all(feed.is_settled for feed in self._feeds.values()):
                 self._exchange(POLL_SECONDS)
         ending = worst_of(feed.ending for feed in self._feeds.values() if feed.ending is not None)
@@ -248,9 +240,9 @@ class ReplayServer:
                 # What was left out takes no time.
                 self._pace.rewind()
             else:
-                while not self._stopping and (left := self._pace.due_in(record.event.time)):
+                while not self.stopping and (left := self._pace.due_in(record.event.time)):
                     self._exchange(min(left, POLL_SECONDS))
-            if self._stopping:
+            if self.stopping:
                 return
             feed = self._feeds[record.topic.rank]
             self._take_turn(feed)

@@ -333,10 +333,7 @@ def test_a_training_that_is_told_to_stop_ends_as_stopped_with_a_checkpoint(runs_
         trainer.fit()
     assert seen == [0, 1, 2]
     assert find_run("told").status == "stopped"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "ep0-ba3-rank0.safetensors",
-        "latest-rank0.safetensors",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ep0-ba3-rank0.safetensors", "latest-rank0.safetensors"]
 
 
 def test_details_of_a_live_run_have_the_state_of_its_trainer_and_consumers(runs_dir):

@@ -8,14 +8,7 @@ import shutil
 import pytest
 from run_folders import STARTED, WrittenRun, write_run
 
-from offloop.bus.checkpoints.announced import (
-    ANNOUNCED,
-    FOLDERS,
-    Score,
-    announce_checkpoint,
-    note_folder,
-    read_folders,
-)
+from offloop.bus.checkpoints.announced import ANNOUNCED, FOLDERS, Score, announce_checkpoint, note_folder, read_folders
 from offloop.bus.checkpoints.ratings import RATINGS, Ratings
 from offloop.bus.errors import CheckpointError
 from offloop.bus.index.index import RunIndex
@@ -118,10 +111,7 @@ def test_of_what_is_announced_only_so_many_files_are_looked_at(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("file", "note"),
-    [
-        (FOLDERS.name, note_folder),
-        (ANNOUNCED.name, lambda run, path: announce_checkpoint(run, path, 0, 1, None)),
-    ],
+    [(FOLDERS.name, note_folder), (ANNOUNCED.name, lambda run, path: announce_checkpoint(run, path, 0, 1, None))],
 )
 def test_a_list_that_cannot_be_read_is_not_written_over(tmp_path, file, note):
     run = write_run(tmp_path / "runs", "r")

@@ -1,7 +1,6 @@
 """What is deleted and renamed is the run's own directory, whatever is in it and whatever it is called."""
 
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -79,22 +78,6 @@ def test_only_the_directory_of_the_run_is_deleted(tree: Tree, name: bytes) -> No
         assert not os.path.lexists(run)
         assert sorted(os.listdir(root)) == ["other"]
         assert (listing(outside), listing(other)) == before
-
-
-def test_a_run_with_folders_that_python_cannot_remove_says_what_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_run(tmp_path)
-    (path / "folder").mkdir()
-
-    def fail(*_: object, **__: object) -> None:
-        raise RecursionError("maximum recursion depth exceeded")
-
-    # As it does before Python 3.13 in some thousand folders within one another.
-    monkeypatch.setattr(shutil, "rmtree", fail)
-    with pytest.raises(RunDirectoryError, match="folders in it are nested too deep; remove it with 'rm -r'"):
-        remove_run(path)
-    assert read_run(path).name == "run"
 
 
 def test_a_run_of_which_a_broker_has_the_lock_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,14 @@ import random
 from pathlib import Path
 
 import mcap.reader
+import psutil
 import pytest
 from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_files import BATCH_END, TOPICS, append, body, crash, file_limit, official, read
 
-from offloop.bus import ProtocolError, Recording, RecordingError, RunDirectoryError
+from offloop.bus import Event, ProtocolError, Publisher, Recording, RecordingError, RunDirectoryError
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import SIGNS, Hole, Position
 from offloop.bus.recording.writer import RecordingWriter
@@ -581,3 +582,22 @@ def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path):
     with file_limit(20), pytest.raises(RunDirectoryError, match="cannot be created"):
         RecordingWriter(tmp_path / "a.mcap", "r", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("runs_dir")
+def test_with_closes_the_file_of_an_iteration_that_was_left() -> None:
+    with Publisher("r") as publisher:
+        for batch in range(1, 4):
+            publisher.publish(Event.BATCH_END, batch=batch)
+
+    def is_open() -> bool:
+        return publisher.recording.resolve() in [Path(one.path) for one in psutil.Process().open_files()]
+
+    with Recording(publisher.recording) as recording:
+        iteration = iter(recording)
+        next(iteration)
+        assert is_open()
+    assert not is_open()
+    recording.close()
+    assert len(list(recording)) == 3
+    assert not is_open()

@@ -224,10 +224,7 @@ class Clock:
         return self.now
 
 
-@given(
-    gaps=st.lists(st.integers(0, 10 * SECOND), min_size=1, max_size=20),
-    rate=st.sampled_from([0.25, 1.0, 2.0, 8.0]),
-)
+@given(gaps=st.lists(st.integers(0, 10 * SECOND), min_size=1, max_size=20), rate=st.sampled_from([0.25, 1.0, 2.0, 8.0]))
 def test_events_are_due_as_far_apart_as_they_were_divided_by_the_rate(gaps: list[int], rate: float) -> None:
     clock = Clock()
     pace = Pace(rate, clock=clock)

@@ -1,20 +1,27 @@
-"""What ``run.json`` may hold, and what becomes of one that is damaged."""
+"""What ``run.json`` may hold, and what becomes of one that is damaged; what is read of a run while its broker writes;
+whether it is live, and how it is described to readers elsewhere."""
 
 import json
 import os
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from run_folders import write_run
 
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.protocol.order import Ending
-from offloop.bus.runs import writing
-from offloop.bus.runs.directory import Origin, list_runs, read_run
+from offloop.bus.runs import directory, writing
+from offloop.bus.runs import lock as run_lock
+from offloop.bus.runs.directory import Origin, find_run, host_name, list_runs, read_run
+from offloop.bus.runs.listing import ListedRun
 from offloop.bus.runs.run_file import MAX_BYTES, MAX_TEXT
 from offloop.bus.runs.writing import RunDirectory, next_attempt
+from offloop.bus.types.units import lasted
 
 
 def change(**values: Any) -> Callable[[Path], None]:
@@ -73,11 +80,7 @@ def test_a_run_file_that_cannot_be_read_is_named_and_never_written_over(
     run = write_run(tmp_path, "r")
     damage(run / "run.json")
     about = _written(run)
-    for use in (
-        lambda: read_run(run),
-        lambda: RunDirectory(tmp_path, "r"),
-        lambda: next_attempt(tmp_path, "r"),
-    ):
+    for use in (lambda: read_run(run), lambda: RunDirectory(tmp_path, "r"), lambda: next_attempt(tmp_path, "r")):
         with pytest.raises(RunDirectoryError, match=rf"{run}/run\.json (is damaged|cannot be read): ") as raised:
             use()
         assert str(raised.value).isprintable()
@@ -131,3 +134,112 @@ def test_however_long_an_error_is_the_run_can_be_read(tmp_path: Path) -> None:
     directory.release()
     last = read_run(tmp_path / "r").last
     assert (last.error, last.reason, last.info) == ("x" * MAX_TEXT, "\\udcff", {"path": "\\udcff"})
+
+
+@pytest.mark.parametrize("files_before_the_end", range(3))
+def test_a_run_that_ends_while_it_is_read_is_live_or_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_before_the_end: int
+) -> None:
+    broker = RunDirectory(tmp_path, "r")
+    number, recording = broker.next_attempt()
+    broker.begin_attempt(recording, number, info={}, world_size=1)
+    broker.announce(number, "ipc://control", "ipc://stream")
+    read_record, read = directory.read_record, 0
+
+    def read_while_it_ends(path: Path, descriptor: int, form: type[Any]) -> Any:
+        nonlocal read
+        if read == files_before_the_end:
+            broker.end_attempt(Ending("finished"))
+            broker.release()
+        read += 1
+        return read_record(path, descriptor, form)
+
+    monkeypatch.setattr(directory, "read_record", read_while_it_ends)
+    run = find_run("r", tmp_path)
+    broker.release()
+    assert (run.live, run.status) == ((False, "finished") if files_before_the_end < 2 else (True, "live"))
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_an_attempt_never_lasted_less_than_nothing_although_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
+) -> None:
+    broker = RunDirectory(tmp_path, "r")
+    number, recording = broker.next_attempt()
+    broker.begin_attempt(recording, number, info={}, world_size=1)
+    if is_resumed:
+        broker.resume_attempt(number)
+    began, steady = time.time(), time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: began - 3600)
+    monkeypatch.setattr(time, "monotonic", lambda: steady + 7)
+    broker.end_attempt(Ending("finished"))
+    broker.release()
+    last = find_run("r", tmp_path).last
+    assert last.ended is not None
+    # A broker that was started again does not know when the attempt began by its own clock.
+    assert last.ended - last.started == pytest.approx(0 if is_resumed else 7, abs=1)
+
+
+@pytest.mark.parametrize(("started", "ended", "live"), [(3600.0, 1.4, False), (1e11, None, True)])
+def test_what_ended_before_it_began_took_no_time(started: float, ended: float | None, live: bool) -> None:
+    assert lasted(started, ended, live=live) == lasted(0, 0, live=False)
+
+
+def test_a_host_is_called_as_the_environment_says_or_as_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OFFLOOP_HOST", raising=False)
+    assert host_name() == socket.gethostname()
+    monkeypatch.setenv("OFFLOOP_HOST", "node-7")
+    assert host_name() == "node-7"
+
+
+@pytest.fixture(params=[run_lock.CAN_ASK, False])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The same file, opened three times; also as on a system where a lock cannot be asked about."""
+    monkeypatch.setattr(run_lock, "CAN_ASK", request.param)
+    descriptors = [os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2)]
+    descriptors.append(os.open(tmp_path / "lock", os.O_RDONLY))
+    yield descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_one_has_it_and_everybody_may_ask(opened: list[int]) -> None:
+    first, second, asking = opened
+    assert not run_lock.is_held(asking)
+    assert run_lock.take(first)
+    assert run_lock.is_held(asking)
+    assert run_lock.is_held(second)
+    assert not run_lock.take(second)
+    # Opened and closed again elsewhere in the same process, it stays.
+    os.close(os.open(f"/dev/fd/{asking}", os.O_RDONLY))
+    assert run_lock.is_held(asking)
+
+
+def test_it_goes_with_its_holder(opened: list[int], tmp_path: Path) -> None:
+    _, second, asking = opened
+    holder = os.open(tmp_path / "lock", os.O_RDWR)
+    assert run_lock.take(holder)
+    os.close(holder)
+    assert not run_lock.is_held(asking)
+    assert run_lock.take(second)
+
+
+SAID = {"run": "r", "attempt": 1, "status": "live"}
+
+
+def decode(said):
+    return msgspec.json.decode(json.dumps(said), type=ListedRun)
+
+
+def test_what_is_not_said_is_there_as_nothing():
+    known = decode({**SAID, "reached": {"epoch": 1, "batch": 2, "sample": 3, "unknown": 4}, "unknown": 5})
+    assert (known.reached.batch, known.reached.planned) == (2, None)
+    assert (known.error, known.ranks, known.live, known.bridge, known.is_silent) == (None, (), False, None, True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"status": None}, {"ranks": 3}, {"ended": -1}, {"reached": {"epoch": 1}}, {"error": "\udcff"}]
+)
+def test_another_form_is_no_run(wrong):
+    with pytest.raises(ValueError, match=r"."):
+        decode({**SAID, **wrong})

@@ -12,14 +12,7 @@ from recorded_runs import Entry, entries, read_records, write_recording
 from recording_files import file_limit, official, spoil
 from training import gold_evaluators, gold_trainer
 
-from offloop.bus import (
-    ConfigurationError,
-    Gap,
-    InvalidTimeError,
-    Publisher,
-    Recording,
-    RunDirectoryError,
-)
+from offloop.bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording, RunDirectoryError
 from offloop.bus.cli.recordings import convert_recordings
 from offloop.bus.protocol.order import Missing, StreamOrder
 from offloop.bus.recording.source import CutRange, RecordSource

@@ -408,7 +408,7 @@ def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
     assert done.notes == ("'note' is left out where it is not a number, as in line 2",)
     states = list(Recording(find_run("table").recording))
     assert [state.event.value for state in states[2:-1]] == [
-        *("batch_end", "eval_end", "eval_end", "eval_after_all", "batch_end"),
+        *("batch_end", "eval_end", "eval_end", "eval_after_all", "batch_end")
     ]
     assert [state.time - 1_700_000_000 for state in states[2:-1]] == [0.5, 1.5, 1.5, 1.5, 9.5]
     logged = replayed("table")
