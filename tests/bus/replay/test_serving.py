@@ -34,8 +34,8 @@ from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
 from offloop.bus.types.event import Event
-from offloop.consumers.runner.places import FolderRuns, find_or_wait, live_or_wait
 from offloop.bus.types.timeouts import Timeouts
+from offloop.consumers.runner.places import FolderRuns, find_or_wait, live_or_wait
 
 SLOW = 0.001
 """A rate at which nothing more comes during a test."""
