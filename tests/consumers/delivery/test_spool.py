@@ -45,8 +45,8 @@ class Server(LoggerDestination):
         self.opened = 0
         self.closed = 0
         self.taken = 0
-        self.loaded: list[dict[str, Any]] = []
-        self.noted: dict[str, Any] = {}
+        self.loaded: list[dict[Any, Any]] = []
+        self.noted: dict[Any, Any] = {}
 
     def open(self, context: RunContext) -> None:
         self.fault("open")
@@ -78,7 +78,7 @@ class Server(LoggerDestination):
         self.closed += 1
 
     def state_dict(self) -> dict[str, Any]:
-        self.noted = {"taken": self.taken}
+        self.noted = {1: self.taken}
         return self.noted
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,7 +243,7 @@ def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(context: Ru
     log(spool, 3)
     spool.close()
     assert server.steps == [1, 2, 1, 2, 3]
-    assert server.loaded == [{"taken": 0}]
+    assert server.loaded == [{1: 0}]
 
 
 def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,7 +353,7 @@ def test_a_consumer_that_goes_on_sends_nothing_twice(
     first = Server()
     spool = opened(context, first)
     log_committed(spool, 1, 2)
-    wait_for(lambda: first.noted == {"taken": 2}, "the first rows, noted as sent")
+    wait_for(lambda: first.noted == {1: 2}, "the first rows, noted as sent")
     first.fault = hanging[0]
     state = log_committed(spool, 3, 4)
     log(spool, 5, 6)
@@ -366,7 +366,7 @@ def test_a_consumer_that_goes_on_sends_nothing_twice(
     again.on_commit()
     again.close()
     assert second.steps == [3, 4, 5, 6, 7]
-    assert second.loaded == [{"taken": 2}]
+    assert second.loaded == [{1: 2}]
     abandon(spool, first)
 
 
@@ -460,13 +460,14 @@ def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
     log_tables(again, 201)
     again.close()
     assert [table.step for table in slow.others + second.others] == [*range(1, 202)]
+    assert sum(file.stat().st_size for file in directory.glob("records-*")) == 0
     may_take.release(100)
     abandon(spool, slow)
 
 
 def sent_and_deleted(directory: Path) -> int | None:
     """How many records were sent, when those files are gone that are not needed for more."""
-    base, _, sent, _ = msgpack.unpackb((directory / "position").read_bytes())
+    base, _, sent, _ = msgpack.unpackb((directory / "position").read_bytes(), strict_map_key=False)
     bases = [int(file.name.removeprefix("records-")) for file in directory.glob("records-*")]
     return int(sent) if min(bases) == base else None
 
