@@ -45,7 +45,7 @@ def as_table(columns: Mapping[str, Any], to: Any) -> Any:
     """Columns as a frame of a :func:`library`."""
     if to is None:
         return dict(columns)
-    # A column may have numbers in one row and text in another, which polars takes only when it is told so.
+    # A column may have numbers in one row and text in another, which polars takes only without strict types.
     return to.DataFrame(dict(columns), **({"strict": False} if to.__name__ == "polars" else {}))
 
 
