@@ -1,5 +1,6 @@
 """The parts of a training, checked and put together before its run is started."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
@@ -7,12 +8,14 @@ from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.event import Event
-from offloop.bus.types.timestamp import wall_clock
+from offloop.bus.types.time import TimeInput
+from offloop.bus.types.timestamp import Timestamp, wall_clock
 from offloop.trainer.arguments.checks import as_list
 from offloop.trainer.arguments.durations import (
     check_countable,
     check_interval,
     check_iteration_length,
+    end_of_fit,
     scaled_max_duration,
 )
 from offloop.trainer.checkpoints.checkpoints import Checkpoints
@@ -24,18 +27,17 @@ from offloop.trainer.data.metrics import check_model
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.device.device import get_device, is_gpu, make_scaler
 from offloop.trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
-from offloop.trainer.distributed.parallel import check_parts, check_shards
-from offloop.trainer.distributed.ranks import join_ranks
-from offloop.trainer.distributed.sampling import own_sampler
+from offloop.trainer.distributed.ranks import join_ranks, make_equal
+from offloop.trainer.distributed.sampling import check_parts, check_shards, own_sampler
 from offloop.trainer.engine.engine import check_loss_interpolation
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
-from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics
+from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics, use_evaluators
 from offloop.trainer.loop.forward_pass import ForwardPass
 from offloop.trainer.loop.loop import TrainingLoop
 from offloop.trainer.loop.optimization import Optimization
 from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep, check_microbatch_size
-from offloop.trainer.stream.run_metadata import describe_unavailable
+from offloop.trainer.stream.description import describe_unavailable
 from offloop.trainer.stream.run_stream import TrainingStream
 
 
@@ -78,11 +80,7 @@ class Setup:
             sharded=self.forward_pass.is_sharded,
         )
         self.checkpoints.check()
-        saved = self.checkpoints.saved_name
-        if saved is not None and not given.autoresume and not is_name_for(saved, self.state.run_name):
-            # A training that branches from another run's checkpoint is a run of its own.
-            self.checkpoints.is_next_attempt = False
-        self._find_name(given.run_name)
+        self._find_name(given)
         self.checkpoints.check_folder()
         given.model.to(self.state.device.torch_device)
         add_train_metrics(self.state)
@@ -113,15 +111,17 @@ class Setup:
             algorithm.check(state)
         return state
 
-    def _find_name(self, run_name: str | None) -> None:
+    def _find_name(self, given: TrainerArguments) -> None:
         state, saved = self.state, self.checkpoints.saved_name
         found = state.run_name
-        if self.checkpoints.is_next_attempt:
-            if saved is not None and is_name_for(saved, state.run_name):
-                found = saved
-        elif run_name is not None:
+        if saved is not None and is_name_for(saved, state.run_name):
+            found = saved if self.checkpoints.is_next_attempt else found
+        elif saved is not None and not given.autoresume:
+            # A training that branches from another run's checkpoint is a run of its own.
+            self.checkpoints.is_next_attempt = False
+        if given.run_name is not None and not self.checkpoints.is_next_attempt:
             if state.rank == 0:
-                found = self.stream.find_name(run_name)
+                found = self.stream.find_name(given.run_name)
             if self.ranks is not None:
                 found = self.ranks.share(found)
         if found != state.run_name:
@@ -171,7 +171,7 @@ class Setup:
         # As late as this, so that nothing that was started before can have taken a random number.
         seed_all(state.seed)
         if self.ranks is not None:
-            self.ranks.share_weights(state.model)
+            make_equal([*state.model.parameters(), *state.model.buffers()])
         self.engine.run_event(Event.INIT)
         # Parts that algorithms have put in come from the host.
         state.model.to(state.device.torch_device)
@@ -191,6 +191,45 @@ class Setup:
         if state.rank > 0:
             # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
             seed_all((state.seed + state.rank) % 2**32)
+
+    def begin_fit(
+        self,
+        duration: TimeInput | None,
+        *,
+        reset_time: bool,
+        train_dataloader: DataSpec | Iterable[Any] | None,
+        eval_dataloader: Any,
+        eval_interval: TimeInput | None,
+    ) -> None:
+        """Checks the arguments of ``Trainer.fit``, and brings the state to where that begins. What is refused changes
+        nothing."""
+        state = self.state
+        data = self.data if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
+        check_microbatch_size(self.microbatch_size, data)
+        evaluators = None if eval_dataloader is None else as_evaluators(eval_dataloader)
+        check_shards(self.ranks, data, evaluators or [])
+        if evaluators is not None:
+            check_model(state.model, evaluated=True)
+        interval = self.eval_interval if eval_interval is None else check_interval(eval_interval, "eval_interval")
+        if data is None or not state.optimizers:
+            missing = "a train_dataloader" if data is None else "optimizers"
+            raise ConfigurationError(f"fit() needs {missing}: pass it to Trainer(...)")
+        begin = Timestamp() if reset_time else state.timestamp
+        # A training that was stopped has its end as its duration; what it was to be is still known.
+        planned = state.max_duration if self.max_duration is None else self.max_duration
+        max_duration = end_of_fit(begin, duration, planned, state.iteration_length, self.checkpoints.resumed)
+        if reset_time:
+            self.checkpoints.check_conflicts(begin)
+            state.timestamp, state.evaluated_at = begin, {}
+            self.checkpoints.forget()
+        if evaluators is not None:
+            use_evaluators(state, evaluators)
+        self.eval_interval = interval
+        state.stopped, state.stop_reason = False, None
+        state.max_duration = max_duration
+        self.use_data(data)
+        self.optimization.compile_schedulers(state)
+        self.checkpoints.load_schedulers()
 
     def make_loop(self, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
         """Makes the loop that trains until ``state.max_duration``, with its evaluations and checkpoints."""

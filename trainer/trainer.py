@@ -11,22 +11,19 @@ from typing import Any
 from offloop.bus.errors import ClosedError, ConfigurationError, RankError
 from offloop.bus.publisher.publisher import ending_for
 from offloop.bus.types.time import TimeInput
-from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.checks import check_function, check_path, check_subset
-from offloop.trainer.arguments.durations import check_interval, end_of_fit
 from offloop.trainer.config import TrainerArguments, accept_groups
-from offloop.trainer.control.interrupts import defer_signals
+from offloop.trainer.control.interrupts import Interruption, defer_signals
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.control.settings import make_settings
 from offloop.trainer.data.evaluator import Evaluator, as_evaluators
 from offloop.trainer.data.metrics import check_model
 from offloop.trainer.data.spec import DataSpec, as_data_spec
-from offloop.trainer.distributed.parallel import check_shards
 from offloop.trainer.distributed.ranks import report_lost_ranks
+from offloop.trainer.distributed.sampling import check_shards
 from offloop.trainer.engine.state import AlgorithmLogger
-from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics, use_evaluators
+from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics
 from offloop.trainer.loop.progress import ProgressDisplay
-from offloop.trainer.loop.step import check_microbatch_size
 from offloop.trainer.setup import Setup
 
 
@@ -148,49 +145,24 @@ class Trainer:
         if self._is_fitting:
             raise ConfigurationError("fit() is at work already: an algorithm changes the training through its state")
         setup, state = self._setup, self.state
-        data = setup.data if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
-        check_microbatch_size(setup.microbatch_size, data)
-        evaluators = None if eval_dataloader is None else as_evaluators(eval_dataloader)
-        check_shards(setup.ranks, data, evaluators or [])
-        if evaluators is not None:
-            check_model(state.model, evaluated=True)
-        interval = setup.eval_interval if eval_interval is None else check_interval(eval_interval, "eval_interval")
-        if data is None or not state.optimizers:
-            missing = "a train_dataloader" if data is None else "optimizers"
-            raise ConfigurationError(f"fit() needs {missing}: pass it to Trainer(...)")
-        begin = Timestamp() if reset_time else state.timestamp
-        # A training that was stopped has its end as its duration; what it was to be is still known.
-        planned = state.max_duration if setup.max_duration is None else setup.max_duration
-        max_duration = end_of_fit(begin, duration, planned, state.iteration_length, setup.checkpoints.resumed)
-        if reset_time:
-            setup.checkpoints.check_conflicts(begin)
-
-        # Nothing is changed before this, so that a call that was refused can be made again.
-        if reset_time:
-            state.timestamp = begin
-            state.evaluated_at = {}
-            setup.checkpoints.forget()
-        if evaluators is not None:
-            use_evaluators(state, evaluators)
-        setup.eval_interval = interval
-        state.stopped, state.stop_reason = False, None
-        state.max_duration = max_duration
-        setup.use_data(data)
-        setup.optimization.compile_schedulers(state)
-        setup.checkpoints.load_schedulers()
+        setup.begin_fit(
+            duration,
+            reset_time=reset_time,
+            train_dataloader=train_dataloader,
+            eval_dataloader=eval_dataloader,
+            eval_interval=eval_interval,
+        )
         self._is_fitting = True
         self._show_introduction()
         with self._ending_on_error():
             loop = setup.make_loop(self._control, self._progress)
-            # Ranks have to stop after the same batch, also without a checkpoint.
             saves = bool(setup.checkpoints.watched)
-            if saves or setup.ranks is not None:
-                with defer_signals(state, with_checkpoint=saves) as interruption:
-                    loop.run(interruption)
-                if interruption.requested:
-                    raise KeyboardInterrupt(interruption.reason)
-            else:
-                loop.run()
+            # Ranks have to stop after the same batch, also without a checkpoint.
+            deferred = saves or setup.ranks is not None
+            with defer_signals(state, saves) if deferred else contextlib.nullcontext(Interruption()) as interruption:
+                loop.run(interruption)
+            if interruption.requested:
+                raise KeyboardInterrupt(interruption.reason)
             self._progress.finish()
         self._is_fitting = False
 

@@ -270,6 +270,23 @@ class Demand:
 _NAMES = {event.value for event in Event}
 
 
+def barrier_events_of(callbacks: Iterable[Any]) -> set[Event]:
+    """The events at which one of the callbacks may decide to stop the training.
+
+    Raises :class:`offloop.bus.errors.ConfigurationError` for one that does not handle an event in its
+    ``barrier_events``."""
+    events: set[Event] = set()
+    for callback in callbacks:
+        barrier_events = {Event(event) for event in getattr(callback, "barrier_events", ())}
+        if unhandled := sorted(event.value for event in barrier_events - callback.demand().events):
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
+                "not handle it: add the method, or correct barrier_events"
+            )
+        events |= barrier_events
+    return events
+
+
 def _is_field_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_FIELD_NAME and value.isidentifier()
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import AboveLastLine, is_screen, say
 from offloop.bus.subscriber.subscriber import Subscriber
-from offloop.bus.types.demand import shortest_delay
+from offloop.bus.types.demand import barrier_events_of, shortest_delay
 from offloop.consumers.api.callback import Callback, demand_of
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.callbacks import TrainerMetrics
 from offloop.consumers.loggers import ConsoleLogger
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
-from offloop.consumers.runner.entries import Subscription, barrier_events_of, requested_events
+from offloop.consumers.runner.entries import Subscription, requested_events
 from offloop.consumers.runner.runner import run_session
 
 if TYPE_CHECKING:

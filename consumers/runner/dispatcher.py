@@ -16,6 +16,7 @@ from offloop.bus.printing import say
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
+from offloop.bus.types.demand import barrier_events_of
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
@@ -25,7 +26,7 @@ from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.api.view import view_for
 from offloop.consumers.delivery.commit import CallbackState
 from offloop.consumers.delivery.fanout import RAISED, Fanout, show_failure
-from offloop.consumers.runner.entries import CallbackEntry, barrier_events_of, missing_lines
+from offloop.consumers.runner.entries import CallbackEntry, missing_lines
 
 _NOWHERE = (0, 0)
 _FLUSH_SECONDS = 0.05

@@ -8,7 +8,7 @@ from functools import partial
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import BASE_EVENTS, Demand
+from offloop.bus.types.demand import BASE_EVENTS, Demand, barrier_events_of
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.source import Source, shorten_names
@@ -41,21 +41,6 @@ def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
                 f"such as batch_end{_misspelt(callback)}"
             )
         events |= requested
-    return events
-
-
-def barrier_events_of(callbacks: Iterable[Callback]) -> set[Event]:
-    """The events at which one of the callbacks may decide to stop the training. Raises ConfigurationError when one of
-    them does not handle an event in its barrier_events."""
-    events: set[Event] = set()
-    for callback in callbacks:
-        barrier_events = {Event(event) for event in callback.barrier_events}
-        if unhandled := sorted(event.value for event in barrier_events - callback.demand().events):
-            raise ConfigurationError(
-                f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
-                "not handle it: add the method, or correct barrier_events"
-            )
-        events |= barrier_events
     return events
 
 

@@ -10,7 +10,7 @@ from offloop.bus.types.disabled import is_disabled
 from offloop.bus.types.event import Event
 from offloop.trainer.arguments.checks import check_function
 from offloop.trainer.arguments.config import PathInput, StreamConfig
-from offloop.trainer.stream.hyperparameters import plain_value
+from offloop.trainer.stream.description import plain_value
 from offloop.trainer.stream.run_stream import TrainingStream
 
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")

@@ -26,9 +26,9 @@ from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
 from offloop.trainer import Classifier, State
 from offloop.trainer.checkpoints.file import read_checkpoint
 from offloop.trainer.device.device import get_device
-from offloop.trainer.distributed.ranks import Ranks
+from offloop.trainer.distributed.ranks import Ranks, make_equal
 from offloop.trainer.fields.registry import BUILT_IN
-from offloop.trainer.stream.run_metadata import describe_system
+from offloop.trainer.stream.description import describe_system
 from offloop.trainer.stream.tensor_sharing import pin
 
 CPU, GPU = "cpu", pytest.param("gpu", marks=pytest.mark.gpu)
@@ -422,9 +422,9 @@ def test_one_rank_of_a_group_agrees_with_itself(device: str) -> None:
     model = make_network().to(place.torch_device)
     tensor = torch.arange(3.0, device=place.torch_device)
     # NCCL makes its connections with the first tensor.
-    ranks.share_weights(model)
+    make_equal(model.parameters())
     with no_waits(device):
-        ranks.share_weights(model)
+        make_equal(model.parameters())
         added = ranks.add(tensor)
         assert ranks.sum(1, 2) == [1, 2]
         assert ranks.agree(5, True) == (5, True, False)

@@ -32,8 +32,8 @@ class FakeGpu(Device):
     def read_later(self, scalar: Tensor) -> DeferredNumbers[float]:
         return self.rings.copy(scalar.reshape(()))
 
-    def read_many_later(self, vector: Tensor) -> DeferredNumbers[list[float]]:
-        return self.rings.copy(vector)
+    def read_many_later(self, vector: Tensor, convert: Callable[[list[float]], Any] = list) -> DeferredNumbers[Any]:
+        return self.rings.copy(vector, convert)
 
     def batch_to_device(self, batch: Any) -> Any:
         return batch

@@ -60,17 +60,18 @@ def _refused(ranks: Ranks, folder: Path) -> dict[str, Any]:
         start: Callable[..., Publisher] | None = None,
         resume: bool = True,
     ) -> Any:
-        def publish(broker: str | None, **agreed: Any) -> Publisher:
+        def publish(broker: str | None = None, stream_to: str | None = None, **agreed: Any) -> Publisher:
             return Publisher(broker=broker, rank=ranks.rank, world_size=4, **agreed)
 
         where = (root or runs_dir()).absolute()
         try:
-            with start_on_hosts(ranks, start or publish, where, name, is_copied=is_copied, resume=resume) as publisher:
+            servers = "nats://nowhere" if is_copied else None
+            with start_on_hosts(ranks, start or publish, where, name, servers, resume) as publisher:
                 return publisher.attempt if resume else publisher.run_name
         except OffloopError as error:
             return f"{type(error).__name__}: {error}"
 
-    def fail_on_the_second(broker: str | None, **agreed: Any) -> Publisher:
+    def fail_on_the_second(broker: str | None = None, stream_to: str | None = None, **agreed: Any) -> Publisher:
         if ranks.rank >= 2:
             raise BrokerError("no room")
         return Publisher(broker=broker, rank=ranks.rank, world_size=4, **agreed)

@@ -29,8 +29,8 @@ from offloop.consumers import JsonlLogger, SpeedMonitor
 from offloop.trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
 from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.data.models import Accuracy, CrossEntropy
-from offloop.trainer.distributed.parallel import check_parts
 from offloop.trainer.distributed.ranks import join_ranks, rank_and_world_size
+from offloop.trainer.distributed.sampling import check_parts
 from offloop.trainer.schedulers import CosineAnnealingWithWarmupScheduler
 
 ROWS, BATCH = 27, 6

@@ -2,7 +2,7 @@
 
 Each class is loaded when it is first used, because loading one needs torch.
 
-Begin with ``gradient_clipping``; ``common`` has what several share.
+Begin with ``gradients``; ``common`` has what several share.
 """
 
 from typing import TYPE_CHECKING
@@ -13,19 +13,19 @@ from offloop.trainer.arguments import explain_missing
 if TYPE_CHECKING:
     from offloop.trainer.algorithms.averaging import EMA as EMA
     from offloop.trainer.algorithms.averaging import SWA as SWA
-    from offloop.trainer.algorithms.blurpool import BlurPool as BlurPool
-    from offloop.trainer.algorithms.gradient_clipping import GradientClipping as GradientClipping
+    from offloop.trainer.algorithms.gradients import SAM as SAM
+    from offloop.trainer.algorithms.gradients import GradientClipping as GradientClipping
     from offloop.trainer.algorithms.images import ChannelsLast as ChannelsLast
     from offloop.trainer.algorithms.images import CutOut as CutOut
     from offloop.trainer.algorithms.images import ProgressiveResizing as ProgressiveResizing
-    from offloop.trainer.algorithms.label_smoothing import LabelSmoothing as LabelSmoothing
-    from offloop.trainer.algorithms.layer_freezing import LayerFreezing as LayerFreezing
-    from offloop.trainer.algorithms.mixing import CutMix as CutMix
-    from offloop.trainer.algorithms.mixing import MixUp as MixUp
+    from offloop.trainer.algorithms.layers import BlurPool as BlurPool
+    from offloop.trainer.algorithms.layers import LayerFreezing as LayerFreezing
+    from offloop.trainer.algorithms.layers import StochasticDepth as StochasticDepth
     from offloop.trainer.algorithms.registry import ALGORITHMS as ALGORITHMS
-    from offloop.trainer.algorithms.sam import SAM as SAM
-    from offloop.trainer.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
-    from offloop.trainer.algorithms.sequence_length_warmup import SequenceLengthWarmup as SequenceLengthWarmup
-    from offloop.trainer.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
+    from offloop.trainer.algorithms.rows import SelectiveBackprop as SelectiveBackprop
+    from offloop.trainer.algorithms.rows import SequenceLengthWarmup as SequenceLengthWarmup
+    from offloop.trainer.algorithms.targets import CutMix as CutMix
+    from offloop.trainer.algorithms.targets import LabelSmoothing as LabelSmoothing
+    from offloop.trainer.algorithms.targets import MixUp as MixUp
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

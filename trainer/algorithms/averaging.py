@@ -15,6 +15,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.trainer.algorithms.common import check_point, check_update_interval, has_reached, update_event
 from offloop.trainer.arguments.checks import check_choice, check_count, check_number
+from offloop.trainer.arguments.values import set_rate
 from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
@@ -87,7 +88,21 @@ def _weights_of(model: nn.Module, with_buffers: bool) -> dict[str, Tensor]:
     return weights
 
 
-class EMA(Algorithm):
+class _Averaging(Algorithm):
+    """Keeps an average of the weights; a subclass says of which ones, and when."""
+
+    with_buffers = False
+    _average: WeightAverage | None = None
+    _state: State | None = None
+
+    def _begin_average(self, saved: Mapping[str, Tensor] | None = None) -> None:
+        assert self._state is not None  # since INIT
+        self._average = WeightAverage(self._state.model, with_buffers=self.with_buffers)
+        if saved is not None:
+            self._average.load_state_dict(saved)
+
+
+class EMA(_Averaging):
     """Evaluates and predicts with an exponential moving average of the weights, ``smoothing * average + (1 - smoothing)
     * weights`` at each update; the training itself is the same as without.
 
@@ -104,6 +119,8 @@ class EMA(Algorithm):
 
     Papers: Polyak & Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging"; Tarvainen & Valpola 2017,
     "Mean teachers are better role models", arXiv:1703.01780. Reference: ``composer/algorithms/ema``."""
+
+    with_buffers = True
 
     def __init__(
         self,
@@ -130,8 +147,6 @@ class EMA(Algorithm):
         self.smoothing = check_number(smoothing, "smoothing", most=1)
         self._event = update_event(self.update_interval)
         self._mix = get_ema_multi_avg_fn(self.smoothing)  # type: ignore[no-untyped-call]
-        self._average: WeightAverage | None = None
-        self._state: State | None = None
 
     def match(self, event: Event, state: State) -> bool:
         if event is self._event:
@@ -142,7 +157,7 @@ class EMA(Algorithm):
         if event is Event.INIT:
             self._state = state
         elif self._average is None:
-            self._average = WeightAverage(state.model, with_buffers=True)
+            self._begin_average()
         elif event is not self._event:
             self._average.swap()
         elif int(state.timestamp.get(self.update_interval.unit)) % int(self.update_interval) == 0:
@@ -154,12 +169,10 @@ class EMA(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._average = None
         if "average" in state:
-            assert self._state is not None  # since INIT
-            self._average = WeightAverage(self._state.model, with_buffers=True)
-            self._average.load_state_dict(state["average"])
+            self._begin_average(state["average"])
 
 
-class SWA(Algorithm):
+class SWA(_Averaging):
     """Stochastic weight averaging: replaces the weights by their mean over several moments near the end of the
     training.
 
@@ -207,12 +220,10 @@ class SWA(Algorithm):
             raise ConfigurationError(f"swa_lr {swa_lr!r} has no effect without schedule_swa_lr=True: add that")
         self._event = update_event(self.update_interval)
         self._mix = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
-        self._average: WeightAverage | None = None
         self._first_rates: list[list[float]] = []
         self._intervals = 0
         self._updates = 0
         self._is_over = False
-        self._state: State | None = None
 
     def match(self, event: Event, state: State) -> bool:
         if event is self._event:
@@ -255,14 +266,12 @@ class SWA(Algorithm):
         self._first_rates = [list(rates) for rates in state.get("first_rates", [])]
         self._average = None
         if "average" in state:
-            assert self._state is not None  # since INIT
-            self._average = WeightAverage(self._state.model)
-            self._average.load_state_dict(state["average"])
+            self._begin_average(state["average"])
 
     def _take_in_weights(self, state: State) -> None:
         if self._average is None:
             self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in state.optimizers]
-            self._average = WeightAverage(state.model)
+            self._begin_average()
             self._updates = 1
         elif self._intervals % int(self.update_interval) == 0:
             self._average.update(self._mix, self._updates)
@@ -284,25 +293,18 @@ class SWA(Algorithm):
         share = progress if self.anneal_strategy == "linear" else (1 - math.cos(math.pi * progress)) / 2
         for optimizer, rates in zip(state.optimizers, self._first_rates, strict=True):
             for group, first in zip(optimizer.param_groups, rates, strict=True):
-                rate = first if self.swa_lr is None else (1 - share) * first + share * self.swa_lr
-                if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
+                set_rate(group, first if self.swa_lr is None else (1 - share) * first + share * self.swa_lr)
 
     def _check_dataloader(self, state: State) -> None:
         dataloader = state.train_dataloader
         keeps_place = getattr(dataloader, "persistent_workers", False) or hasattr(dataloader, "load_state_dict")
-        if keeps_place and self.update_interval.unit is TimeUnit.BATCH and _has_batch_norm(state.model):
+        normalizes = any(isinstance(module, _BatchNorm) for module in state.model.modules())
+        if keeps_place and self.update_interval.unit is TimeUnit.BATCH and normalizes:
             raise ConfigurationError(
                 f"SWA with update_interval {self.update_interval} goes through the training data in the middle of an "
                 "epoch, to compute the statistics of batch normalization, which a dataloader with persistent workers "
                 "or a place of its own cannot do: use update_interval='1ep', or a plain DataLoader"
             )
-
-
-def _has_batch_norm(model: torch.nn.Module) -> bool:
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def _batches(state: State) -> Iterator[list[Any]]:

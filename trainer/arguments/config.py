@@ -2,7 +2,6 @@
 command ``trainer`` that stands for it. No torch here."""
 
 import inspect
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,24 +124,12 @@ def read_duration(text: str) -> TimeInput:
     return duration
 
 
-def _read_flight_recorder(text: str) -> TimeInput:
-    return f"{check_flight_recorder(text)}ba"
-
-
 def _read_microbatch_size(text: str) -> int | str:
     if text == "auto":
         return text
     if not text.isdecimal() or int(text) == 0:
         raise ConfigurationError(f"{text!r} is not a number of samples: use 1 or more, or 'auto'")
     return int(text)
-
-
-def _read_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    return check_number(seconds, "seconds", above=0)
 
 
 @dataclass(frozen=True)
@@ -288,7 +275,7 @@ class StreamConfig(ArgumentGroup):
     stream_to: Annotated[str | None, Option("--stream", metavar="ADDRESS")] = None
     record: Annotated[str | Iterable[Event | str] | None, check_record, Option(metavar="EVENTS")] = None
     flight_recorder: Annotated[
-        TimeInput | None, check_flight_recorder, Option(metavar="BATCHES", read=_read_flight_recorder)
+        TimeInput | None, check_flight_recorder, Option(metavar="BATCHES", read=check_flight_recorder)
     ] = None
     max_delay: Annotated[float, check_max_delay] = 0.05
     backlog_bytes: Annotated[int | None, Option(metavar="N")] = None
@@ -300,5 +287,5 @@ class StreamConfig(ArgumentGroup):
         Option(metavar="NAME[,NAME...]", many=True),
         Option("--strict-stops", sets=["all"], help="as --wait-for all."),
     ] = None
-    wait_seconds: Annotated[float, Option(metavar="S", read=_read_seconds)] = 30.0
+    wait_seconds: Annotated[float, partial(check_number, above=0), Option(metavar="S")] = 30.0
     commands_from: Annotated[PathInput | None, check_path, Option(metavar="PATH", path="existing")] = None

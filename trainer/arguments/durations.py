@@ -30,14 +30,6 @@ def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None
     return time if ratio == 1 else check_max_duration(time * ratio)
 
 
-def end_after(timestamp: Timestamp, length: Time) -> Time:
-    """The end of a training that begins at a time and takes so long; in seconds the first whole one after that."""
-    begin = timestamp.get(length.unit)
-    if length.unit is TimeUnit.SECOND and timestamp.total_wct > datetime.timedelta(seconds=begin.value):
-        begin += 1
-    return begin + length
-
-
 def end_of_fit(
     timestamp: Timestamp,
     duration: TimeInput | None,
@@ -48,7 +40,12 @@ def end_of_fit(
     """The training time at which a call of ``fit(duration)`` ends; ``max_duration`` is the training's, and may have
     passed when the training is ``resumed`` from its end."""
     if duration is not None:
-        max_duration = end_after(timestamp, check_max_duration(duration))
+        length = check_max_duration(duration)
+        begin = timestamp.get(length.unit)
+        # In seconds from the next whole one.
+        if length.unit is TimeUnit.SECOND and timestamp.total_wct > datetime.timedelta(seconds=begin.value):
+            begin += 1
+        max_duration = begin + length
     if max_duration is None:
         raise ConfigurationError("fit() needs to know how long to train: pass max_duration='5ep' or the like")
     if timestamp >= max_duration and not resumed:

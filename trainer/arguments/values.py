@@ -45,6 +45,15 @@ def describe(value: Any) -> str:
     return repr(value) if is_empty or isinstance(value, _PLAIN) else f"a {type(value).__name__}"
 
 
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """Sets the learning rate of a parameter group."""
+    if isinstance(group["lr"], torch.Tensor):
+        # Captured and compiled optimizer steps read the rate from this very tensor.
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
 def optimizer_names(optimizers: list[Any]) -> list[str]:
     """The names of learning rates: class names, see :func:`unique_names`."""
     return unique_names(type(optimizer).__name__ for optimizer in optimizers)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -15,7 +15,7 @@ from offloop.bus.checkpoints.image import main_file
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time
-from offloop.bus.types.timestamp import Timestamp, TrainingTime
+from offloop.bus.types.timestamp import Timestamp
 from offloop.trainer.arguments.config import CheckpointConfig
 from offloop.trainer.arguments.durations import Interval, check_interval
 from offloop.trainer.arguments.values import optimizer_names
@@ -46,13 +46,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("offloop")
 _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECKPOINT)
-
-
-class Announce(Protocol):
-    """Marks in the stream where a checkpoint is saved or loaded, as :meth:`offloop.bus.Publisher.mark_checkpoint`
-    does."""
-
-    def __call__(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> object: ...
 
 
 class Checkpoints:
@@ -91,8 +84,9 @@ class Checkpoints:
         self.watched: frozenset[Event] = frozenset()
         """The events at which a checkpoint may be due."""
         self._folder: CheckpointFolder | None = None
-        self.announce: Announce | None = None
-        """Called on the first rank where a checkpoint is saved and where one was loaded."""
+        self.announce: Callable[..., object] | None = None
+        """Marks in the stream, on the first rank, where a checkpoint is saved and where one was loaded: see
+        ``mark_checkpoint`` of :class:`offloop.bus.Publisher`."""
         self.resumed = False
         """Whether the training resumes from a checkpoint of the same run."""
         self.sampler_seed: int | None = None
@@ -113,15 +107,19 @@ class Checkpoints:
         self._has_saved = False
         if config.save_folder is not None:
             unreadable = {} if self._folder is None else self._folder.unreadable
-            self._folder = CheckpointFolder(
-                config.save_folder,
-                filename=config.save_filename,
-                latest_filename=config.save_latest_filename,
-                keep=config.save_num_checkpoints_to_keep,
-                overwrite=config.save_overwrite,
-                names=_names(self._state),
-            )
+            self._folder = self._open(config.save_folder)
             self._folder.unreadable |= unreadable
+
+    def _open(self, folder: str | os.PathLike[str]) -> CheckpointFolder:
+        config = self._config
+        return CheckpointFolder(
+            folder,
+            filename=config.save_filename,
+            latest_filename=config.save_latest_filename,
+            keep=config.save_num_checkpoints_to_keep,
+            overwrite=config.save_overwrite,
+            names=_names(self._state),
+        )
 
     def _latest(self, folder: CheckpointFolder, from_scratch: bool | None = None) -> Path | None:
         """The newest checkpoint in a folder that has one, found by the first rank.
@@ -355,16 +353,7 @@ class Checkpoints:
     def _find(self, path: Path) -> Path:
         if not path.is_dir() or main_file(path).is_file():
             return path
-        config = self._config
-        latest = self._latest(
-            CheckpointFolder(
-                path,
-                filename=config.save_filename,
-                latest_filename=config.save_latest_filename,
-                overwrite=config.save_overwrite,
-                names=_names(self._state),
-            )
-        )
+        latest = self._latest(self._open(path))
         if latest is None:
             raise CheckpointError(
                 f"there is no checkpoint in {path}: name a file, or the folder that they were saved in", path=path

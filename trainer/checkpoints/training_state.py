@@ -121,12 +121,7 @@ def _run(state: State) -> dict[str, Any]:
 
 def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
     names = optimizer_names(state.optimizers)
-    if sorted(names) != sorted(saved):
-        raise CheckpointError(
-            f"checkpoint {path} was made with the optimizers {_some(list(saved))}, "
-            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True",
-            path=path,
-        )
+    _check_same("optimizers", sorted(saved), sorted(names), path)
     for name, optimizer in zip(names, state.optimizers, strict=True):
         try:
             optimizer.load_state_dict(saved[name])
@@ -139,12 +134,7 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
     """Restores the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when they are others."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
-    if names != [name for name, _ in saved]:
-        raise CheckpointError(
-            f"checkpoint {path} was made with the schedulers {_some([name for name, _ in saved])}, "
-            f"the trainer has {_some(names)}: use the same ones, or load_weights_only=True",
-            path=path,
-        )
+    _check_same("schedulers", [name for name, _ in saved], names, path)
     for scheduler, (_, values) in zip(state.schedulers, saved, strict=True):
         kinds = vars(scheduler)
         # MultiStepLR keeps a Counter, which is a plain map in a file.
@@ -175,6 +165,15 @@ def _load_algorithms(state: State, saved: Sequence[Any], path: Any) -> None:
         raise CheckpointError(
             f"checkpoint {path} was made with the algorithms {_some(lost)}, which the trainer has not: "
             "add them, or take the weights with load_weights_only=True",
+            path=path,
+        )
+
+
+def _check_same(what: str, saved: Sequence[str], own: Sequence[str], path: Any) -> None:
+    if saved != own:
+        raise CheckpointError(
+            f"checkpoint {path} was made with the {what} {_some(saved)}, the trainer has {_some(own)}: "
+            "use the same ones, or load_weights_only=True",
             path=path,
         )
 

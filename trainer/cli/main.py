@@ -25,7 +25,7 @@ from offloop.trainer.arguments import missing_extra
 from offloop.trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
 from offloop.trainer.config import expand_groups
 from offloop.trainer.distributed.launcher import report_failure
-from offloop.trainer.tasks import BUILT_IN, Task, TaskOption, find_task
+from offloop.trainer.tasks import BUILT_IN, Task, find_task
 
 if TYPE_CHECKING:
     from offloop.trainer.distributed.ranks import Ranks
@@ -106,7 +106,8 @@ class _Tasks(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Tasks"):
-            formatter.write_dl([*_built_in_tasks(), _OWN_TASK])
+            own = "Your own function that returns arguments for Trainer; also path/to/file.py:function."
+            formatter.write_dl([*_built_in_tasks(), ("module:function", own)])
 
 
 @contextlib.contextmanager
@@ -157,20 +158,11 @@ class _TaskCommand(CliCommand):
         width = formatter.width - max(map(len, COMMON_OPTIONS)) - 6
         with formatter.section("More options ('trainer --list-options' explains them)"):
             for heading, options in COMMON_OPTIONS.items():
-                names = ", ".join(_names(option) for option in options if option in others)
+                shown = [option for option in options if option in others]
+                names = ", ".join("/".join((option.opts[-1], *option.secondary_opts)) for option in shown)
                 # Wrapped here, as click breaks lines within names of options.
                 lines = textwrap.fill(names, width, break_on_hyphens=False)
                 formatter.write_dl([(heading.ljust(max(map(len, COMMON_OPTIONS))), f"\b\n{lines}")])
-
-
-def _names(option: click.Option) -> str:
-    return "/".join((option.opts[-1], *option.secondary_opts))
-
-
-_OWN_TASK = (
-    "module:function",
-    "Your own function that returns arguments for Trainer; also path/to/file.py:function.",
-)
 
 
 @click.group(
@@ -257,7 +249,7 @@ def _task_command(task: Task) -> click.Command:
     def run(beginning: _Beginning, /, **values: Any) -> None:
         _run_task(task, values, beginning)
 
-    own = [_click_option(option) for option in task.options if option.name not in OPTION_NAMES]
+    own = [option for option in task.options if option.name not in OPTION_NAMES]
     return _TaskCommand(
         task.name,
         params=[*own, *itertools.chain(*COMMON_OPTIONS.values())],
@@ -266,14 +258,6 @@ def _task_command(task: Task) -> click.Command:
         short_help=task.help,
         frequent=(*(option.opts[0] for option in own), *_FREQUENT, "--help"),
     )
-
-
-def _click_option(option: TaskOption) -> click.Option:
-    dashed = option.name.replace("_", "-")
-    declaration = f"--{dashed}/--no-{dashed}" if option.kind is bool else f"--{dashed}"
-    # A default of None would count as given, and the option as not required any more.
-    default = {"required": True} if option.required else {"default": option.default, "show_default": True}
-    return click.Option([declaration, option.name], type=option.kind, help=option.help or None, **default)
 
 
 def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
@@ -320,10 +304,11 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
     if values["algorithms"] or values["algorithm_options"]:
         settings["algorithms"] = ALGORITHMS.create_all(values["algorithms"] or (), values["algorithm_options"] or ())
         config |= {name: values[name] for name in ("algorithms", "algorithm_options") if values[name]}
-    options = {option.name: known[option.name] for option in task.options if known[option.name] is not None}
+    names = [str(option.name) for option in task.options]
+    options = {name: known[name] for name in names if known[name] is not None}
     for option in task.options:
         if option.required and option.name not in options:
-            raise ConfigurationError(f"task {task.name!r} needs --{option.name.replace('_', '-')}: give it")
+            raise ConfigurationError(f"task {task.name!r} needs {option.opts[0]}: give it")
     arguments = {"seed": seed, **expand_groups(task.arguments(**options)), **settings, "config": {**config, **options}}
     check_together(values, arguments)
     if arguments.get("run_name") is None:

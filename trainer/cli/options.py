@@ -42,6 +42,8 @@ def _click_type(argument: Argument, form: Option) -> Any:
         return click.Choice(form.choices)
     if form.path is not None:
         return click.Path(exists=form.path == "existing", path_type=Path)
+    if argument.type is float:
+        return click.FLOAT
     if form.read is None and int in (argument.type, *get_args(argument.type)):
         return click.INT if form.least is None else click.IntRange(form.least, form.most)
     return None

@@ -4,10 +4,9 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
-
 from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.trainer.arguments.checks import check_function, check_number
+from offloop.trainer.arguments.values import set_rate
 from offloop.trainer.engine.state import State
 
 SettingFunction: TypeAlias = Callable[[State, Any], object]
@@ -90,10 +89,7 @@ def set_learning_rate(state: State, value: Any) -> None:
             now = float(group["lr"])
             base = float(group.get("initial_lr", now))
             group["initial_lr"] = base * rate / now if now else rate
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            set_rate(group, rate)
     for scheduler in state.schedulers:
         if hasattr(scheduler, "base_lrs"):
             # Torch's own multiply these.

@@ -40,19 +40,15 @@ class DataSpec:
             check_function(device_transforms, "device_transforms", "(batch)")
         self.dataloader = dataloader
         # The functions that come with this module are not checked: they are called for every batch.
-        self.get_num_samples_in_batch = (
-            count_samples
-            if get_num_samples_in_batch is None
-            else _counting(get_num_samples_in_batch, "get_num_samples_in_batch")
-        )
-        self.get_num_tokens_in_batch = (
-            count_tokens
-            if get_num_tokens_in_batch is None
-            else _counting(get_num_tokens_in_batch, "get_num_tokens_in_batch")
-        )
-        self.split_batch: Callable[[Any, int], Sequence[Any]] = (
-            split_samples if split_batch is None else _splitting(split_batch)
-        )
+        self.get_num_samples_in_batch: Callable[[Any], int] = count_samples
+        if get_num_samples_in_batch is not None:
+            self.get_num_samples_in_batch = _counting(get_num_samples_in_batch, "get_num_samples_in_batch")
+        self.get_num_tokens_in_batch: Callable[[Any], int] = count_tokens
+        if get_num_tokens_in_batch is not None:
+            self.get_num_tokens_in_batch = _counting(get_num_tokens_in_batch, "get_num_tokens_in_batch")
+        self.split_batch: Callable[[Any, int], Sequence[Any]] = split_samples
+        if split_batch is not None:
+            self.split_batch = _splitting(split_batch)
         self.device_transforms = device_transforms
 
     def prepare(self, batch: Any, device: "Device") -> Any:

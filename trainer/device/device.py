@@ -36,10 +36,10 @@ class Device:
         number: float = scalar.item()
         return number
 
-    def read_many_later(self, vector: torch.Tensor) -> "list[float] | DeferredNumbers[list[float]]":
-        """The same for all numbers of a tensor of one dimension, which cross in one copy."""
-        numbers: list[float] = vector.tolist()
-        return numbers
+    def read_many_later(self, vector: torch.Tensor, convert: Callable[[list[float]], Any] = list) -> Any:
+        """The same for all numbers of a tensor of one dimension, which cross in one copy, as ``convert`` returns
+        them."""
+        return convert(vector.tolist())
 
 
 class CpuDevice(Device):
@@ -63,8 +63,10 @@ class GpuDevice(Device):
     def read_later(self, scalar: torch.Tensor) -> "DeferredNumbers[float]":
         return self._rings.copy(scalar.reshape(()) if scalar.ndim else scalar)
 
-    def read_many_later(self, vector: torch.Tensor) -> "DeferredNumbers[list[float]]":
-        return self._rings.copy(vector)
+    def read_many_later(
+        self, vector: torch.Tensor, convert: Callable[[list[float]], Any] = list
+    ) -> "DeferredNumbers[Any]":
+        return self._rings.copy(vector, convert)
 
     def timing_event(self) -> torch.cuda.Event:
         """An event that the GPU records when it has done all work given so far, with its own clock."""
@@ -85,13 +87,14 @@ _Read = TypeVar("_Read")
 
 
 class DeferredNumbers(Generic[_Read]):
-    """One number, or a list of several, on the way from a GPU."""
+    """One number, or a list of several, on the way from a GPU; ``convert`` returns the value for them."""
 
-    __slots__ = ("_copied", "_read", "_slot")
+    __slots__ = ("_convert", "_copied", "_read", "_slot")
 
-    def __init__(self, slot: torch.Tensor, copied: Any) -> None:
+    def __init__(self, slot: torch.Tensor, copied: Any, convert: Callable[[Any], Any] | None = None) -> None:
         self._slot = slot
         self._copied = copied
+        self._convert = convert
         self._read: _Read | None = None
 
     def ready(self) -> bool:
@@ -105,8 +108,8 @@ class DeferredNumbers(Generic[_Read]):
             if not self._copied.query():
                 self._copied.synchronize()
             numbers: Any = self._slot.tolist()
-            self._read = numbers
-            return numbers  # type: ignore[no-any-return]
+            self._read = numbers if self._convert is None else self._convert(numbers)
+            return self._read
         return self._read
 
 
@@ -138,7 +141,7 @@ class PinnedRings:
         # Allocating pinned memory holds up the GPU: the slots for losses are there before the first one.
         self._grow(torch.float32, 0)
 
-    def copy(self, tensor: torch.Tensor) -> DeferredNumbers[Any]:
+    def copy(self, tensor: torch.Tensor, convert: Callable[[Any], Any] | None = None) -> DeferredNumbers[Any]:
         """Starts copying a tensor of no dimension or of one from the device, and returns the promise of its numbers."""
         width = 1 << (len(tensor) - 1).bit_length() if tensor.ndim else 0
         ring = self._rings.get((tensor.dtype, width)) or self._grow(tensor.dtype, width)
@@ -151,7 +154,7 @@ class PinnedRings:
         slot, _ = ring.popleft()
         part = slot[: len(tensor)] if tensor.ndim else slot
         part.copy_(tensor.detach(), non_blocking=True)
-        promise: DeferredNumbers[Any] = DeferredNumbers(part, self._mark(tensor))
+        promise: DeferredNumbers[Any] = DeferredNumbers(part, self._mark(tensor), convert)
         ring.append((slot, promise))
         return promise
 

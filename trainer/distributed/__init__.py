@@ -1,1 +1,1 @@
-"""Several ranks: who they are, data parallel and sharded training, how samples are shared out. Begin with ``ranks``."""
+"""Several ranks: who they are, how samples are shared out, sharded weights. Begin with ``ranks``."""

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,6 @@ class Ranks:
         self._store = store
         self._hosts: Any = dist.new_group(backend="gloo")
         self._counts = torch.zeros(3, dtype=torch.int64)
-        self._vote = torch.zeros(3, dtype=torch.int64)
         self._counting: Any = None
         self._total = (0, 0)
         self._on_sigterm: Any = None
@@ -78,12 +77,7 @@ class Ranks:
     def agree(self, microseconds: int, stop: bool, has_commands: bool = False) -> tuple[int, bool, bool]:
         """The first rank's time, whether any rank is to stop, and whether any has commands to apply: the same answer
         on every rank."""
-        self._vote[0] = microseconds if self.rank == 0 else 0
-        self._vote[1] = stop
-        self._vote[2] = has_commands
-        with report_lost_ranks(self.rank):
-            dist.all_reduce(self._vote, group=self._hosts)
-        agreed, stops, commands = self._vote.tolist()
+        agreed, stops, commands = self.sum(microseconds if self.rank == 0 else 0, stop, has_commands)
         return agreed, stops > 0, commands > 0
 
     def sum(self, *numbers: int) -> list[int]:
@@ -98,11 +92,6 @@ class Ranks:
         """The sum over the ranks of a tensor on the device, which is changed in place; a GPU's host does not wait."""
         dist.all_reduce(tensor)
         return tensor
-
-    def share_weights(self, model: torch.nn.Module) -> None:
-        """Puts the first rank's weights and buffers into every rank's model."""
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), 0)
 
     def share(self, value: Any) -> Any:
         """The first rank's value on every rank: numbers, text, lists and maps."""
@@ -197,6 +186,12 @@ class Ranks:
             self.closed = True
             if self._owns_group and dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def make_equal(tensors: Iterable[torch.Tensor]) -> None:
+    """Puts the first rank's values into every rank's tensors."""
+    for work in [dist.broadcast(one.detach(), 0, async_op=True) for one in tensors]:
+        work.wait()
 
 
 _joined: Ranks | None = None

@@ -1,13 +1,15 @@
-"""Which samples make a batch, and which of them are a rank's."""
+"""Which samples make a batch, and which of them are a rank's; checks of the data of ranks."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from offloop.bus.errors import ConfigurationError
-from offloop.trainer.distributed.ranks import rank_and_world_size
+from offloop.trainer.data.evaluator import Evaluator
+from offloop.trainer.data.spec import DataSpec
+from offloop.trainer.distributed.ranks import Ranks, rank_and_world_size
 
 
 class RankBatchSampler(Sampler[list[int]]):
@@ -82,3 +84,59 @@ def own_sampler(dataloader: Any) -> RankBatchSampler | None:
     """The :class:`RankBatchSampler` of a dataloader that has one."""
     sampler = getattr(dataloader, "batch_sampler", None)
     return sampler if isinstance(sampler, RankBatchSampler) else None
+
+
+def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
+    """Refuses a dataloader that gives every rank all of the data."""
+    if ranks is not None:
+        if data is not None:
+            _check_shard(data.dataloader, "train_dataloader", ranks.world_size)
+        for one in evaluators:
+            _check_shard(one.dataloader, f"the dataloader of evaluator {one.label!r}", ranks.world_size)
+
+
+def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
+    if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
+        return  # other ways to make batches are up to the user
+    sharding = _sharding_sampler(dataloader)
+    by_torch_alone = type(dataloader.batch_sampler) in (BatchSampler, type(None)) and isinstance(
+        dataloader.sampler, RandomSampler | SequentialSampler
+    )
+    if sharding.num_replicas != world_size if sharding is not None else by_torch_alone:
+        gives = (
+            f"gives each of the {world_size} ranks all of the data"
+            if sharding is None
+            else f"divides the data among {sharding.num_replicas} ranks, and there are {world_size}"
+        )
+        raise ConfigurationError(
+            f"{name} {gives}: use DataLoader(dataset, batch_sampler=offloop.trainer.RankBatchSampler(dataset, "
+            "batch_size, shuffle=True)), or a DistributedSampler"
+        )
+
+
+def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
+    """Checks that the ranks' data makes up one training; all of them have to call it."""
+    sampler = _sharding_sampler(data.dataloader)
+    part = [num_batches, getattr(sampler, "seed", None), None if sampler is None else sampler.rank]
+    numbers, seeds, places = zip(*ranks.each(lambda: part), strict=True)
+    if len(set(numbers)) > 1:
+        raise ConfigurationError(
+            f"train_dataloader gives the ranks {', '.join(map(str, numbers))} batches: give all of them the same "
+            "number, for example with offloop.trainer.RankBatchSampler or train_subset_num_batches"
+        )
+    if len(set(seeds)) > 1:
+        raise ConfigurationError(
+            f"the samplers of train_dataloader have the seeds {', '.join(map(str, seeds))} on the ranks, "
+            "which would draw different orders: pass all of them the same seed"
+        )
+    if None not in places and len(set(places)) < len(places):
+        raise ConfigurationError(
+            f"the samplers of train_dataloader take the parts {', '.join(map(str, places))} of the data: "
+            "leave out their rank, or pass each one its own"
+        )
+
+
+def _sharding_sampler(dataloader: Any) -> Any:
+    batch_sampler = getattr(dataloader, "batch_sampler", None)
+    samplers = (batch_sampler, getattr(batch_sampler, "sampler", None), getattr(dataloader, "sampler", None))
+    return next((one for one in samplers if hasattr(one, "num_replicas") and hasattr(one, "rank")), None)

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.device.device import Device
+from offloop.trainer.distributed.ranks import make_equal
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _POLICIES = {"mp_policy": MixedPrecisionPolicy, "offload_policy": OffloadPolicy}
@@ -71,7 +72,7 @@ class FullySharded:
     """Keeps a part of each weight, of its gradient and of its optimizer state on every rank; torch's ``fully_shard``
     gathers the weights of a unit of the model when they are needed, and averages the gradients.
 
-    All ranks begin with the first rank's weights, as with :class:`offloop.trainer.distributed.parallel.DataParallel`,
+    All ranks begin with the first rank's weights, as with :class:`offloop.trainer.loop.forward_pass.DataParallel`,
     and use its buffers at the first forward pass of every batch.
 
     Args:
@@ -109,7 +110,7 @@ class FullySharded:
             offload_policy=offload_policy or OffloadPolicy(),
         )
         try:
-            _make_equal([*model.parameters(), *model.buffers()])
+            make_equal([*model.parameters(), *model.buffers()])
             for unit in [*units, model]:
                 apply(unit)
         except (ValueError, NotImplementedError) as error:
@@ -141,9 +142,7 @@ class FullySharded:
     def shard_tree(self, tree: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
         """A checkpoint's tree of whole tensors with this rank's part of the model's weights, of the state of the
         optimizers, given by name, and of the tensors of algorithms under names of weights. Needs no other rank."""
-        own = self._model.state_dict()
-        weights = {name: _sharded_like(own.get(name), value) for name, value in tree.get("model", {}).items()}
-        states = {}
+        own, states = self._model.state_dict(), {}
         for name, saved in tree.get("optimizers", {}).items():
             groups = optimizers[name].param_groups if name in optimizers else []
             parameters = dict(enumerate(parameter for group in groups for parameter in group["params"]))
@@ -152,8 +151,8 @@ class FullySharded:
                 for index, one in saved["state"].items()
             }
             states[name] = {**saved, "state": values}
-        algorithms = _shard_by_name(tree.get("algorithms", []), own)
-        return {**tree, "model": weights, "optimizers": states, "algorithms": algorithms}
+        named = {key: _shard_by_name(tree[key], own) for key in ("model", "algorithms") if key in tree}
+        return {**tree, **named, "optimizers": states}
 
     def spread(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
         """A tensor of a whole shape of which this rank has these rows."""
@@ -164,7 +163,7 @@ class FullySharded:
 
     def _forward_with_equal_buffers(self, batch: Any) -> Any:
         if self._begins_batch:
-            _make_equal(self._model.buffers())
+            make_equal(self._model.buffers())
         self._begins_batch = not self._is_accumulating
         return self._model(batch)
 
@@ -218,11 +217,6 @@ def _let_go(model: "weakref.ref[nn.Module]") -> None:
         for module in list(living.modules()):
             vars(module).clear()
         gc.collect()
-
-
-def _make_equal(tensors: Iterable[Tensor]) -> None:
-    for work in [dist.broadcast(one.detach(), 0, async_op=True) for one in tensors]:
-        work.wait()
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:

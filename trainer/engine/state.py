@@ -144,6 +144,32 @@ class State:
     recompute_gradients: Callable[[], torch.Tensor]
     evaluate_now: Callable[[], object]
 
+    device_train_microbatch_size: int | None = None
+    iteration_length: Time | None = None
+    train_dataloader: Any = None
+    dataloader_label: str | None = None
+    dataloader_len: int | None = None
+    previous_timestamp: Timestamp | None = None
+    batch: Any = None
+    batch_size: int | None = None
+    outputs: Any = None
+    loss: Any = None
+    batch_loss: torch.Tensor | None = None
+    train_metric_values: dict[str, Any] | None = None
+    total_eval_wct = 0
+    gather_checkpoint: Callable[[], dict[str, Any]] | None = None
+    fitting = False
+    stopped = False
+    stop_reason: str | None = None
+    stop_requested = False
+    requested_reason: str | None = None
+    context_changed = True
+    _data: "DataSpec | None" = None
+    _subset_num_batches = -1
+    _max_duration: Time | None = None
+    _planned_duration: Time | None = None
+    _limit = (0, 0)
+
     def __init__(
         self,
         *,
@@ -166,49 +192,20 @@ class State:
         self.device = device
         self.precision = precision
         self.scaler = scaler
-        self.device_train_microbatch_size: int | None = None
-        self.iteration_length: Time | None = None
         self.seed = seed
         self.run_name = run_name
+        self.rank = rank
+        self.world_size = world_size
         self.optimizers = list(optimizers)
         self.schedulers = list(schedulers)
         self._algorithms = list(algorithms)
         self.evaluators = list(evaluators)
-        self.rank = rank
-        self.world_size = world_size
-
-        self.train_dataloader: Any = None
-        self.timestamp = Timestamp()
-        self.previous_timestamp: Timestamp | None = None
-        self.batch: Any = None
-        self.batch_size: int | None = None
-        self.outputs: Any = None
-        self.loss: Any = None
-        self.batch_loss: torch.Tensor | None = None
+        self.timestamp = self._eval_timestamp = self._predict_timestamp = Timestamp()
         self.batch_losses: dict[str, Any] = {}
         self.train_metrics: dict[str, Any] = {}
-        self.train_metric_values: dict[str, Any] | None = None
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         self.eval_metric_values: dict[str, dict[str, Any]] = {}
         self.evaluated_at: dict[str, int] = {}
-        self.total_eval_wct = 0
-        self.gather_checkpoint: Callable[[], dict[str, Any]] | None = None
-        self.fitting = False
-        self.stopped = False
-        self.stop_reason: str | None = None
-        self.stop_requested = False
-        self.requested_reason: str | None = None
-
-        self.context_changed = True
-        self._data: DataSpec | None = None
-        self.dataloader_label: str | None = None
-        self.dataloader_len: int | None = None
-        self._subset_num_batches = -1
-        self._eval_timestamp = Timestamp()
-        self._predict_timestamp = Timestamp()
-        self._max_duration: Time | None = None
-        self._planned_duration: Time | None = None
-        self._limit = (0, 0)
 
     @property
     def algorithms(self) -> list[Algorithm]:

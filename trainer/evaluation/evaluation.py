@@ -227,9 +227,9 @@ def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Replaces the evaluators of the state; the values of labels that stay, stay."""
+    """Replaces the evaluators of the state, of which none has run yet; the values of labels that stay, stay."""
     labels = {one.label for one in evaluators}
-    state.evaluators[:] = evaluators
+    state.evaluators[:], state.evaluated_at = evaluators, {}
     add_eval_metrics(state, evaluators)
     state.eval_metric_values = {name: one for name, one in state.eval_metric_values.items() if name in labels}
 

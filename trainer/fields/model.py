@@ -1,12 +1,17 @@
-"""Fields of the model and of the GPU."""
+"""Fields of the model, of its modules at work, and of the GPU."""
 
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.engine.state import State
-from offloop.trainer.fields.field import Field, FieldUnsupportedError
+from offloop.trainer.fields.field import BATCH_RESULTS, Field, FieldUnsupportedError, ProbeHook
 
 MAX_MODULES = 1000
 """The most modules in a summary."""
@@ -71,3 +76,131 @@ MODEL_FIELDS: dict[str, Field] = {
     ),
 }
 """The fields of the model and its device."""
+
+
+def statistics(values: Tensor) -> dict[str, Tensor]:
+    """Statistics of a tensor, each as a scalar on its device.
+
+    ``average`` and ``std`` (of the population), ``max_abs`` and ``zeros``, the share of exact zeros, are of all
+    numbers. ``l2_norm``, ``max`` and ``kurtosis`` (not the excess: 3 for a normal distribution) are taken over the last
+    dimension and averaged over the others, as in ``composer/callbacks/activation_monitor.py``."""
+    values = values.detach().float()
+    average = values.mean()
+    deviations = values - values.mean(-1, keepdim=True)
+    variance = deviations.square().mean(-1)
+    return {
+        "average": average,
+        "std": (values - average).square().mean().sqrt(),
+        "l2_norm": torch.linalg.vector_norm(values, dim=-1).mean(),
+        "kurtosis": (deviations.square().square().mean(-1) / variance.square()).mean(),
+        "max": values.amax(-1).mean(),
+        "max_abs": values.abs().max(),
+        "zeros": (values == 0).float().mean(),
+    }
+
+
+class ActivationProbe:
+    """Takes the statistics of a training batch during its first forward pass: by a hook at the model itself, and, in a
+    batch that is due, one at each module until the pass ends."""
+
+    def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
+        self._state = state
+        self._is_due = is_due
+        self._seen_at = -1
+        self._found: dict[str, Tensor] = {}
+        self._trouble: str | None = None
+        self._of_modules: list[RemovableHandle] = []
+        self._model: Any = None
+        self._of_model: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._of_model)
+        self._hook_model()
+
+    def found(self) -> dict[str, Tensor]:
+        """``STATISTIC/MODULE_input.N`` and ``STATISTIC/MODULE_output.N`` of the batch, for each tensor of real numbers
+        among a module's positional inputs and its outputs; one inside a tuple or list is called ``MODULE_N_output.M``.
+        """
+        if self._model is not self._state.model:
+            self._hook_model()
+        if self._trouble is not None:
+            raise ConfigurationError(self._trouble)
+        if not self._found:
+            raise ConfigurationError(
+                "no module was seen at work in this batch: it began before the field was requested, or the model is "
+                "compiled, which leaves hooks out"
+            )
+        return self._found
+
+    def _begin_pass(self, model: Any, _: Any) -> None:
+        batch = self._state.timestamp.values.batch
+        if not model.training or batch == self._seen_at:
+            return
+        self._seen_at = batch
+        self._found, self._trouble = {}, None
+        if self._is_due():
+            self._of_modules += [
+                module.register_forward_hook(partial(self._note, name))
+                for name, module in model.named_modules()
+                if module is not model
+            ]
+
+    def _end_pass(self, *_: Any) -> None:
+        _remove(self._of_modules)
+
+    def _hook_model(self) -> None:
+        _remove(self._of_modules)
+        _remove(self._of_model)
+        self._found = {}
+        self._model = model = self._state.model
+        self._of_model += [
+            model.register_forward_pre_hook(ProbeHook(self._begin_pass)),
+            model.register_forward_hook(ProbeHook(self._end_pass), always_call=True),
+        ]
+
+    def _note(self, name: str, _: Any, inputs: Any, outputs: Any) -> None:
+        if self._trouble is not None:
+            return
+        try:
+            self._take_statistics(name, inputs, outputs)
+        # This runs within the model: a GPU whose memory is full for statistics must not end the training.
+        except Exception as error:  # noqa: BLE001
+            self._found, self._trouble = {}, f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _take_statistics(self, name: str, inputs: Any, outputs: Any) -> None:
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        made = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        with torch.no_grad():
+            for what, values in (("input", given), ("output", made)):
+                for index, value in enumerate(values):
+                    for place, tensor in _tensors(name, value):
+                        for statistic, number in statistics(tensor).items():
+                            # A module that is used several times counts with the first.
+                            self._found.setdefault(f"{statistic}/{place}_{what}.{index}", number)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        is_dense = value.layout is torch.strided and not hasattr(value, "device_mesh")
+        if is_dense and value.is_floating_point() and value.ndim and value.numel():
+            yield place, value
+    elif isinstance(value, Mapping | list | tuple):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in parts:
+            yield from _tensors(f"{place}_{key}", part)
+
+
+ACTIVATION_FIELDS: dict[str, Field] = {
+    "activations": Field(
+        ActivationProbe.found,
+        BATCH_RESULTS,
+        shape="map of statistic and module to number",
+        description="average, spread, norm, extremes and share of zeros of what each module takes in and gives out",
+        probe=ActivationProbe,
+    )
+}
+"""The fields of the modules of a model at work."""

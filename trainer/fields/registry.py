@@ -17,9 +17,8 @@ from offloop.bus.types.intervals import EventPosition
 from offloop.bus.types.timestamp import TrainingTime
 from offloop.trainer.arguments.checks import check_function, check_text
 from offloop.trainer.engine.state import State
-from offloop.trainer.fields.activations import ACTIVATION_FIELDS
 from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
-from offloop.trainer.fields.model import MODEL_FIELDS
+from offloop.trainer.fields.model import ACTIVATION_FIELDS, MODEL_FIELDS
 from offloop.trainer.fields.norms import NORM_FIELDS
 from offloop.trainer.fields.phases import PHASE_FIELDS, PhaseProbe
 from offloop.trainer.fields.tensors import TENSOR_FIELDS, TensorPayload

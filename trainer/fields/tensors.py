@@ -59,18 +59,6 @@ class TensorPayload(NamedTuple):
     policy: Policy = "skip"
 
 
-def _inputs(state: State) -> TensorPayload:
-    return TensorPayload(_flat("inputs", _part(state.batch, is_target=False)))
-
-
-def _targets(state: State) -> TensorPayload:
-    return TensorPayload(_flat("targets", _part(state.batch, is_target=True)))
-
-
-def _outputs(state: State) -> TensorPayload:
-    return TensorPayload(_flat("outputs", state.outputs))
-
-
 def _part(batch: Any, *, is_target: bool) -> Any:
     if isinstance(batch, Mapping):
         parts = {name: batch[name] for name in batch if (str(name).lower() in _TARGETS) is is_target}
@@ -89,11 +77,11 @@ def _part(batch: Any, *, is_target: bool) -> Any:
     )
 
 
-def _flat(field: str, value: Any) -> dict[str, Tensor]:
+def _flat(field: str, value: Any) -> TensorPayload:
     found = {path or field: tensor.detach() for path, tensor in _walk("", value)}
     if not found:
         raise ConfigurationError(f"the {field} are a {type(value).__name__} without a tensor in it")
-    return found
+    return TensorPayload(found)
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -110,10 +98,6 @@ def _weights(state: State) -> TensorPayload:
     weights = {name: value.detach() for name, value in state.model.state_dict().items() if isinstance(value, Tensor)}
     _check_whole(weights)
     return TensorPayload(weights, policy="wait")
-
-
-def _weights_checkpoint(state: State) -> TensorPayload:
-    return _as_checkpoint(state, lambda: weights_tree(state))
 
 
 def _checkpoint(state: State) -> TensorPayload:
@@ -144,9 +128,21 @@ def _check_whole(tensors: Mapping[str, Tensor]) -> None:
 _ANY = "map of name to tensor"
 
 TENSOR_FIELDS: dict[str, Field] = {
-    "inputs": Field(_inputs, _WITH_BATCH, shape=_ANY, description="what the model is given"),
-    "targets": Field(_targets, _WITH_BATCH, shape=_ANY, description="what it is to say"),
-    "outputs": Field(_outputs, _WITH_OUTPUTS, shape=_ANY, description="what it said last"),
+    "inputs": Field(
+        lambda state: _flat("inputs", _part(state.batch, is_target=False)),
+        _WITH_BATCH,
+        shape=_ANY,
+        description="what the model is given",
+    ),
+    "targets": Field(
+        lambda state: _flat("targets", _part(state.batch, is_target=True)),
+        _WITH_BATCH,
+        shape=_ANY,
+        description="what it is to say",
+    ),
+    "outputs": Field(
+        lambda state: _flat("outputs", state.outputs), _WITH_OUTPUTS, shape=_ANY, description="what it said last"
+    ),
     "weights": Field(_weights, _WITH_MODEL, shape=_ANY, description="the model's state dict", reserves=True),
     "checkpoint": Field(
         _checkpoint,
@@ -156,7 +152,7 @@ TENSOR_FIELDS: dict[str, Field] = {
         reserves=True,
     ),
     "weights_checkpoint": Field(
-        _weights_checkpoint,
+        lambda state: _as_checkpoint(state, lambda: weights_tree(state)),
         _WITH_MODEL,
         shape=_ANY,
         description="the model alone, as save_folder has it with save_weights_only",

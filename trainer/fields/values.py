@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,24 +13,10 @@ from offloop.bus.protocol.frames import check_plain, pack_map
 from offloop.bus.types.deferred import is_deferred
 from offloop.trainer.arguments.values import to_builtin
 from offloop.trainer.device.batch import map_tensors
-from offloop.trainer.device.device import DeferredNumbers, Device
+from offloop.trainer.device.device import Device
 
 MAX_BYTES = 1024 * 1024
 """Largest size of a field as it is sent."""
-
-
-class DeferredTree:
-    """Lists and maps with numbers in them that are on their way, all in one copy."""
-
-    def __init__(self, tree: Any, numbers: DeferredNumbers[list[float]]) -> None:
-        self._tree = tree
-        self._numbers = numbers
-
-    def ready(self) -> bool:
-        return self._numbers.ready()
-
-    def value(self) -> Any:
-        return _filled(self._tree, self._numbers.value())
 
 
 class _Span(NamedTuple):
@@ -74,8 +61,7 @@ def read_tree_later(value: Any, device: Device, check: Callable[[Any], object] =
         return tree
     _check_size(9 * count)
     check(_filled(tree, [0.0] * count))
-    numbers = device.read_many_later(_joined(tensors))
-    return _filled(tree, numbers) if isinstance(numbers, list) else DeferredTree(tree, numbers)
+    return device.read_many_later(_joined(tensors), partial(_filled, tree))
 
 
 def sendable(value: Any, device: Device) -> Any:

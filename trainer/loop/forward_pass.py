@@ -7,15 +7,36 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.arguments.config import ComputeConfig
-from offloop.trainer.distributed.parallel import DataParallel
+from offloop.trainer.device.device import Device
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.state import State
 
 if TYPE_CHECKING:
     from offloop.trainer.distributed.sharding import FullySharded
+
+
+class DataParallel:
+    """Gives every rank the whole model and its part of each batch; torch's ``DistributedDataParallel`` averages the
+    gradients during the backward pass."""
+
+    def __init__(self, model: torch.nn.Module, device: Device, find_unused_parameters: bool = False) -> None:
+        ids = [device.torch_device.index] if device.name == "gpu" else None
+        self._model = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=find_unused_parameters)
+        self.forward: Callable[[Any], Any] = self._model
+
+    def accumulating(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps gradients on their rank within this: for all microbatches but the last one."""
+        return self._model.no_sync()
+
+    def close(self) -> None:
+        """Releases the process group; nothing can be computed afterwards."""
+        # As long as anything refers to the group, its connections stay open, and the other ranks keep waiting.
+        for name in ("reducer", "logger", "process_group"):
+            vars(self._model).pop(name, None)
 
 
 class ForwardPass:

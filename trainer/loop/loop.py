@@ -71,7 +71,7 @@ class TrainingLoop:
         # Whether some rank has commands, as the ranks have agreed on at the last batch.
         self._has_commands = False
 
-    def run(self, interruption: Interruption | None = None) -> None:
+    def run(self, interruption: Interruption) -> None:
         """Runs from ``FIT_START`` to ``FIT_END``, and the evaluation that may follow, unless it is interrupted."""
         state = self._state
         state.recompute_gradients = self._step.recompute_gradients
@@ -90,7 +90,7 @@ class TrainingLoop:
             state.withdraw_stop()
             self._control.reject_pending()
 
-    def _run(self, interruption: Interruption | None) -> None:
+    def _run(self, interruption: Interruption) -> None:
         state, fire = self._state, self._engine.run_event
         state.model.train()
         self._progress.begin()
@@ -111,7 +111,7 @@ class TrainingLoop:
                 if self._run_epoch():
                     self._end_epoch()
             except RuntimeError as error:
-                if interruption is None or self._ranks is not None or not interruption.explains(error):
+                if self._ranks is not None or not interruption.explains(error):
                     raise
                 self._stop_between_batches()
                 break
@@ -119,7 +119,9 @@ class TrainingLoop:
         self._checkpoints.save_if_due(BATCH_CHECKPOINT)
         state.fitting = False
         fire(FIT_END)
-        if not self._is_interrupted(interruption):
+        if self._ranks is not None:
+            interruption.requested = self._ranks.agree(0, interruption.requested)[1]
+        if not interruption.requested:
             self._evaluation.run_last()
             self._checkpoints.save_last()
 
@@ -287,7 +289,7 @@ class TrainingLoop:
     def _stop(self) -> None:
         reason = self._state.requested_reason
         if self._ranks is not None:
-            reason = next((one.decode() for one in self._ranks.collect((reason or "").encode()) if one), None)
+            reason = next(filter(None, self._ranks.each(lambda: self._state.requested_reason)), None)
         self._state.stop_now(reason)
 
     def _apply_commands(self, event: Event) -> None:
@@ -304,10 +306,3 @@ class TrainingLoop:
             # No batch of this epoch was used: it is to be entered again as it was.
             self._loader_resume.rollback()
         state.stop_now()
-
-    def _is_interrupted(self, interruption: Interruption | None) -> bool:
-        if interruption is None:
-            return False
-        if self._ranks is not None:
-            interruption.requested = self._ranks.agree(0, interruption.requested)[1]
-        return interruption.requested

@@ -7,8 +7,8 @@ from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.publisher.publisher import Publisher
+from offloop.bus.types.demand import barrier_events_of
 from offloop.bus.types.event import Event
-from offloop.trainer.arguments.checks import check_number
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.stream.publishing import StatePublisher
@@ -94,28 +94,16 @@ class ConsumerBarrier:
             known |= overdue
 
 
-def check_wait_for(names: Any, seconds: Any, callbacks: Iterable[Any] = ()) -> frozenset[str]:
+def check_wait_for(names: Any, callbacks: Iterable[Any] = ()) -> frozenset[str]:
     """The names of the consumers to wait for; ``callbacks`` are the trainer's own."""
     given = [names] if isinstance(names, str) else [] if names is None else names
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
         raise ConfigurationError(
             f"wait_for is {names!r}: give the names of consumers, 'callbacks' for the trainer's own, or 'all'"
         )
-    check_number(seconds, "wait_seconds", above=0)
-    decided = {event for callback in callbacks for event in _barrier_events_of(callback)}
-    if OWN_CALLBACKS in given and not decided & _EVENTS:
+    if not barrier_events_of(callbacks) & _EVENTS and OWN_CALLBACKS in given:
         raise ConfigurationError(
             f"wait_for names {OWN_CALLBACKS!r}, and none of the trainer's callbacks has barrier_events: give one "
             f"with {', '.join(sorted(event.value for event in _EVENTS))}, or leave {OWN_CALLBACKS!r} out"
         )
     return frozenset(given)
-
-
-def _barrier_events_of(callback: Any) -> set[Event]:
-    events = {Event(event) for event in getattr(callback, "barrier_events", ())}
-    if unhandled := sorted(event.value for event in events - callback.demand().events):
-        raise ConfigurationError(
-            f"callback {type(callback).__name__} has {', '.join(unhandled)} in barrier_events and does "
-            "not handle it: add the method, or correct barrier_events"
-        )
-    return events

@@ -22,30 +22,31 @@ from offloop.trainer.distributed.ranks import Ranks
 
 
 def start_on_hosts(
-    ranks: Ranks, start: Callable[..., Publisher], root: Path, run_name: str, *, is_copied: bool, resume: bool
+    ranks: Ranks, make: Callable[..., Publisher], root: Path, run_name: str, servers: str | None, resume: bool
 ) -> Publisher:
     """Starts a publisher on every rank, with a broker on each host: in the host's own ``root``, by its first rank, and
     the other ranks of the host join it. All begin the same attempt of one run. Ranks of one host, or whose run is not
     copied anywhere, use the first rank's broker alone.
 
-    ``start`` is called with the address of a broker or ``None``, and with the arguments of ``Publisher`` on which the
-    hosts have agreed. With ``resume`` the name is ``run_name``, otherwise the first one with a number that is free on
-    all hosts. An error on the first rank of a host is raised on all ranks."""
-    hosts = [name.decode() for name in ranks.collect((host_name() if is_copied else "").encode())]
+    ``make`` makes a ``Publisher``, with the arguments on which the hosts have agreed. With ``resume`` the name is
+    ``run_name``, otherwise the first one with a number that is free on all hosts. An error on the first rank of a host
+    is raised on all ranks."""
+    hosts = ranks.each(lambda: "" if servers is None else host_name())
     firsts = _Firsts(ranks, hosts)
-    agreed: dict[str, Any] = {}
-    if len(firsts.numbers) > 1:
+    agreed: dict[str, Any] = {"run_name": run_name, "resume": resume}
+    has_several = len(firsts.numbers) > 1
+    if has_several:
         if "" in hosts:
             raise ConfigurationError(
                 f"the run is to be copied to NATS on {', '.join(sorted({*hosts} - {''}))} alone: give all hosts the "
                 "same '--stream' or OFFLOOP_STREAM"
             )
         name = run_name if resume else _agree_on_name(firsts, root, run_name)
-        agreed = {"local_world_size": hosts.count(firsts.here), "run_name": name, **_agree(firsts, root, name)}
+        agreed |= {"local_world_size": hosts.count(firsts.here), "run_name": name, **_agree(firsts, root, name)}
     started: list[Publisher] = []
 
     def begin() -> list[str]:
-        started.append(start(None, **agreed))
+        started.append(make(**agreed, stream_to=servers))
         return [started[0].address, started[0].run_name]
 
     try:
@@ -54,7 +55,9 @@ def start_on_hosts(
         for one in started:
             one.close("failed", str(error))
         raise
-    return started[0] if started else start(address, **(agreed or {"run_name": name, "resume": True}))
+    if started:
+        return started[0]
+    return make(broker=address, **(agreed if has_several else {"run_name": name, "resume": True}))
 
 
 class _Firsts:

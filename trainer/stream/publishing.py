@@ -19,8 +19,7 @@ from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.phases import PhaseProbe
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
 from offloop.trainer.fields.values import read_tree_later
-from offloop.trainer.stream.hyperparameters import describe_hyperparameters
-from offloop.trainer.stream.run_metadata import describe_sizes, describe_system
+from offloop.trainer.stream.description import describe_hyperparameters, describe_sizes, describe_system
 from offloop.trainer.stream.tensor_sharing import TensorSharing
 
 _AFTER_EVALUATION = {Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END}
@@ -155,12 +154,13 @@ class StatePublisher:
         if state.context_changed:
             self._pack_context()
         if state.optimizers != self._optimizers:
-            self._name_optimizers()
+            self._optimizers = list(state.optimizers)
+            self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
         loss = state.batch_loss
         if loss is not self._loss:
             self._loss = loss
             self._loss_value = None if loss is None else self._read_later(loss)
-            self._losses = self._read_losses() if state.batch_losses else None
+            self._losses = read_tree_later(state.batch_losses, state.device) if state.batch_losses else None
         # Loops, because each comprehension would be a function that is made and called.
         rates: dict[str, list[float]] = {}
         for name, optimizer in self._named_optimizers:
@@ -320,10 +320,6 @@ class StatePublisher:
         batch = self._batch(event)
         return batch[0] > 0 and batch == self._changed_in
 
-    def _name_optimizers(self) -> None:
-        self._optimizers = list(self._state.optimizers)
-        self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
-
     def _more(self, event: Event) -> dict[str, Any]:
         state = self._state
         more: dict[str, Any] = {}
@@ -356,9 +352,6 @@ class StatePublisher:
             return {}
         known, self._hyperparameters = self._hyperparameters, found
         return {name: value for name, value in found.items() if name not in known or known[name] != value}
-
-    def _read_losses(self) -> Any:
-        return read_tree_later(self._state.batch_losses, self._state.device)
 
     def _read_train_metrics(self) -> Any:
         metrics = self._state.train_metrics

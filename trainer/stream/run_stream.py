@@ -4,6 +4,7 @@ import logging
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from offloop.bus.net.nats_addresses import find_servers
 from offloop.bus.processes import current_folder, restarted_launch
 from offloop.bus.protocol.flight_ring import FlightRing
 from offloop.bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_backlog_bytes
-from offloop.bus.runs.directory import RunInfo, absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
+from offloop.bus.runs.directory import absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.disabled import is_disabled
 from offloop.bus.types.time import Time
@@ -54,7 +55,7 @@ class TrainingStream:
         demanded = demand_of(requesting)
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
-        self._waits_for = check_wait_for(config.wait_for, config.wait_seconds, requesting)
+        self._waits_for = check_wait_for(config.wait_for, requesting)
         self.fields = check_fields(config.fields)
         """The fields that consumers can request."""
         self.sharing: TensorSharing | None = None
@@ -93,12 +94,27 @@ class TrainingStream:
         publishes the events.
 
         Raises ``RunIsLiveError``, ``RunDirectoryError`` or ``BrokerError`` when it cannot be started."""
-        config = self._config
+        config, name = self._config, run_name or state.run_name
         if not config.publish:
             return Engine(state, logger)
-        self.publisher = publisher = self._start_publisher(
-            *(state, control, max_duration, clock, ranks, facts), run_name or state.run_name, resume
+        if config.flight_recorder is not None:
+            here = local_world_size(state.world_size)
+            self._ring = make_ring(check_flight_recorder(config.flight_recorder), here)
+        described = {**_described(state, max_duration), "config": dict(config.config or {})}
+        make = partial(
+            Publisher,
+            runs_dir=config.runs_dir,
+            rank=state.rank,
+            world_size=state.world_size,
+            info=lambda name: {**described, **facts(name)},
+            events=self._always.events,
+            clock=clock,
+            max_delay=config.max_delay,
+            backlog_bytes=self._backlog_bytes,
+            on_command=control.take,
+            flight=self._ring,
         )
+        self.publisher = publisher = self._start_publisher(make, name, ranks, resume)
         state.run_name = publisher.run_name
         if state.rank == 0 and (self._callbacks or self._loggers):
             where: dict[str, str | bool | None] = {"run": str(publisher.run_dir), "shows": shows}
@@ -119,49 +135,20 @@ class TrainingStream:
         return Engine(state, logger, publisher.requested_events, publish)
 
     def _start_publisher(
-        self,
-        state: State,
-        control: RemoteControl,
-        max_duration: Time | None,
-        clock: Callable[[], int],
-        ranks: Ranks | None,
-        facts: Callable[[str], Mapping[str, Any]],
-        run_name: str,
-        resume: bool,
+        self, make: Callable[..., Publisher], name: str, ranks: Ranks | None, resume: bool
     ) -> Publisher:
-        config = self._config
-        if config.flight_recorder is not None:
-            here = local_world_size(state.world_size)
-            self._ring = make_ring(check_flight_recorder(config.flight_recorder), here)
-
-        described = {**_described(state, max_duration), "config": dict(config.config or {})}
-
-        def start(broker: str | None, run_name: str = run_name, resume: bool = resume, **agreed: Any) -> Publisher:
-            return Publisher(
-                run_name,
-                runs_dir=config.runs_dir,
-                broker=broker,
-                rank=state.rank,
-                world_size=state.world_size,
-                info=lambda name: {**described, **facts(name)},
-                events=self._always.events,
-                clock=clock,
-                max_delay=config.max_delay,
-                backlog_bytes=self._backlog_bytes,
-                on_command=control.take,
-                flight=self._ring,
-                stream_to=self._servers if broker is None else None,
-                resume=resume,
-                **agreed,
-            )
-
         if ranks is None:
-            publisher = start(None)
+            publisher = make(name, stream_to=self._servers, resume=resume)
         else:
-            root, is_copied = absolute_runs_dir(config.runs_dir), self._servers is not None
-            publisher = start_on_hosts(ranks, start, root, run_name, is_copied=is_copied, resume=resume)
-        if state.rank == 0:
-            _warn_of_another_training(read_run(publisher.run_dir))
+            runs = absolute_runs_dir(self._config.runs_dir)
+            publisher = start_on_hosts(ranks, make, runs, name, self._servers, resume)
+        run = read_run(publisher.run_dir) if ranks is None or ranks.rank == 0 else None
+        if run is not None and run.changed:
+            _log.warning(
+                "attempt %d of run %s trains something else than attempt %d: %s; give another training another run "
+                "name",
+                *(run.last.number, run.name, run.attempts[-2].number, changed_in_words(run.changed)),
+            )
         return publisher
 
     def introduce(self, run_name: str, resumed_from: str | None) -> str:
@@ -197,14 +184,6 @@ class TrainingStream:
                 self._ring.close()
             if self._attached is not None:
                 self._attached.wait()
-
-
-def _warn_of_another_training(run: RunInfo) -> None:
-    if run.changed:
-        _log.warning(
-            "attempt %d of run %s trains something else than attempt %d: %s; give another training another run name",
-            *(run.last.number, run.name, run.attempts[-2].number, changed_in_words(run.changed)),
-        )
 
 
 def _described(state: State, max_duration: Time | None) -> dict[str, Any]:

@@ -31,10 +31,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
+
 from offloop.bus.errors import ConfigurationError
 from offloop.trainer.arguments import missing_extra
 
-__all__ = ["BUILT_IN", "Task", "TaskOption", "find_task"]
+__all__ = ["BUILT_IN", "Task", "find_task"]
 
 BUILT_IN = {"chars": "offloop.trainer.tasks.chars:chars", "digits": "offloop.trainer.tasks.digits:digits"}
 """The functions of the tasks that come with offloop, by the tasks' names. Importing them loads no torch."""
@@ -44,24 +46,13 @@ _OPTION_HELP = re.compile(r"^(\w+): (.+(?:\n {4,}.+)*)\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class TaskOption:
-    """A keyword argument of a task's function."""
-
-    name: str
-    kind: Callable[[str], Any] | type
-    default: Any
-    required: bool
-    help: str
-
-
-@dataclass(frozen=True)
 class Task:
     """A function that returns arguments for a trainer, with its help."""
 
     name: str
     function: Callable[..., Mapping[str, Any]]
     help: str
-    options: tuple[TaskOption, ...]
+    options: tuple[click.Option, ...]
 
     def arguments(self, **options: Any) -> dict[str, Any]:
         """Calls the function; its result is a dict."""
@@ -140,8 +131,7 @@ def _describe(name: str, function: Callable[..., Any]) -> Task:
     return Task(name, function, text, options)
 
 
-def _option(task: str, parameter: inspect.Parameter, helps: Mapping[str, str]) -> TaskOption:
-    required = parameter.default is parameter.empty
+def _option(task: str, parameter: inspect.Parameter, helps: Mapping[str, str]) -> click.Option:
     kind = parameter.annotation
     if kind not in (int, float, str, bool):
         kind = type(parameter.default)
@@ -149,5 +139,10 @@ def _option(task: str, parameter: inspect.Parameter, helps: Mapping[str, str]) -
         kind = str
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise ConfigurationError(f"task {task!r} takes {parameter.name!r} by position only: make it a keyword argument")
-    default = None if required else parameter.default
-    return TaskOption(parameter.name, kind, default, required, helps.get(parameter.name, ""))
+    name = parameter.name
+    dashed = name.replace("_", "-")
+    declaration = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
+    # A default of None would count as given, and the option as not required any more.
+    is_required = parameter.default is parameter.empty
+    default = {"required": True} if is_required else {"default": parameter.default, "show_default": True}
+    return click.Option([declaration, name], type=kind, help=helps.get(name), **default)

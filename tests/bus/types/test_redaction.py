@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from offloop.bus import Publisher, Recording
 from offloop.bus.redaction import redact
-from offloop.trainer.stream.hyperparameters import plain_value
+from offloop.trainer.stream.description import plain_value
 
 SECRET = "s3cr-et,VALUE+0"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"

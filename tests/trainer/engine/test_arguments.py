@@ -16,7 +16,7 @@ from offloop.bus.errors import ClosedError, ConfigurationError, OffloopError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import list_runs, read_run
 from offloop.bus.types.event import Event
-from offloop.trainer import Classifier, Evaluator, State, Trainer
+from offloop.trainer import Evaluator, State
 from offloop.trainer.schedulers import StepScheduler
 
 OTHER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -242,25 +242,6 @@ def ending_of(run: Path) -> tuple[str, str | None]:
     list(recording)
     assert recording.ending is not None
     return recording.ending.status, recording.ending.error
-
-
-def test_the_names_of_arguments_are_those_people_know() -> None:
-    import inspect
-
-    names = list(inspect.signature(Trainer).parameters)
-    assert names[:8] == [
-        *("model", "train_dataloader", "eval_dataloader", "optimizers", "schedulers", "max_duration"),
-        *("eval_interval", "algorithms"),
-    ]
-    assert {"callbacks", "loggers", "run_name", "seed", "device", "step_schedulers_every_batch"} <= set(names)
-
-
-def test_a_classifier_needs_nothing_but_a_module() -> None:
-    model = Classifier(GoldMLP().net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gold_trainer(model=model, optimizers=optimizer, eval_dataloader=gold_loader("eval_a", 12, 5)) as trainer:
-        trainer.fit()
-    assert set(trainer.state.eval_metric_values["eval"]) == {"MulticlassAccuracy", "CrossEntropy"}
 
 
 @pytest.mark.parametrize("label", [5, None, "", "train", "predict"])

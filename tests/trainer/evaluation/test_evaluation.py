@@ -201,3 +201,11 @@ def test_a_training_that_is_stopped_before_its_first_batch_is_not_evaluated() ->
     with gold_trainer(eval_dataloader=gold_evaluators(EVAL_B), algorithms=Act(note)) as trainer:
         trainer.fit()
     assert events[-2:] == [Event.FIT_START, Event.FIT_END]
+
+
+def test_evaluators_that_take_the_place_of_others_have_not_run_yet() -> None:
+    with gold_trainer(eval_dataloader=gold_evaluators(EVAL_B), max_duration="2ep") as trainer:
+        trainer.fit(duration="1ep")
+        assert set(trainer.state.evaluated_at.values()) == {4}
+        trainer.fit(duration="1ba", eval_dataloader=Evaluator("other", gold_loader("eval_a", 12, 5)), eval_interval=0)
+    assert trainer.state.evaluated_at == {}

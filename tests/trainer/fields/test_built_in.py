@@ -18,8 +18,7 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import State
 from offloop.trainer.device.device import CpuDevice
-from offloop.trainer.fields.activations import ACTIVATION_FIELDS
-from offloop.trainer.fields.model import MAX_MODULES
+from offloop.trainer.fields.model import ACTIVATION_FIELDS, MAX_MODULES
 from offloop.trainer.fields.norms import NORM_FIELDS, l2_norms
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
 from offloop.trainer.fields.tensors import TENSOR_FIELDS
@@ -567,7 +566,7 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
 
     monkeypatch.setattr(torch, "empty_like", full)
-    monkeypatch.setattr("offloop.trainer.fields.activations.statistics", full)
+    monkeypatch.setattr("offloop.trainer.fields.model.statistics", full)
     stream = Stream(Demand({BATCH_END: EventDemand(1, {"update_norms": 1, "activations": 1, "gradient_norm": 1})}))
     train(monkeypatch, stream, 3)
     sent = [fields for event, _, fields in stream.sent if event is BATCH_END]

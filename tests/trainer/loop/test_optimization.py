@@ -20,18 +20,10 @@ from offloop.bus.types.event import Event
 from offloop.trainer import Classifier, DataSpec, RankBatchSampler, State, Trainer
 from offloop.trainer.loop.step import check_microbatch_size
 from offloop.trainer.schedulers import (
-    ConstantScheduler,
-    CosineAnnealingScheduler,
-    ExponentialScheduler,
     LinearScheduler,
-    LinearWithWarmupScheduler,
-    MultiStepWithWarmupScheduler,
-    PolynomialScheduler,
-    StepScheduler,
 )
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
-RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD(lr=0.1)": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
@@ -69,20 +61,6 @@ def test_losses_and_weights_are_those_of_the_reference(name: str) -> None:
         assert torch.allclose(model.state_dict()[parameter], torch.tensor(values), atol=1e-6, rtol=0)
 
 
-SCHEDULERS: dict[str, Any] = {
-    "ConstantScheduler(alpha=0.5, t_max='5ba')": ConstantScheduler(alpha=0.5, t_max="5ba"),
-    "StepScheduler('1ep', 0.5)": StepScheduler("1ep", 0.5),
-    "LinearScheduler(1.0, 0.0)": LinearScheduler(1.0, 0.0),
-    "ExponentialScheduler(0.9, '1ba')": ExponentialScheduler(0.9, "1ba"),
-    "CosineAnnealingScheduler(alpha_f=0.1)": CosineAnnealingScheduler(alpha_f=0.1),
-    "PolynomialScheduler(2.0)": PolynomialScheduler(2.0),
-    "LinearWithWarmupScheduler('3ba')": LinearWithWarmupScheduler("3ba"),
-    "MultiStepWithWarmupScheduler('2ba', ['6ba'], 0.5)": MultiStepWithWarmupScheduler("2ba", ["6ba"], 0.5),
-    "two param groups, Adam lr 0.01/0.001, LinearScheduler": LinearScheduler(),
-    "LinearScheduler with max_duration 10ba": LinearScheduler(),
-}
-
-
 def rates_of(**arguments: Any) -> tuple[list[list[float]], list[list[float]]]:
     """The rates of all parameter groups when each batch is trained on, and when it ends."""
     used: list[list[float]] = []
@@ -95,24 +73,6 @@ def rates_of(**arguments: Any) -> tuple[list[list[float]], list[list[float]]]:
     with gold_trainer(algorithms=Act(note, Event.BEFORE_TRAIN_BATCH, Event.BATCH_END), **arguments) as trainer:
         trainer.fit()
     return used, shown
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_time_aware_schedulers_give_the_rates_of_the_reference(name: str) -> None:
-    arguments: dict[str, Any] = {"max_duration": "10ba" if "10ba" in name else "3ep"}
-    if "two param groups" in name:
-        arguments["optimizers"] = lambda model: torch.optim.Adam(
-            [{"params": model.net[0].parameters(), "lr": 0.01}, {"params": model.net[2].parameters(), "lr": 0.001}]
-        )
-    used, shown = rates_of(schedulers=SCHEDULERS[name], **arguments)
-    assert used == [pytest.approx(rates) for rates in RATES[name]["lr_used"]]
-    logged = iter(RATES[name]["logged"])
-    expected = [[next(iter(next(logged)[1].values())) for _ in rates] for rates in shown]
-    assert shown == [pytest.approx(rates) for rates in expected]
-
-
-def test_every_scheduler_of_the_reference_is_tried() -> None:
-    assert set(SCHEDULERS) == {name for name in RATES if name != "none" and not name.startswith("torch:")}
 
 
 def test_a_function_is_a_scheduler_and_works_on_every_optimizer() -> None:

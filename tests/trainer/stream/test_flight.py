@@ -15,7 +15,6 @@ from offloop.bus.types.deferred import Deferred
 from offloop.bus.types.event import Event
 from offloop.trainer import AlgorithmLogger, State
 from offloop.trainer.device.device import DeferredNumbers
-from offloop.trainer.fields.values import DeferredTree
 from offloop.trainer.stream.run_stream import TrainingStream
 
 BATCHES = 12
@@ -105,7 +104,7 @@ def test_of_plain_values_it_is_not_asked_whether_they_are_on_their_way(
     gpu = TimedGpu()
     train(monkeypatch, Recorded(gpu), BATCHES, device=gpu)
     # It takes microseconds of each value of each event.
-    assert asked == {DeferredNumbers, DeferredTree}
+    assert asked == {DeferredNumbers}
 
 
 def test_beside_a_value_on_a_gpu_a_field_that_cannot_be_packed_ends_no_training(

@@ -30,7 +30,7 @@ from offloop.consumers.runner.state_file import StateFile
 from offloop.trainer import Trainer
 from offloop.trainer.algorithms import LabelSmoothing
 from offloop.trainer.schedulers import LinearWithWarmupScheduler
-from offloop.trainer.stream.hyperparameters import describe_hyperparameters, plain_value
+from offloop.trainer.stream.description import describe_hyperparameters, plain_value
 
 SYSTEM = {"host": "trainer", "cpu_cores": 2, "python": "3.12.1", "torch": "2.13"}
 INFO = {

@@ -1,18 +1,60 @@
-"""Schedules, and the times in them: checked when a schedule is made, and counted when it is called."""
+"""Learning-rate schedules in training time: a multiplier of the base learning rate at ``state.timestamp``.
 
+Every time in a schedule is a :class:`offloop.bus.types.timestamp.Time`, a time string or a timedelta, in any unit, and
+is counted by that unit's own counter. Two units depend on the training:
+
+- ``dur`` is a share of ``state.max_duration``;
+- ``ep`` is counted in batches when ``state.dataloader_len`` is known, so that rates move within an epoch; otherwise
+  times are cut off to whole epochs, and rates move between epochs only.
+
+A scale schedule ratio (``ssr``) stretches a schedule: all of its times but the warm-up, which it stretches only with
+``scale_warmup``, and shares of ``max_duration``, which the caller has scaled already. Times that do not
+come to whole units are cut off. Reference: ``composer/optim/scheduler.py``.
+
+Schedules raise :class:`offloop.bus.errors.ConfigurationError` or :class:`offloop.bus.errors.InvalidTimeError` when they
+are made with a value that is not allowed. Where it takes the training's length to see that a time cannot be used, they
+raise
+:class:`offloop.bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`.
+"""
+
+import inspect
 import math
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.intervals import counter_of
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
-from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.arguments.checks import NUMBERS, check_number
+from offloop.trainer.arguments.values import set_rate
 
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
+
+__all__ = [
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWarmRestartsScheduler",
+    "CosineAnnealingWithWarmupScheduler",
+    "ExponentialScheduler",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
+    "MultiStepScheduler",
+    "MultiStepWithWarmupScheduler",
+    "PolynomialScheduler",
+    "PolynomialWithWarmupScheduler",
+    "Scheduler",
+    "SchedulerFunction",
+    "StepScheduler",
+    "TimeAwareScheduler",
+    "compile_scheduler",
+]
 
 
 class Scheduler(ABC):
@@ -326,3 +368,99 @@ def check_milestones(milestones: Iterable[TimeInput]) -> list[Time]:
             f"milestones {[str(time) for time in times]} is not allowed: use one or more times, the earliest first"
         )
     return times
+
+
+class TimeAwareScheduler:
+    """Sets the rate of each parameter group of an optimizer to its base rate times a schedule's multiplier.
+
+    Made by :func:`compile_scheduler`, and used like a scheduler of :mod:`torch.optim.lr_scheduler`, except that it may
+    be stepped whether or not the optimizer was: under gradient scaling an optimizer skips steps. A group's base rate is
+    its ``initial_lr``, as in torch; for a group that joins later the rate that it comes with."""
+
+    def __init__(
+        self, scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float
+    ) -> None:
+        self.optimizer = optimizer
+        self.schedule = scheduler
+        """Returns the multiplier."""
+        # The state holds its schedulers: a trainer that is dropped is to be gone at once.
+        self._state = weakref.ref(state)
+        self.scale_schedule_ratio = ssr
+        """By how much the schedule is stretched."""
+        self._set_rates(state)
+
+    def step(self) -> None:
+        """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, or of each
+        epoch, just before that advances. The rates stay where a stop has set ``max_duration`` within the batch."""
+        state = self._state()
+        assert state is not None  # it outlives what steps its schedulers
+        if state.max_duration is not None:
+            index, limit = counter_of(state.max_duration)
+            if state.timestamp.values[index] >= limit:
+                return
+        self._set_rates(state)
+
+    def get_last_lr(self) -> list[float]:
+        """The rates in use, one for each parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Base rates and rates in use as plain numbers, under torch's names; the schedule itself keeps nothing."""
+        base_rates = [float(group["initial_lr"]) for group in self.optimizer.param_groups]
+        return {"base_lrs": base_rates, "_last_lr": self.get_last_lr()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores :meth:`state_dict`, and sets the optimizer's rates to it.
+
+        Raises :class:`offloop.bus.errors.ConfigurationError` when it is of an optimizer with other parameter groups."""
+        groups = self.optimizer.param_groups
+        base_rates, rates = state_dict.get("base_lrs", ()), state_dict.get("_last_lr", ())
+        if not len(base_rates) == len(rates) == len(groups):
+            raise ConfigurationError(
+                f"the scheduler's state has {len(base_rates)} base_lrs and {len(rates)} _last_lr for {len(groups)} "
+                "parameter groups: load it with the optimizer and the scheduler that it was saved with"
+            )
+        for group, base_rate, rate in zip(groups, base_rates, rates, strict=True):
+            group["initial_lr"] = float(base_rate)
+            set_rate(group, float(rate))
+
+    def _set_rates(self, state: "State") -> None:
+        multiplier = self.schedule(state, self.scale_schedule_ratio)
+        if not isinstance(multiplier, NUMBERS) or not math.isfinite(multiplier):
+            raise ConfigurationError(
+                f"scheduler {_name(self.schedule)} returned {multiplier!r}: "
+                "return a finite number, which the base learning rate is multiplied by"
+            )
+        multiplier = float(multiplier)
+        for group in self.optimizer.param_groups:
+            if "initial_lr" not in group:
+                group["initial_lr"] = float(group["lr"])
+            set_rate(group, group["initial_lr"] * multiplier)
+
+
+def compile_scheduler(
+    scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float = 1.0
+) -> TimeAwareScheduler:
+    """Puts a schedule to work on an optimizer, and sets the rates for ``state.timestamp`` at once.
+
+    ``state`` has to know ``max_duration`` and, for rates that move within an epoch, ``dataloader_len``. Rates are
+    multiples of the optimizer's original ones, whatever schedule worked on it before. ``ssr`` is the scale schedule
+    ratio, by which ``state.max_duration`` is scaled already.
+
+    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a schedule, and times that do not fit the
+    training."""
+    check_number(ssr, "ssr", above=0.0)
+    try:
+        if isinstance(scheduler, type):
+            raise TypeError
+        inspect.signature(scheduler).bind(state, ssr)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"scheduler {_name(scheduler)} cannot be called with (state, ssr): "
+            "use one of offloop.trainer.schedulers, such as LinearScheduler(), or a function of these two"
+        ) from None
+    return TimeAwareScheduler(scheduler, optimizer, state, ssr)
+
+
+def _name(scheduler: Any) -> str:
+    return getattr(scheduler, "__qualname__", None) or repr(scheduler)
