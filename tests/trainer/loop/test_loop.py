@@ -185,17 +185,6 @@ def test_a_training_in_tokens_that_has_none_can_be_stopped() -> None:
     assert trainer.state.timestamp.batch == 1
 
 
-def test_a_dataloader_without_a_length_is_trained_on_to_its_end() -> None:
-    class Stream:
-        def __iter__(self) -> Any:
-            return iter(gold_loader("train", 12, 6))
-
-    with gold_trainer(train_dataloader=Stream(), max_duration="2ep") as trainer:
-        trainer.fit()
-    assert trainer.state.timestamp.values[1:4] == (2, 4, 24)
-    assert trainer.state.dataloader_len is None
-
-
 def test_an_empty_dataloader_does_not_train_forever() -> None:
     with (
         gold_trainer(train_dataloader=[], max_duration="1ep") as trainer,
