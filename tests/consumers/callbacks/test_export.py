@@ -1,6 +1,5 @@
 """A trained model is written so that it runs without its code, and says the same as the model that was trained."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import pytest
 import torch
 from gold import GoldMLP, gold_data
 from safetensors.torch import save
+from tensor_stream import TensorStream
 from torch import Tensor, nn
 from training import gold_trainer
 
@@ -20,11 +20,12 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import Logger, LoggerDestination
+from offloop.consumers import Logger
 from offloop.consumers.api.logger import Upload
 from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.export import ExportForInferenceCallback, load_weights
 from offloop.trainer import Classifier
+from offloop.trainer.stream.run_stream import TrainingStream
 
 # torch deprecates TorchScript, and calls deprecated names of its own within torch.onnx.
 pytestmark = [
@@ -313,30 +314,12 @@ def test_neither_torch_nor_numpy_is_imported_before_the_end() -> None:
 # -- the whole path ---------------------------------------------------------------------------------------------------
 
 
-class UploadFile(LoggerDestination):
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        shutil.copy(entry.file_path, self.folder / f"copy of {entry.remote_file_name}")
-
-
-def wide() -> nn.Sequential:
-    """More than goes into an event: it takes shared memory."""
-    return nn.Sequential(nn.Linear(8, 20_000), nn.Tanh(), nn.Linear(20_000, 4))
-
-
-@pytest.mark.slow
-def test_the_last_weights_of_a_real_training_are_exported_in_another_process(runs_dir: Path, tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    model = Classifier(wide())
+def test_the_last_weights_of_a_training_are_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model = tmp_path / "model.pt", Classifier(net())
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    callback = ExportForInferenceCallback("torchscript", path, model=wide)
-    trainer = gold_trainer(
-        model=model, publish=True, run_name="r", callbacks=[callback], loggers=[UploadFile(tmp_path)]
-    )
-    trainer.fit()
-    trainer.close()
+    stream = TensorStream(ExportForInferenceCallback("torchscript", path, model=net))
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    with gold_trainer(model=model, publish=True) as trainer:
+        trainer.fit()
     assert not any(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for file in (path, tmp_path / "copy of model.pt"):
-        assert torch.allclose(torch.jit.load(file)(INPUTS), model((INPUTS, None)), atol=1e-5)
+    assert torch.allclose(torch.jit.load(path)(INPUTS), model((INPUTS, None)), atol=1e-5)

@@ -19,7 +19,6 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
-from offloop.bus.types.event import Event
 from offloop.consumers import Runner, TrainerMetrics
 from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.loggers.tensorboard import TensorboardLogger
@@ -89,21 +88,6 @@ def test_hyperparameters_are_a_table_and_an_entry_of_the_dashboard(tmp_path: Pat
     kinds = {name: str(value.WhichOneof("kind")).removesuffix("_value") for name, value in found.hparams.items()}
     assert kinds == {"lr": "number", "seed": "number", "bf16": "bool", "layers": "string"}
     assert found.hparams["lr"].number_value == 0.1
-
-
-def test_the_dashboard_shows_the_run_s_own_with_what_callbacks_logged_before(tmp_path: Path) -> None:
-    destination = TensorboardLogger()
-    destination.open(RunContext("run", 1, tmp_path))
-    destination.log_hyperparameters({"unit": "hours"}, Snapshot.build(Event.INIT))
-    position = destination.state_dict()
-    destination.close()
-    destination = TensorboardLogger()
-    destination.load_state_dict(position)
-    destination.open(RunContext("run", 1, tmp_path))
-    destination.log_hyperparameters({"lr": 0.1}, Snapshot.build(Event.FIT_START))
-    destination.close()
-    content = read(tmp_path / "tensorboard").SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
-    assert set(hparams.parse_session_start_info_plugin_data(content).hparams) == {"unit", "lr"}
 
 
 def test_images_come_back_pixel_for_pixel(tmp_path: Path) -> None:
