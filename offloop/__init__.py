@@ -3,8 +3,7 @@
     from offloop import Callback, Event, Publisher, Trainer, runs, watch
 
 Names are loaded when they are first used, so that a machine without torch can import this package. What is behind it is
-in ``offloop.bus``, ``offloop.trainer`` and ``offloop.consumers``.
-"""
+in ``offloop.bus``, ``offloop.trainer`` and ``offloop.consumers``."""
 
 # Nothing is imported here: until the module of a command is, Ctrl-C shows a traceback.
 TYPE_CHECKING = False

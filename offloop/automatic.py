@@ -1,7 +1,6 @@
 """Hooks for Lightning and Transformers in a process that ``offloop run`` has started.
 
-It imports only the standard library elsewhere: Lightning loads it wherever offloop is installed.
-"""
+It imports only the standard library elsewhere: Lightning loads it wherever offloop is installed."""
 
 import contextlib
 import functools

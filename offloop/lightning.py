@@ -2,8 +2,7 @@
 
 from offloop.lightning import OffloopCallback
 
-trainer = Trainer(callbacks=[OffloopCallback()])
-"""
+trainer = Trainer(callbacks=[OffloopCallback()])"""
 
 import os
 from collections.abc import Mapping

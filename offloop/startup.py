@@ -1,8 +1,7 @@
 """Startup code of each Python process under ``offloop run``: it watches for imports of Transformers and Lightning.
 
 ``offloop run`` copies this file as ``sitecustomize`` into a folder at the head of ``PYTHONPATH``, so Python runs it, in
-child processes too. It imports only modules that Python has loaded already: such a Python may lack offloop.
-"""
+child processes too. It imports only modules that Python has loaded already: such a Python may lack offloop."""
 
 import os
 import sys

@@ -2,8 +2,7 @@
 ``trainer``.
 
 Everything here but the command's help needs torch, so names are loaded when they are first used: without torch,
-importing this package works and using it says what to install.
-"""
+importing this package works and using it says what to install."""
 
 from typing import TYPE_CHECKING
 

@@ -14,8 +14,7 @@ come to whole units are cut off. Reference: ``composer/optim/scheduler.py``.
 Schedules raise :class:`offloop.bus.errors.ConfigurationError` or :class:`offloop.bus.errors.InvalidTimeError` when they
 are made with a value that is not allowed. Where it takes the training's length to see that a time cannot be used, they
 raise
-:class:`offloop.bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`.
-"""
+:class:`offloop.bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`."""
 
 import inspect
 import math

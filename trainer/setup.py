@@ -73,11 +73,7 @@ class Setup:
         check_shards(self.ranks, self.data, evaluators)
         self.state = self._make_state(given, evaluators)
         self.checkpoints = Checkpoints(
-            given,
-            self.state,
-            self.ranks,
-            has_run_name=given.run_name is not None,
-            sharded=self.forward_pass.is_sharded,
+            given, self.state, self.ranks, has_run_name=given.run_name is not None, sharded=self.forward_pass.is_sharded
         )
         self.checkpoints.check()
         self._find_name(given)

@@ -68,8 +68,7 @@ def compare_runs(
 
     With --events, compare every event of two RUNs, which may be recordings too: the first event that differs, and each
     number that does. Names, machines and times are ignored. Exit code then: 0 when they are the same, 1 when they
-    differ, 3 when something of them is lost and the rest is the same, 2 when they cannot be compared.
-    """
+    differ, 3 when something of them is lost and the rest is the same, 2 when they cannot be compared."""
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
     if not events:

@@ -46,8 +46,7 @@ def edit_runs(
 ) -> None:
     """Change what is said of each RUN: its tags, its note, whether it is pinned or archived, its name.
 
-    'offloop show' shows them. In its recordings a run that is renamed keeps the name it had.
-    """
+    'offloop show' shows them. In its recordings a run that is renamed keeps the name it had."""
     from offloop.bus.index.annotations import annotate
     from offloop.bus.index.manage import rename_run
 
@@ -82,8 +81,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
     Asks before, with the size that it frees. What its symbolic links lead to is kept.
 
-    Exit code: 0 when they were deleted, or none was chosen, 1 when they were kept.
-    """
+    Exit code: 0 when they were deleted, or none was chosen, 1 when they were kept."""
     from offloop.bus.index.entry import size_of
     from offloop.bus.index.manage import check_ended, remove_run
     from offloop.bus.types.units import BYTES, number_text

@@ -56,8 +56,7 @@ def export_recording(
     jsonl    a JSON object for each event
     trace    a timeline, for Perfetto (ui.perfetto.dev)
 
-    Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be exported.
-    """
+    Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be exported."""
     from offloop.bus.tools.export import export, exported_path
 
     path, place = recording_of(file, runs_dir, stream)
@@ -92,8 +91,7 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
     PATH is the file or its folder, after which the run is named unless --run-name is given. Batch 100 of the run is
     step 100 of the log.
 
-    Exit code: 0 when nothing of the log was damaged, 3 when something was, 1 when nothing could be imported.
-    """
+    Exit code: 0 when nothing of the log was damaged, 3 when something was, 1 when nothing could be imported."""
     from offloop.bus.tools.imports import import_logs
 
     if step_column is not None and source not in ("csv", "jsonl"):
@@ -142,8 +140,7 @@ def convert_recordings(
     spent training), the time since the beginning (+90s), or a date with a time (2026-11-21T10:00). The events before
     the training, commands, and how the run ended are kept in any case.
 
-    Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when nothing could be written.
-    """
+    Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when nothing could be written."""
     from offloop.bus.tools.convert import convert
 
     paths = [_recording(file, runs_dir) for file in files]
@@ -186,8 +183,7 @@ def replay(
     --until is as for 'offloop convert': the run ends as recorded.
 
     Exit code: 0 when it was served to its end, or until Ctrl-C; 3 when a part is damaged, 1 when nothing could
-    be served.
-    """
+    be served."""
     from offloop.bus.recording.recording import Recording
     from offloop.bus.replay.replay import Pace
     from offloop.bus.replay.serving import ReplayServer

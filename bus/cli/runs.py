@@ -62,8 +62,7 @@ def list_runs(
     A COLUMN, in EXPR too, is a hyperparameter (optimizer/lr), a metric (loss/train/total: its last value; .min, .max
     and .best behind it are others), or one of run, id, status, error, reason, started, ended, duration, attempts,
     reached, epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough
-    (lr).
-    """
+    (lr)."""
     if columns is not None and as_json:
         raise click.UsageError("--columns is for the table: --json has all of them")
     from offloop.bus.index.entry import listed_entry
@@ -183,8 +182,7 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
     values are better.
 
     The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
-    broker, trainer and consumers. Of a recording, and of a run in NATS, they are shown alone.
-    """
+    broker, trainer and consumers. Of a recording, and of a run in NATS, they are shown alone."""
     from offloop.bus.cli.describe import describe_recording, describe_run, describe_stream_run
     from offloop.bus.index.index import read_entry
     from offloop.bus.runs.directory import find_run

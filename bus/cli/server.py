@@ -85,8 +85,7 @@ def bridge(
 
     RUN is a name or a run's folder. The run's folder is the record: what the servers have forgotten is sent again as
     long as this runs. Servers that are away are waited for: when the run has ended, until they have taken nothing for
-    ten minutes.
-    """
+    ten minutes."""
     import asyncio
 
     from offloop.bus.hosts.watch import watch_host
@@ -129,8 +128,7 @@ def fetch_part(
     servers. What is written, by default RUN-HOST.mcap in the current folder, is the part from --start to --until of it:
     consumer --replay FILE.
 
-    Exit code: 0 when nothing of it was lost, 3 when something was, 1 when nothing could be written.
-    """
+    Exit code: 0 when nothing of it was lost, 3 when something was, 1 when nothing could be written."""
     from offloop.bus.jetstream.download import downloaded
     from offloop.bus.tools.convert import convert
 
@@ -148,8 +146,7 @@ def fetch_part(
 def remove_stream(run: str, stream: str | None) -> None:
     """Remove a run from NATS servers: its streams, and what is said of it there. Its hosts keep their recordings.
 
-    The nkey needs the role 'remove', see 'offloop server nats-config'. A run whose bridge is at work is refused.
-    """
+    The nkey needs the role 'remove', see 'offloop server nats-config'. A run whose bridge is at work is refused."""
     from offloop.bus.jetstream.nats_connection import NatsConnection
     from offloop.bus.jetstream.run_stream import remove_run
 
@@ -234,8 +231,7 @@ def nats_config(listen: str | None, cluster: str | None, **given: Any) -> None:
     its users may do.
 
     KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen NAME' wrote. A team sees
-    nothing of another's runs. Paths are those on the server's machine.
-    """
+    nothing of another's runs. Paths are those on the server's machine."""
     from offloop.bus.jetstream.connection import is_loopback
     from offloop.bus.jetstream.server_config import ServerConfig
 

@@ -123,8 +123,7 @@ class Columns:
     :class:`offloop.bus.types.metrics.MetricNames`), with a dot and one of :data:`OF_METRIC` for another value than
     the last (``loss.min``). The end of a hyperparameter's name is enough (``lr``) where it is unique; of several,
     ``config/lr`` comes before the rest of the hyperparameters, and these before metrics. A run that lacks the first of
-    these gives the next, so ``lr`` is known of runs of different kinds.
-    """
+    these gives the next, so ``lr`` is known of runs of different kinds."""
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
         entries = list(entries)

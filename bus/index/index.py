@@ -32,8 +32,7 @@ class RunIndex:
     """Entries of all runs of a folder, for one thread at a time.
 
     Entries of ended runs are cached in a folder beside them, ``.index``; what is deleted or damaged there is read again
-    from the recordings. A run that cannot be read has the status ``unreadable``.
-    """
+    from the recordings. A run that cannot be read has the status ``unreadable``."""
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
         self.root = chosen_runs_dir(runs_dir)

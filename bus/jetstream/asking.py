@@ -30,12 +30,7 @@ class Asking:
         say: shows a line to the user."""
 
     def __init__(
-        self,
-        client: NatsClient,
-        run: str,
-        status: BridgeStatus,
-        note: Callable[[], None],
-        say: Callable[[str], None],
+        self, client: NatsClient, run: str, status: BridgeStatus, note: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         self._client = client
         self._run = run

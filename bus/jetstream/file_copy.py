@@ -4,8 +4,7 @@ A message is a range of a recording that ends at a check record, or a piece of o
 file one is in flight at a time, and says which number the subject's last message must have: so a bridge that is late,
 doubled or was killed never writes twice or out of order. Whatever goes wrong, the bridge reads the subject's last
 message and continues behind it: what servers have forgotten is sent again, and what another bridge has sent ends this
-one.
-"""
+one."""
 
 import asyncio
 from collections.abc import Callable

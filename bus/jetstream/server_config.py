@@ -1,8 +1,7 @@
 """The configuration of NATS servers, as ``offloop server nats-config`` writes it: an account for each team, and in it
 users with what their roles may do.
 
-What a role lacks is nowhere allowed: there is no general permission for the API of JetStream, ``$JS.API.>``.
-"""
+What a role lacks is nowhere allowed: there is no general permission for the API of JetStream, ``$JS.API.>``."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,7 @@
 
 A task of the connection reads ahead of the reader, message by message, what the leader of the stream's servers has
 stored. What passes on a subject only says when to look. Messages are placed by their header ``Ol-Offset``, never by
-their sequence numbers: what servers had lost is stored again under others.
-"""
+their sequence numbers: what servers had lost is stored again under others."""
 
 import asyncio
 import threading

@@ -31,8 +31,7 @@ from offloop.bus.types.timestamp import TrainingTime
 class CutRange(NamedTuple):
     """Events of one rank that the original has and a cut of it has not, from number ``first`` to ``last``.
 
-    It is recorded as the mark ``$cut``, numbered like the last of these events, whose place it takes.
-    """
+    It is recorded as the mark ``$cut``, numbered like the last of these events, whose place it takes."""
 
     rank: int
     first: int

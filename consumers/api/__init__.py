@@ -1,4 +1,3 @@
 """What callbacks and loggers are written against: ``Callback``, ``Logger``, ``LoggerDestination``, images.
 
-Begin with ``callback``.
-"""
+Begin with ``callback``."""

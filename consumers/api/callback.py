@@ -40,8 +40,7 @@ class Callback:
     With several ranks a callback sees the events of the first one, whose times, losses and metrics are those of all of
     them together; with :attr:`all_ranks` it sees those of every rank, distinguished by ``state.rank``.
 
-    Reference: ``composer/core/callback.py``.
-    """
+    Reference: ``composer/core/callback.py``."""
 
     all_ranks: ClassVar[bool] = False
     """Send the events of every rank, not only those of the first one."""

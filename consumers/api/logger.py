@@ -137,8 +137,7 @@ class LoggerDestination:
 
     The constructor only takes options: it runs before the run is known, and in the trainer's process when the
     destination is given to a ``Trainer``. Files and connections belong in :meth:`open`. Use no clock of your own: equal
-    streams are to give equal output.
-    """
+    streams are to give equal output."""
 
     max_delay: ClassVar[float | None] = None
     """By how many seconds what it takes may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""

@@ -1,7 +1,6 @@
 """The callbacks that come with offloop, a module each.
 
-Begin with ``lr_monitor``, the shortest; ``offloop.consumers.cli.registry`` has their short names.
-"""
+Begin with ``lr_monitor``, the shortest; ``offloop.consumers.cli.registry`` has their short names."""
 
 from typing import TYPE_CHECKING
 

@@ -229,8 +229,7 @@ class Alert(Callback):
     written, see ``docs/flight.md``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule,
-    for a ``webhook`` that is no web address, and for a ``command`` that is not there.
-    """
+    for a ``webhook`` that is no web address, and for a ``command`` that is not there."""
 
     background: ClassVar[bool] = True
 

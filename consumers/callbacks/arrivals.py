@@ -21,8 +21,7 @@ class Together(Generic[T]):
 
     The batches before ``fit(reset_time=True)`` are told from those after it by a lower number at a later time of the
     same source: no two clocks are compared. When more than ``most_open`` batches wait for reports, the oldest waits no
-    longer.
-    """
+    longer."""
 
     def __init__(self, most_open: int) -> None:
         self.open: dict[Place, dict[Hashable, T]] = {}
@@ -136,8 +135,7 @@ def last_to_arrive(arrivals: Mapping[int, Arrival]) -> tuple[int, int] | None:
     one, whichever the others waited at for longer. Ranks with shards of the weights meet in the forward pass already:
     they start the backward pass together although they came to the forward pass one after the other.
 
-    Each time is taken relative to the end of the batch on the same rank, so the ranks' clocks need not agree.
-    """
+    Each time is taken relative to the end of the batch on the same rank, so the ranks' clocks need not agree."""
     computing = {rank: arrival for rank, arrival in arrivals.items() if arrival.backward}
     found = max(
         _last(computing, lambda arrival: arrival.backward[0]),
@@ -165,8 +163,7 @@ class HostArrivals:
     """Finds who arrived last in the windows of all hosts that are about the same batches.
 
     A rank's :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is relative to the end of a batch, which ranks that
-    train together reach together: no two clocks are compared.
-    """
+    train together reach together: no two clocks are compared."""
 
     def __init__(self) -> None:
         self._windows: Together[HostWindow] = Together(_MOST_OPEN)

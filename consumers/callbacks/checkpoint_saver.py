@@ -106,10 +106,7 @@ class CheckpointSaver(Callback):
             "keep_best": keep,
         }
         self._is_in_run = folder is None
-        self._remote_names = {
-            "remote_file_name": remote_file_name,
-            "latest_remote_file_name": latest_remote_file_name,
-        }
+        self._remote_names = {"remote_file_name": remote_file_name, "latest_remote_file_name": latest_remote_file_name}
         self._overwrite = overwrite
         # Whether the names are allowed is to be known before the run is.
         self._name_elsewhere(_Folder(**self._arguments, names={"run_name": "run"}))

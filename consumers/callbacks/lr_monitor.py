@@ -9,8 +9,7 @@ class LRMonitor(Callback):
     """Learning rate of every parameter group, after each batch.
 
     Logs ``lr-OPTIMIZER/groupN`` at ``BATCH_END``: the rate that the next batch will use, because schedulers have
-    stepped by then. Reference: ``composer/callbacks/lr_monitor.py``.
-    """
+    stepped by then. Reference: ``composer/callbacks/lr_monitor.py``."""
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         for optimizer, rates in state.lr.items():

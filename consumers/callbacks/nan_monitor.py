@@ -41,10 +41,7 @@ class NaNMonitor(Callback):
     keeps = ("_bad_batches", "_in_episode")
 
     def __init__(
-        self,
-        action: Literal["alert", "stop"] = "alert",
-        check_gradients: bool = True,
-        per_parameter: bool = False,
+        self, action: Literal["alert", "stop"] = "alert", check_gradients: bool = True, per_parameter: bool = False
     ) -> None:
         check_choice("action", action, ("alert", "stop"))
         if per_parameter and not check_gradients:

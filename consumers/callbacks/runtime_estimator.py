@@ -25,8 +25,7 @@ class RuntimeEstimator(Callback):
     event has it start where the batch before ended, so the wait for the data is counted in once.
 
     Without a ``max_duration`` there is nothing to estimate: that is said once on standard error.
-    Reference: ``composer/callbacks/runtime_estimator.py``.
-    """
+    Reference: ``composer/callbacks/runtime_estimator.py``."""
 
     resumes = False
     keeps = ("_left_to_skip", "_disabled", "_start_ns", "_start_part", "_epoch_batches", "_evaluations")

@@ -50,14 +50,10 @@ class SpeedMonitor(Callback):
       where it is not hours; they continue where a training resumes from a checkpoint.
 
     ``gpu_flops_available`` is the device's peak in FLOPs per second; without it the published figure of the device is
-    taken, if it is known. Reference: ``composer/callbacks/speed_monitor.py``.
-    """
+    taken, if it is known. Reference: ``composer/callbacks/speed_monitor.py``."""
 
     def __init__(
-        self,
-        window_size: int = 100,
-        gpu_flops_available: float | None = None,
-        time_unit: TimeUnitName = "hours",
+        self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: TimeUnitName = "hours"
     ) -> None:
         check_at_least("window_size", window_size, 1)
         check_choice("time_unit", time_unit, SECONDS_IN)
@@ -139,8 +135,7 @@ def peak_flops(device_name: str | None, precision: str | None) -> float | None:
     table.
 
     ``device_name`` as CUDA names it (``NVIDIA A100-SXM4-80GB``); ``precision`` is ``fp32``, ``tf32``, ``fp16``,
-    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``.
-    """
+    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``."""
     if device_name is None or precision is None:
         return None
     kind = precision.lower().removeprefix("amp_")

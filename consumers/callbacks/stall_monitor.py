@@ -24,14 +24,7 @@ _STARTS = {Event.EVAL_START, Event.PREDICT_START}
 _ENDS = {Event.EVAL_END, Event.PREDICT_END}
 _IN_EVALUATION = _STARTS | _EVALUATION_BATCHES
 # What comes after these is up to the user's program, which may take its time.
-_IDLE = {
-    Event.INIT,
-    Event.BEFORE_LOAD,
-    Event.AFTER_LOAD,
-    Event.FIT_END,
-    Event.EVAL_STANDALONE_END,
-    Event.PREDICT_END,
-}
+_IDLE = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END}
 
 
 class StallMonitor(Callback):
@@ -52,8 +45,7 @@ class StallMonitor(Callback):
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
     recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
-    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`.
-    """
+    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`."""
 
     events = BASE_EVENTS | _EVALUATION_BATCHES
     resumes = False

@@ -38,8 +38,7 @@ class Stopper(Callback, ABC):
     With ``on_batch`` a metric of the training is looked at after each batch too, and not only after each epoch.
 
     An unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which lists the known ones: at
-    the start of a training that publishes the labels of its evaluators, otherwise at the first evaluation.
-    """
+    the start of a training that publishes the labels of its evaluators, otherwise at the first evaluation."""
 
     keeps = ("_has_seen_label", "_is_announced")
 

@@ -45,8 +45,7 @@ class SystemMonitor(Callback):
     ``gpu_available``: ``True`` raises when NVML shows no GPU, ``False`` does not look, ``None`` reports once on
     standard error that there is none. Events older than a minute, as in a replay, are passed over. A training on
     another machine than the consumer is reported once. Needs ``pip install 'offloop[system]'``.
-    Reference: ``composer/callbacks/system_metrics_monitor.py``.
-    """
+    Reference: ``composer/callbacks/system_metrics_monitor.py``."""
 
     keeps = ("_logged_ns", "_said_host")
 

@@ -31,8 +31,7 @@ class TrainerMetrics(Callback):
 
     What differs: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
     the microbatch size and the hyperparameters of the trainer are not logged (the run says them itself), and what
-    algorithms and loops log arrives with the next event, under the steps that they gave.
-    """
+    algorithms and loops log arrives with the next event, under the steps that they gave."""
 
     events = BASE_EVENTS  # any of them may bring what was logged
 

@@ -1,4 +1,3 @@
 """The command ``consumer``, the process of attached callbacks, the registry of callbacks and loggers.
 
-Begin with ``main``.
-"""
+Begin with ``main``."""

@@ -6,8 +6,7 @@ run's directory, and whether to say at the end where loggers wrote; then a pickl
 The line comes first because unpickling imports the user's modules, for which the trainer's ``sys.path`` has to be in
 place. A text among the callbacks and loggers is a name, as ``consumer`` takes it. With ``describe`` in the line nothing
 is run: the last line on standard output is then JSON that says the demand of these callbacks, see :func:`describe`. The
-pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled.
-"""
+pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled."""
 
 import contextlib
 import json
@@ -38,16 +37,12 @@ NAME = "callbacks"
 
 
 def run_attached(
-    run: str,
-    callbacks: Sequence[Callback],
-    loggers: Sequence[LoggerDestination],
-    shows: bool = False,
+    run: str, callbacks: Sequence[Callback], loggers: Sequence[LoggerDestination], shows: bool = False
 ) -> int:
     """Runs a trainer's callbacks until its run ends; returns the exit code, 1 if one of them or a logger failed.
 
     ``run`` is the run's directory. Loggers get what the trainer itself has to
-    say too; callbacks without a logger log to the console.
-    """
+    say too; callbacks without a logger log to the console."""
     made = list(callbacks)
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())

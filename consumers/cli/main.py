@@ -58,10 +58,7 @@ settings_option = click.option(
 @click.option("--last", is_flag=True, help="Read the newest run, live or not.")
 @place_options
 @click.option(
-    "--replay",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Read a recording: a file, or a run's newest.",
+    "--replay", type=click.Path(path_type=Path), metavar="PATH", help="Read a recording: a file, or a run's newest."
 )
 @rate_option(None)
 @start_option
@@ -75,11 +72,7 @@ settings_option = click.option(
     metavar="ACTION",
     help="After an error: continue (default), disable, stop.",
 )
-@click.option(
-    "--name",
-    metavar="NAME",
-    help="Keep the position, and resume from it next time.",
-)
+@click.option("--name", metavar="NAME", help="Keep the position, and resume from it next time.")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -94,13 +87,7 @@ settings_option = click.option(
     hidden=True,
     help="With --name: events between two saves, at most a second apart.",
 )
-@click.option(
-    "--max-delay",
-    type=float,
-    metavar="SECONDS",
-    hidden=True,
-    help="How late events may come: 0 to 1.",
-)
+@click.option("--max-delay", type=float, metavar="SECONDS", hidden=True, help="How late events may come: 0 to 1.")
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Show callbacks, loggers, their options, and exit.")
 def consumer(**options: Any) -> int:
@@ -109,8 +96,7 @@ def consumer(**options: Any) -> int:
     By default attach to the live run, or wait for one, and read its history first. Callbacks are names that --list
     shows, package.module:Class or file.py:Class.
 
-    Exit code: 0 when all was handled; 1 after an error of a callback or logger; 3 when the run was lost or damaged.
-    """
+    Exit code: 0 when all was handled; 1 after an error of a callback or logger; 3 when the run was lost or damaged."""
     from offloop.consumers.cli.consume import ConsumerOptions, consume
 
     return consume(ConsumerOptions(**options))

@@ -1,4 +1,3 @@
 """Runs callbacks that were written for Composer.
 
-Begin with ``adapter``.
-"""
+Begin with ``adapter``."""

@@ -7,8 +7,7 @@ under the names and in the forms that such callbacks know: ``state.loss.item()``
 raises :class:`~offloop.bus.errors.FieldNotAvailableError` and says what is available instead.
 
 Composer itself is not needed: where it cannot be imported, :func:`~offloop.consumers.composer.names.stand_in` answers
-for the few names that a callback's file imports from it, and only while that file is loaded and its callback made.
-"""
+for the few names that a callback's file imports from it, and only while that file is loaded and its callback made."""
 
 import functools
 import inspect

@@ -1,4 +1,3 @@
 """From the logger to its destinations: delivery, the spool on disk, what is committed.
 
-Begin with ``fanout``, then ``spool``.
-"""
+Begin with ``fanout``, then ``spool``."""

@@ -3,8 +3,7 @@
 Everything that a :class:`~offloop.consumers.runner.runner.Runner` knows between two events is one :class:`Committed`,
 stored as a whole or not at all. Events after the last commit are handled again, from the state before them, and what
 they had written is taken back first: so every event counts exactly once, if a callback's knowledge is in its
-``state_dict()`` and its output goes through the logger.
-"""
+``state_dict()`` and its output goes through the logger."""
 
 import zlib
 from collections.abc import Iterator, Mapping

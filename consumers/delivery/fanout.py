@@ -24,8 +24,7 @@ class Fanout:
 
     One that raises is shown with its traceback, once, and given nothing more until it is closed, so that what it wrote
     has no holes. A ``BrokenPipeError`` is the reader of our output gone: it is not shown, and handed to
-    ``on_broken_pipe``, which is called in the thread that delivers.
-    """
+    ``on_broken_pipe``, which is called in the thread that delivers."""
 
     def __init__(
         self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]

@@ -49,8 +49,7 @@ class Spool(LoggerDestination):
     ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way. What
     the destination lacks then is said by :attr:`problem`.
 
-    ``pause`` waits for so many seconds, in tests.
-    """
+    ``pause`` waits for so many seconds, in tests."""
 
     background = True
 

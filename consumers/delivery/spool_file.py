@@ -51,8 +51,7 @@ class SpoolDirectory:
     Records are appended by one thread and read by another, which hold a lock for everything else; each is a length of
     four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Offset`
     counts; a file of 16 MiB is followed by another, and deleted when all of it was sent. It is created by
-    :meth:`create` or found again by :meth:`go_on`.
-    """
+    :meth:`create` or found again by :meth:`go_on`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,7 +1,6 @@
 """The destinations that come with offloop, a module each.
 
-Begin with ``jsonl``, then ``files``; ``offloop.consumers.cli.registry`` has their short names.
-"""
+Begin with ``jsonl``, then ``files``; ``offloop.consumers.cli.registry`` has their short names."""
 
 from typing import TYPE_CHECKING
 

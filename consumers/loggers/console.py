@@ -54,8 +54,7 @@ class ConsoleLogger(LoggerDestination):
     nothing.
 
     At most ``most`` metrics, or hyperparameters, are shown, and the number of the others: losses and metrics of the
-    model go first, then those that came first.
-    """
+    model go first, then those that came first."""
 
     writes_to_terminal = True
     max_delay = 0.1

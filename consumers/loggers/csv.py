@@ -18,8 +18,7 @@ class CsvLogger(FileDestination):
 
     The columns are ``step``, ``time`` (seconds since 1970) and the metrics in the order in which they first appeared; a
     metric that a row does not have is left empty. When a new metric appears, the file is replaced as a whole by one
-    with the wider header. Hyperparameters are left out. Equal streams give files with equal bytes.
-    """
+    with the wider header. Hyperparameters are left out. Equal streams give files with equal bytes."""
 
     name = "csv"
     blank = "step,time\n"

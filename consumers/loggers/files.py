@@ -23,8 +23,7 @@ class FileDestination(LoggerDestination):
     An event's output is handed to the system at once, so other programs can follow the file. A file that holds anything
     is refused without ``overwrite``, except by a consumer that resumes: it truncates the file to where it was
     committed. A file has one writer at a time. In the run's directory only a regular file is written to, and no
-    symbolic link is followed.
-    """
+    symbolic link is followed."""
 
     name = ""
     """Its short name, for messages."""

@@ -34,8 +34,7 @@ class TensorboardLogger(FileDestination):
 
     With ``log_dir`` each run has a directory in that one, of its name and the beginning of its id. Every attempt writes
     a file of its own, and TensorBoard shows them as one run: of a step that was trained twice, the later attempt. Equal
-    streams give files with equal bytes.
-    """
+    streams give files with equal bytes."""
 
     name = "tensorboard"
     elsewhere = "log_dir=DIR"

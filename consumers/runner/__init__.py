@@ -1,4 +1,3 @@
 """Takes streams through callbacks: session, dispatcher, workers, commits, state that is kept.
 
-Begin with ``runner``, then ``dispatcher``.
-"""
+Begin with ``runner``, then ``dispatcher``."""

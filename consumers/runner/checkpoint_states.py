@@ -2,8 +2,7 @@
 them.
 
 checkpoint is saved  -> mark in the stream -> states are kept
-checkpoint is loaded -> mark in the stream -> states are restored
-"""
+checkpoint is loaded -> mark in the stream -> states are restored"""
 
 import asyncio
 import contextlib
@@ -42,8 +41,7 @@ class CheckpointStates:
 
     A consumer that had not come as far as the checkpoint continues from an earlier state, or from the beginning, and
     handles the events in between from the recording of the attempt, without logging. Where that is impossible, the
-    callbacks begin anew, and that is said.
-    """
+    callbacks begin anew, and that is said."""
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
         self._name = name

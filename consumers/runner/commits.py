@@ -9,13 +9,7 @@ from offloop.bus.printing import say
 from offloop.bus.protocol.order import Ending
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import LoggerDestination
-from offloop.consumers.delivery.commit import (
-    CallbackState,
-    Committed,
-    DestinationState,
-    pack_snapshot,
-    unpack_snapshot,
-)
+from offloop.consumers.delivery.commit import CallbackState, Committed, DestinationState, pack_snapshot, unpack_snapshot
 from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher
 from offloop.consumers.runner.state_file import StateStore
@@ -31,8 +25,7 @@ class Commits:
     ``shared`` runs the callbacks that share a stream, ``workers`` the others: they may become more until
     :meth:`restore`. ``statistics`` says what is committed of the whole. While a destination has failed, and once
     something has ended the run before its stream did, nothing is committed: the next consumer begins before that
-    failure. The other destinations may send what they have all the same, unless there are workers.
-    """
+    failure. The other destinations may send what they have all the same, unless there are workers."""
 
     def __init__(
         self,

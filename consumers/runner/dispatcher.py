@@ -1,7 +1,6 @@
 """Takes one stream of snapshots through the callbacks that share it.
 
-receive -> run callbacks -> gather what they logged -> deliver it
-"""
+receive -> run callbacks -> gather what they logged -> deliver it"""
 
 import asyncio
 import contextlib
@@ -105,8 +104,7 @@ class Dispatcher:
     ends or :meth:`stop` or :meth:`fail` is called; then closes them.
 
     ``fanout`` is given what was logged after each event, and flushed when nothing more is ready, and from time to time
-    before that. With ``logs_hyperparameters`` it logs what the run says of itself.
-    """
+    before that. With ``logs_hyperparameters`` it logs what the run says of itself."""
 
     def __init__(
         self,

@@ -83,8 +83,7 @@ class FoundRun:
 class FolderRuns:
     """A folder of runs, by default the usual one; as a text it follows ``waiting for a run`` in messages.
 
-    The methods raise RunDirectoryError when the folder, or a run of it, cannot be read.
-    """
+    The methods raise RunDirectoryError when the folder, or a run of it, cannot be read."""
 
     is_elsewhere = False
     """True when its runs can only be read."""
@@ -133,8 +132,7 @@ class FolderRuns:
 class NatsRuns:
     """The runs in the NATS servers at ``address``, to which this process is connected: as :class:`FolderRuns`.
 
-    The methods raise BrokerError when the servers do not answer.
-    """
+    The methods raise BrokerError when the servers do not answer."""
 
     is_elsewhere = True
 

@@ -1,7 +1,6 @@
 """Takes a stream of snapshots through callbacks, and what they log to destinations.
 
-receive -> run callbacks -> gather what they logged -> hand it to the destinations
-"""
+receive -> run callbacks -> gather what they logged -> hand it to the destinations"""
 
 import asyncio
 import contextlib

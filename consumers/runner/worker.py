@@ -22,8 +22,7 @@ class CallbackWorker(Dispatcher):
     """Runs one callback with its own stream; what it logs is delivered between what the others log. A callback with
     ``background`` has a thread, another one is a task of the event loop in which :meth:`start` is called.
 
-    Where positions are kept, it notes where it stands: with what it has logged, and once a second.
-    """
+    Where positions are kept, it notes where it stands: with what it has logged, and once a second."""
 
     def __init__(self, stream: RunStream, name: str, callback: Callback, fanout: Fanout, handling: Handling) -> None:
         # The others' stream brings the hyperparameters.

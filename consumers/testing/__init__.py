@@ -8,8 +8,7 @@ Begin with ``harness``.
     assert logged.last["perplexity"] < 2
 
 Everything here works with any test framework. With pytest the fixtures ``recording``, ``replay`` and ``golden``
-are there by themselves, see :mod:`offloop.pytest_plugin`.
-"""
+are there by themselves, see :mod:`offloop.pytest_plugin`."""
 
 from typing import TYPE_CHECKING
 

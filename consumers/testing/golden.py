@@ -31,10 +31,7 @@ class Golden:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        update: bool = False,
-        how_to_update: str = "Golden(folder, update=True)",
+        self, folder: str | os.PathLike[str], update: bool = False, how_to_update: str = "Golden(folder, update=True)"
     ) -> None:
         self._folder = Path(folder)
         self._update = update

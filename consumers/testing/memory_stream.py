@@ -239,10 +239,7 @@ class MemoryStream(RunStream):
             self._context |= {"dataloader_label": "train", "dataloader_len": self._batches_per_epoch}
 
     def _end_batch(
-        self,
-        of_rank: Mapping[int, Mapping[str, Any]] | None,
-        fields: Mapping[str, Any],
-        evaluation: Evaluation | None,
+        self, of_rank: Mapping[int, Mapping[str, Any]] | None, fields: Mapping[str, Any], evaluation: Evaluation | None
     ) -> None:
         ends_epoch = self._timestamp.batch_in_epoch == self._batches_per_epoch
         if evaluation and not ends_epoch:

@@ -2,8 +2,7 @@
 
 Each class is loaded when it is first used, because loading one needs torch.
 
-Begin with ``gradients``; ``common`` has what several share.
-"""
+Begin with ``gradients``; ``common`` has what several share."""
 
 from typing import TYPE_CHECKING
 

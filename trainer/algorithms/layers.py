@@ -239,11 +239,7 @@ class BlurPool(Algorithm):
     ``composer/algorithms/blurpool``."""
 
     def __init__(
-        self,
-        replace_convs: bool = True,
-        replace_maxpools: bool = True,
-        blur_first: bool = True,
-        min_channels: int = 16,
+        self, replace_convs: bool = True, replace_maxpools: bool = True, blur_first: bool = True, min_channels: int = 16
     ) -> None:
         if not replace_convs and not replace_maxpools:
             raise ConfigurationError(

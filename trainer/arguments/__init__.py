@@ -1,7 +1,6 @@
 """Groups of the trainer's arguments, their checks, durations, and values as people write them; holds no state.
 
-Begin with ``config``.
-"""
+Begin with ``config``."""
 
 __all__ = ["explain_missing", "missing_extra"]
 

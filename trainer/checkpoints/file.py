@@ -1,8 +1,7 @@
 """The file that a training is saved in: one safetensors file, written whole or not at all.
 
 The format is in ``docs/checkpoints.md``. Nothing in it is executed: no pickle is written, and none is read but through
-the restricted reader of torch.
-"""
+the restricted reader of torch."""
 
 import contextlib
 import datetime

@@ -1,7 +1,6 @@
 """Checkpoints of weights that are spread over ranks: folders, in which each rank writes its rows.
 
-The format is in ``docs/checkpoints.md``.
-"""
+The format is in ``docs/checkpoints.md``."""
 
 import contextlib
 import functools

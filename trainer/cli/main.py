@@ -184,8 +184,7 @@ def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algor
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
 
     Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
-    Ctrl-C.
-    """
+    Ctrl-C."""
     for show, is_given in (
         (_print_tasks, list_tasks),
         (_print_options, list_options),
@@ -328,11 +327,7 @@ def _choose_seed(values: Mapping[str, Any]) -> int:
 
 
 def _say_how_to_go_on(
-    made: "Trainer",
-    folder: Path,
-    arguments: Mapping[str, Any],
-    values: Mapping[str, Any],
-    say: Callable[[str], object],
+    made: "Trainer", folder: Path, arguments: Mapping[str, Any], values: Mapping[str, Any], say: Callable[[str], object]
 ) -> None:
     state = made.state
     if int(state.timestamp.batch) == 0:

@@ -1,8 +1,7 @@
 """The options that the command ``trainer`` has for every task: those that the trainer's arguments declare, and those
 that make algorithms.
 
-An option that is not given is ``None``: then what the task says counts, and after that the trainer's default.
-"""
+An option that is not given is ``None``: then what the task says counts, and after that the trainer's default."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

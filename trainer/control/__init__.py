@@ -1,4 +1,3 @@
 """Changes of a training from outside: commands, settings, signals.
 
-Begin with ``remote_control``.
-"""
+Begin with ``remote_control``."""

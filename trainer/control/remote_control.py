@@ -1,7 +1,6 @@
 """Commands from outside, applied where the training loop is between two batches.
 
-publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answered by the first one
-"""
+publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answered by the first one"""
 
 import os
 import time

@@ -1,4 +1,3 @@
 """Models, metrics, data, evaluators, resuming within an epoch.
 
-Begin with ``spec`` and ``models``.
-"""
+Begin with ``spec`` and ``models``."""

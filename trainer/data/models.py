@@ -17,8 +17,7 @@ class Model(Protocol):
     """The methods that a model has beside those of ``nn.Module``; the last three are for evaluation only.
 
     ``loss`` returns a tensor, or several as a tuple, list or mapping, whose sum is trained on (a mapping's entry
-    ``total`` instead, if there is one). Reference: ``composer/models/base.py``.
-    """
+    ``total`` instead, if there is one). Reference: ``composer/models/base.py``."""
 
     def forward(self, batch: Any) -> Any:
         """The model's outputs for a batch."""
@@ -64,8 +63,7 @@ class Classifier(_Supervised):
 
     It is evaluated by ``MulticlassAccuracy`` and ``CrossEntropy`` unless ``metrics`` names others; ``train_metrics``
     are updated at every training batch and therefore none by default. Reference:
-    ``composer/models/tasks/classification.py``.
-    """
+    ``composer/models/tasks/classification.py``."""
 
     def __init__(
         self,
@@ -87,8 +85,7 @@ class LanguageModel(_Supervised):
     both of shape (rows, length), the module gives scores of shape (rows, length, vocabulary).
 
     The loss is in bits per token, which is bits per character when the tokens are characters; so is the metric
-    ``BitsPerToken`` that it is evaluated by unless ``metrics`` names others.
-    """
+    ``BitsPerToken`` that it is evaluated by unless ``metrics`` names others."""
 
     def __init__(self, module: nn.Module, metrics: Metrics | None = None, train_metrics: Metrics | None = None) -> None:
         super().__init__(module, {"BitsPerToken": CrossEntropy(base=2)} if metrics is None else metrics, train_metrics)

@@ -1,7 +1,6 @@
 """Devices, precision, batches on a device, seeds.
 
-Begin with ``device``.
-"""
+Begin with ``device``."""
 
 from typing import TYPE_CHECKING
 

@@ -2,8 +2,7 @@
 
 Started by ``torchrun``, which puts every process's rank into its environment. Tensors travel by torch's default
 process group (NCCL on GPUs, gloo on CPUs). What the hosts have to agree on (rows in a batch, whether to stop) travels
-by a gloo group of its own, so that no host ever waits for its GPU to agree.
-"""
+by a gloo group of its own, so that no host ever waits for its GPU to agree."""
 
 import atexit
 import contextlib
@@ -112,10 +111,7 @@ class Ranks:
         return [bytes(part[: int(one)].tolist()) for part, one in zip(parts, lengths, strict=True)]
 
     def each(
-        self,
-        do: Callable[[], Any],
-        among: Container[int] | None = None,
-        place: Callable[[int], str] = lambda rank: "",
+        self, do: Callable[[], Any], among: Container[int] | None = None, place: Callable[[int], str] = lambda rank: ""
     ) -> list[Any]:
         """The results of a function that all ranks call, or those ``among`` them, on every rank: numbers, text, lists
         and maps. An :class:`OffloopError` that it raises anywhere is raised on every rank; ``place`` returns the

@@ -1,7 +1,6 @@
 """Sharded training: each rank keeps a part of every weight.
 
-Imported only by trainings that ask for it, because what it needs of torch takes a second to import.
-"""
+Imported only by trainings that ask for it, because what it needs of torch takes a second to import."""
 
 import atexit
 import contextlib

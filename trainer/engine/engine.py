@@ -34,8 +34,7 @@ class Engine:
     """Runs an event: first the algorithms that match it, then the publication of a snapshot, if it is requested.
 
     ``match`` is called on all algorithms before the first is applied. Their order is that of the passes, see
-    :data:`AlgorithmPass`. Reference: ``composer/core/engine.py``.
-    """
+    :data:`AlgorithmPass`. Reference: ``composer/core/engine.py``."""
 
     def __init__(
         self,

@@ -36,8 +36,7 @@ class Algorithm(ABC):
                     group["lr"] /= 2
                 logger.log_metrics({"rate": group["lr"]})
 
-    Reference: ``composer/core/algorithm.py``.
-    """
+    Reference: ``composer/core/algorithm.py``."""
 
     position: ClassVar[Mapping[Event, Literal["first", "last"]]] = {}
     """The events at which it is applied before all others, or after them, in whatever order they are given."""
@@ -65,8 +64,7 @@ class Algorithm(ABC):
 class AlgorithmLogger:
     """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.
 
-    Reference: ``composer/loggers/logger.py``.
-    """
+    Reference: ``composer/loggers/logger.py``."""
 
     def __init__(self, state: "State") -> None:
         self._state = state
@@ -138,8 +136,7 @@ class State:
         evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
         fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
         stopped, stop_reason: whether and why the training was ended by :meth:`stop_training`.
-        stop_requested, requested_reason: whether and why the training ends after the batch at hand.
-    """
+        stop_requested, requested_reason: whether and why the training ends after the batch at hand."""
 
     recompute_gradients: Callable[[], torch.Tensor]
     evaluate_now: Callable[[], object]

@@ -202,10 +202,7 @@ NORM_FIELDS: dict[str, Field] = {
         "number",
     ),
     "gradient_norms": _field(
-        lambda state: _norms_of(_gradients(state)),
-        BATCH_RESULTS,
-        "norm of each parameter's gradient",
-        _PER_PARAMETER,
+        lambda state: _norms_of(_gradients(state)), BATCH_RESULTS, "norm of each parameter's gradient", _PER_PARAMETER
     ),
     "parameter_norm": _field(
         lambda state: _norm_of_all(_parameters(state)), _ALWAYS, "norm of all parameters together", "number"

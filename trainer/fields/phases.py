@@ -129,12 +129,7 @@ class _Batch:
             spans = [[phase, begin - origin, end - begin] for phase, begin, end in self.spans]
         if self.publishing:
             spans.append(["publishing", self.published_at, self.publishing])
-        return {
-            "began": self._began,
-            "spans": spans,
-            "device": self._on_device,
-            "publishing": self.all_publishing,
-        }
+        return {"began": self._began, "spans": spans, "device": self._on_device, "publishing": self.all_publishing}
 
     def _marks(self) -> Iterator[TimingEvent]:
         if self.spans:

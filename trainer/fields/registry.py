@@ -149,8 +149,7 @@ class FieldsOnDemand:
     tensors and returns what is sent for it.
 
     A field that is not available ends no training: it is left out, with the reason in the event's field ``not_sent``,
-    and in the log the first time.
-    """
+    and in the log the first time."""
 
     def __init__(
         self, state: State, fields: Mapping[str, Field], share: Callable[[str, TensorPayload], Any] | None = None

@@ -145,11 +145,7 @@ TENSOR_FIELDS: dict[str, Field] = {
     ),
     "weights": Field(_weights, _WITH_MODEL, shape=_ANY, description="the model's state dict", reserves=True),
     "checkpoint": Field(
-        _checkpoint,
-        _WITHIN_FIT,
-        shape=_ANY,
-        description="the whole training, as save_folder has it",
-        reserves=True,
+        _checkpoint, _WITHIN_FIT, shape=_ANY, description="the whole training, as save_folder has it", reserves=True
     ),
     "weights_checkpoint": Field(
         lambda state: _as_checkpoint(state, lambda: weights_tree(state)),

@@ -9,14 +9,7 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryError
 from offloop.bus.processes import restarted_launch
 from offloop.bus.publisher.publisher import Publisher
-from offloop.bus.runs.directory import (
-    host_name,
-    is_name_for,
-    is_own_name,
-    is_taken,
-    new_run_id,
-    numbered_names,
-)
+from offloop.bus.runs.directory import host_name, is_name_for, is_own_name, is_taken, new_run_id, numbered_names
 from offloop.bus.runs.writing import check_writable, next_attempt
 from offloop.trainer.distributed.ranks import Ranks
 
@@ -121,10 +114,7 @@ def _agree(firsts: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
             f"(id {known[other]}): choose another run name, or remove it from the runs of one of them"
         )
     new = next(iter(found.values()))["new"]
-    return {
-        "attempt": max(one["number"] for one in found.values()),
-        "run_id": next(iter(known.values()), new),
-    }
+    return {"attempt": max(one["number"] for one in found.values()), "run_id": next(iter(known.values()), new)}
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ A task is a function that returns arguments for :class:`offloop.trainer.Trainer`
 Its keyword arguments become options of the command, with their defaults and with the docstring's lines of the form
 ``name: text`` as help; the rest of the docstring is the help of the task. A parameter named like one of the command's
 own options, such as ``seed`` or ``device``, is given what that option says. ``trainer module:function`` and ``trainer
-path/to/file.py:function`` find it. The random numbers are seeded before it is called.
-"""
+path/to/file.py:function`` find it. The random numbers are seeded before it is called."""
 
 import importlib
 import importlib.util

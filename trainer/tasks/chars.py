@@ -31,8 +31,7 @@ def chars(
     width: size of a character's vector, a multiple of 4.
     layers: transformer layers.
     lr: learning rate of AdamW.
-    characters: how much of the source to read, one part in twenty of it for the evaluation.
-    """
+    characters: how much of the source to read, one part in twenty of it for the evaluation."""
     import torch
     from torch.utils.data import DataLoader, Subset
 

@@ -20,8 +20,7 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     few seconds and get more than 97 % of them right.
 
     batch_size: images in a batch, over all ranks.
-    lr: learning rate that AdamW starts with; it falls by a fifth with each epoch, to a twentieth.
-    """
+    lr: learning rate that AdamW starts with; it falls by a fifth with each epoch, to a twentieth."""
     import torch
     from torch.optim.lr_scheduler import LambdaLR
     from torch.utils.data import DataLoader

@@ -26,8 +26,7 @@ class Display:
     """Draws a view from :meth:`open` to :meth:`close`, four times a second at most.
 
     ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does. There is one
-    display at a time: opening one closes the one before, of a replay that is repeated.
-    """
+    display at a time: opening one closes the one before, of a replay that is repeated."""
 
     _opened: "ClassVar[Display | None]" = None
 

@@ -68,8 +68,7 @@ class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
     Printed lines would be drawn over: they go to ``on_output``, and the last 1,000 texts are printed when the terminal
-    is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped.
-    """
+    is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped."""
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
         self.on_output = on_output

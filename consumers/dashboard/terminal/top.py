@@ -21,8 +21,7 @@ class Top(RunTap):
     shows a table of all of them, see :func:`offloop.consumers.dashboard.terminal.home.show_all_runs`.
 
     ``every`` is the interval, in batches, at which the phases are measured. Where there is no terminal, the command
-    ends with :class:`offloop.bus.errors.ConfigurationError`.
-    """
+    ends with :class:`offloop.bus.errors.ConfigurationError`."""
 
     owns_terminal = True
 

@@ -1,4 +1,3 @@
 """The model of a run that both dashboards draw, and of the table of all runs.
 
-Begin with ``run_view``.
-"""
+Begin with ``run_view``."""

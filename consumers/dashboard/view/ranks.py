@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloop.bus.hosts.windows import HostWindows
 from offloop.bus.printing import one_line
-from offloop.bus.protocol.host_windows import (
-    ARRIVAL,
-    GRADIENT_NORM,
-    LOSS,
-    MEMORY,
-    PHASE,
-    STEP,
-    THROUGHPUT,
-    HostWindow,
-)
+from offloop.bus.protocol.host_windows import ARRIVAL, GRADIENT_NORM, LOSS, MEMORY, PHASE, STEP, THROUGHPUT, HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.units import SECONDS, number_text
 from offloop.consumers.callbacks.arrivals import HostArrivals, LastArrival, find_straggler

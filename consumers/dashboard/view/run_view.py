@@ -1,7 +1,6 @@
 """One attempt of a run: the model that dashboards draw from.
 
-The reader of the stream adds events and what callbacks log; dashboards ask for what they draw.
-"""
+The reader of the stream adds events and what callbacks log; dashboards ask for what they draw."""
 
 import contextlib
 import itertools
@@ -59,8 +58,7 @@ class RunView(LoggerDestination):
 
     ``max_points`` is another bound for the points of all series together.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` when numpy is not installed.
-    """
+    Raises :class:`offloop.bus.errors.ConfigurationError` when numpy is not installed."""
 
     def __init__(self, run_name: str, attempt: int = 1, max_points: int = MAX_POINTS) -> None:
         require("a dashboard", "dashboard", "numpy")

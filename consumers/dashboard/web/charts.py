@@ -132,11 +132,7 @@ class Lines:
         self._sent.clear()
 
     def news(
-        self,
-        charts: Mapping[str, Chart],
-        runs: Sequence[RunView],
-        look: Look,
-        compared: Compared | None = None,
+        self, charts: Mapping[str, Chart], runs: Sequence[RunView], look: Look, compared: Compared | None = None
     ) -> list[dict[str, Any]]:
         """What is new in the charts that can be seen, and counts as sent by that."""
         lines: list[dict[str, Any]] = []

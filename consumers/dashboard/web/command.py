@@ -37,10 +37,7 @@ _LOOK_SECONDS = 1.0
     "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --tokens and TLS."
 )
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    metavar="PORT",
-    help=f"Default: {FIRST_PORT}, or the next that is free.",
+    "--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"Default: {FIRST_PORT}, or the next that is free."
 )
 @click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing.")
 @certificate_option
@@ -63,8 +60,7 @@ def ui(
     ones are followed. Every attempt of a run has lines of its own; in NATS, the newest one and those that begin later.
 
     RUNS_DIR is a folder in which runs live, and there may be several. Default, unless --runs-dir or --stream is given:
-    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
-    """
+    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."""
     if wait and not arguments:
         raise click.UsageError("--wait is for runs that do not exist yet: name them, as in 'offloop ui NAME --wait'")
     from offloop.consumers.dashboard.web.follow import FollowedRuns

@@ -1,7 +1,6 @@
 """Addresses of the server for what is too much to be sent with a page: images, files of a run, all values of a chart.
 
-The gate in front of the server admits those who may see the page; a run is named by a key that only its pages have.
-"""
+The gate in front of the server admits those who may see the page; a run is named by a key that only its pages have."""
 
 import csv
 import io

@@ -127,8 +127,7 @@ def guard_sockets() -> None:
 
     NiceGUI takes the page that a message is for from the message itself, so that whoever gets to know the id of
     somebody's page could press its buttons. Other messages, and those in no known form, are left out, and so is what
-    browsers want written to the server's log: it would bring text of others to a terminal.
-    """
+    browsers want written to the server's log: it would bring text of others to a terminal."""
     from nicegui import core
 
     handlers = core.sio.handlers["/"]

@@ -106,13 +106,7 @@ class Page:
     for other things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the
     page is answered at once."""
 
-    def __init__(
-        self,
-        runs: Sequence[RunView],
-        opening: Opening,
-        home: str = "",
-        problems: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, runs: Sequence[RunView], opening: Opening, home: str = "", problems: Sequence[str] = ()) -> None:
         self._runs = runs
         self._home = home
         """The address of the page of all runs, where there is one."""

@@ -47,11 +47,7 @@ class Site:
     _running = threading.Lock()
 
     def __init__(
-        self,
-        listening: Listening,
-        places: Sequence[Place] = (),
-        runs: Sequence[RunView] | None = None,
-        every: int = 10,
+        self, listening: Listening, places: Sequence[Place] = (), runs: Sequence[RunView] | None = None, every: int = 10
     ) -> None:
         listening.check()
         self._listening = listening
