@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -20,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
 from offloop.bus.protocol import frames
-from offloop.bus.protocol.frames import Topic, check_plain, check_size, pack_map
+from offloop.bus.protocol.frames import Topic, check_size, pack_map
 from offloop.bus.protocol.order import Ending
+from offloop.bus.publisher.audience import Audience
 from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.description import Info
-from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values, checked_step
+from offloop.bus.publisher.logged import checked_step
+from offloop.bus.publisher.own_loop import OwnLoop, check_loss
 from offloop.bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
 from offloop.bus.publisher.serial_calls import SerialCalls
 from offloop.bus.publisher.session import POLL_SECONDS, connect
@@ -33,9 +34,7 @@ from offloop.bus.types.commands import Command
 from offloop.bus.types.deferred import Deferred, LeftOut
 from offloop.bus.types.demand import BASE_EVENTS, ConsumerProgress, Demand, check_max_delay
 from offloop.bus.types.event import Event
-from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from offloop.bus.types.intervals import EventPosition, batch_number
-from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
 from offloop.bus.types.timeouts import Timeouts
 from offloop.bus.types.timestamp import Timestamp, TrainingTime, wall_clock
 
@@ -44,13 +43,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("offloop")
 
-LOG_VALUES = 1000
-_LOG_NS = 1_000_000_000  # for which logged values wait for an event that they travel with
 BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
-UNNAMED = "a consumer without a name"
 
-_CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 _FIT = frozenset((Event.FIT_START, Event.FIT_END))
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
@@ -170,7 +165,6 @@ class Publisher(SerialCalls):
         check_max_delay(max_delay)
         check_backlog_bytes(backlog_bytes)
         timeouts = timeouts or Timeouts.default
-        self._always = frozenset(events)
         self._session = session = connect(
             *(run_name, runs_dir, broker, rank, world_size, info or {}),
             backlog_bytes=backlog_bytes,
@@ -195,7 +189,8 @@ class Publisher(SerialCalls):
         """Why, and who has asked."""
         self.fit_has_ended = False
         """``FIT_END`` was published, and no further ``FIT_START``."""
-        self.requested_events: set[Event] = set(self._always)
+        self._audience = audience = Audience(self.run_name, rank, events)
+        self.requested_events = audience.requested_events
         """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
         self.kept_events: frozenset[Event] = frozenset()
         """The events that stay in :attr:`requested_events` when no broker will take the run any more: for ranks that do
@@ -204,12 +199,11 @@ class Publisher(SerialCalls):
         """The merged demand of all consumers."""
         self.demand_version = 0
         """A number that changes whenever :attr:`demand` does."""
-        self.expected_consumers: set[str] = set()
+        self.expected_consumers = audience.expected
         """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
         has left since."""
         self.left_out = LeftOut(self.run_name)
         """Values that could not be published."""
-        self._consumers: dict[str, ConsumerProgress] = {}
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
         self._topic = Topic(self.run_name, frames.END, rank)
@@ -232,18 +226,8 @@ class Publisher(SerialCalls):
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
         self._patience = timeouts.flush
         self._closed = self._is_ending = self._is_left = False
-        # Of a loop of one's own: where it is, and what it has said.
         self._clock = clock or wall_clock()
-        self._began = self._clock()
-        self._introduction = {name: self.info[name] for name in SOURCE_FIELDS if name in self.info}
-        self._context: tuple[dict[str, Any], bytes] = ({}, b"")
-        self._planned: str | None = None  # the latest max_duration
-        self._at = Timestamp().values
-        self._previous: TrainingTime | None = None
-        self._counts_batches = False
-        self._logged = LoggedValues(self.left_out)
-        self._logged_names: set[str] = set()
-        self._logged_at = 0
+        self._loop = OwnLoop(partial(self.send, _in_turn=True), self._clock, self.info, world_size, self.left_out)
         self._take_report(session.welcome)
         watch_main_thread()
         _open_publishers.add(self)
@@ -271,29 +255,16 @@ class Publisher(SerialCalls):
             self._check_lost()
         if event not in self.requested_events:
             return
-        fields.setdefault("total_wct", timedelta(microseconds=(self._clock() - self._began) // 1000))
-        loss = fields.get("loss")
-        if getattr(loss, "is_cuda", False):
-            raise ConfigurationError(
-                "the loss is on a GPU: make gpu = offloop.trainer.device.GpuDevice() once and publish "
-                "gpu.read_later(loss), or float(loss) if the loop may wait for it"
-            )
+        loop, loss = self._loop, fields.get("loss")
+        check_loss(loss)
         has_deferred = isinstance(loss, Deferred)
         try:
-            timestamp = Timestamp(**{name: fields.pop(name) for name in TrainingTime._fields if name in fields}).values
-            if event not in self._always and not self.demand.is_due(
-                event, batch_number(event, timestamp), EventPosition(event, timestamp, self._before(timestamp))
+            timestamp = loop.take_timestamp(fields)
+            if event not in self._audience.always and not self.demand.is_due(
+                event, batch_number(event, timestamp), EventPosition(event, timestamp, loop.before(timestamp))
             ):
                 return
-            context = self._pack_plain_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
-            if "lr" in fields and not isinstance(fields["lr"], dict):
-                rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
-                fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
-            if loss is not None:
-                fields["loss"] = None if has_deferred else _read_loss(loss)
-            if HYPERPARAMETERS in fields:
-                fields[HYPERPARAMETERS] = redact(fields[HYPERPARAMETERS])
-            check_plain(fields)
+            context = loop.prepare(fields)
             me = get_ident()
             if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
                 if self._is_ending:
@@ -303,13 +274,13 @@ class Publisher(SerialCalls):
                 fields = frames.copy_map(fields)
                 if has_deferred:
                     fields["loss"] = loss
-                self._postpone(partial(self._publish, event, timestamp, fields, context, has_deferred))
+                self._postpone(partial(loop.publish, event, timestamp, fields, context, has_deferred))
                 return
             if has_deferred:
                 fields["loss"] = loss
             self._inside = me
             try:
-                self._publish(event, timestamp, fields, context, has_deferred)
+                loop.publish(event, timestamp, fields, context, has_deferred)
             finally:
                 self._inside = 0
                 if self._waiting:
@@ -318,35 +289,6 @@ class Publisher(SerialCalls):
             raise ConfigurationError(
                 f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None
-
-    def _before(self, timestamp: TrainingTime) -> TrainingTime | None:
-        # The first batch begins where every training does, also in a loop that says nothing before its end.
-        return self._previous or (Timestamp().values if timestamp.batch == 1 else None)
-
-    def _publish(
-        self, event: Event, timestamp: TrainingTime, fields: dict[str, Any], context: bytes, has_deferred: bool
-    ) -> None:
-        if self._introduction:
-            self._introduce(event, fields, context)
-        carries = self._logged.count and event in BASE_EVENTS and "logged" not in fields
-        self._at = timestamp
-        if carries:
-            fields["logged"] = self._logged.entries()
-            has_deferred = has_deferred or self._logged.has_late
-        self.send(event, timestamp, self._before(timestamp), fields, context, has_deferred, _in_turn=True)
-        if carries:
-            self._logged.clear()
-        self._previous = timestamp
-        self._counts_batches = self._counts_batches or timestamp.batch > 0
-
-    def _introduce(self, event: Event, fields: dict[str, Any], context: bytes) -> None:
-        """Says what the events come from, with the first one or before it: consumers look for that at INIT."""
-        introduction = self._introduction
-        if event is Event.INIT:
-            fields.update(introduction)
-        else:
-            self.send(Event.INIT, Timestamp().values, None, introduction, context, _in_turn=True)
-        self._introduction = {}
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
@@ -367,7 +309,7 @@ class Publisher(SerialCalls):
             return
         if step is not None:
             step = checked_step(step)
-        checked = check_values(values, self._logged_names)
+        checked = self._loop.check(values)
         if not checked:
             return
         me = get_ident()
@@ -375,52 +317,15 @@ class Publisher(SerialCalls):
             if self._is_ending:
                 self._check_lost()
                 return
-            self._postpone(partial(self._log, checked, step))
+            self._postpone(partial(self._loop.log, checked, step))
             return
         self._inside = me
         try:
-            self._log(checked, step)
+            self._loop.log(checked, step)
         finally:
             self._inside = 0
             if self._waiting:
                 self._catch_up()
-
-    def _log(self, values: dict[str, Any], step: int | None) -> None:
-        logged = self._logged
-        if step is None:
-            step = self._at[2] if self._counts_batches else logged.step_for(values)
-        if logged.count and (self._is_due(step) or (logged.bound > MAX_LOGGED and logged.is_full())):
-            self._publish_logged()
-        if not logged.count:
-            self._logged_at = self._clock()
-        logged.add(values, step)
-
-    def _is_due(self, step: int) -> bool:
-        """What was logged goes out before something is logged for that step."""
-        if not self._counts_batches:
-            return self._logged.has_other_than(step)
-        return self._logged.count >= LOG_VALUES or self._clock() - self._logged_at >= _LOG_NS
-
-    def _publish_logged(self) -> None:
-        """Publishes what was logged with an event of its own."""
-        if not self._logged.count:
-            return
-        fields, has_late, step = {"logged": self._logged.entries()}, self._logged.has_late, self._logged.step
-        context = self._context[1] or self._pack_plain_context({})
-        if self._introduction:
-            self._introduce(Event.BATCH_END, fields, context)
-        if self._counts_batches:
-            # An event at which nothing is done but what was asked for: the batch has ended already.
-            self.send(Event.ITERATION_CHECKPOINT, self._at, None, fields, context, has_late, _in_turn=True)
-        else:
-            before = Timestamp.from_values(self._at)
-            began = max(step, int(before.batch))
-            total = timedelta(microseconds=(self._clock() - self._began) // 1000)
-            self._at = Timestamp(batch=began + 1, total_wct=total).values
-            previous = Timestamp(batch=began, total_wct=before.total_wct).values
-            self.send(Event.BATCH_END, self._at, previous, fields, context, has_late, _in_turn=True)
-        # What is sent twice, where a signal handler has raised, is logged once.
-        self._logged.clear()
 
     def _check_lost(self) -> None:
         """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more, or because
@@ -429,20 +334,6 @@ class Publisher(SerialCalls):
             raise ClosedError(
                 f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
             )
-
-    def _pack_plain_context(self, context: dict[str, Any]) -> bytes:
-        planned = context.pop("max_duration", None)
-        if planned is not None:
-            self._planned = str(planned)
-        if self._planned is not None:
-            context["max_duration"] = self._planned
-        context["world_size"] = self._world_size
-        known, packed = self._context
-        if context != known:
-            check_plain(context)
-            packed = pack_map(context)
-            self._context = (context, packed)
-        return packed
 
     def is_requested(self, event: Event | str, field: str, batch: int) -> bool:
         """Whether a consumer requests a field of an event at that batch, counted from 1: for loops of your own, which
@@ -558,7 +449,7 @@ class Publisher(SerialCalls):
         return self._closed
 
     def _progress(self) -> object:
-        return self._seq, self._logged.count
+        return self._seq, self._loop.logged.count
 
     def _note_failed(self, error: Exception) -> None:
         self.left_out.add("what a signal handler or another thread published", error)
@@ -573,7 +464,7 @@ class Publisher(SerialCalls):
 
     def _poll(self) -> None:
         if not self._closed:
-            self._publish_logged()
+            self._loop.publish_logged()
             self._next_exchange = 0
             self._flush(wait=False)
 
@@ -636,7 +527,7 @@ class Publisher(SerialCalls):
             self.stop_requested, self.stop_reason = True, command.reason
         else:
             error = "this training loop takes no other command than 'stop'"
-        self.answer(command, Event.BATCH_END, self._at, error)
+        self.answer(command, Event.BATCH_END, self._loop.reached, error)
 
     def answer(
         self, command: Command, event: Event, timestamp: TrainingTime, error: str | None = None, done: str | None = None
@@ -655,44 +546,25 @@ class Publisher(SerialCalls):
         self._in_turn(publish)
 
     def _take_report(self, report: dict[str, Any]) -> None:
-        """Takes what the broker reports of consumers: ``demand`` and all of them, or those that have come further."""
-        rank = self._topic.rank
-        try:
-            consumers = {key: ConsumerProgress.from_wire(one, rank) for key, one in report.get("consumers", {}).items()}
-        except (ProtocolError, AttributeError) as error:
-            _log.warning("run %s: what the broker says of consumers is malformed: %s", self.run_name, error)
-        else:
-            self._consumers = consumers if "demand" in report else {**self._consumers, **consumers}
-            self.expected_consumers.difference_update(one.name for one in consumers.values() if one.name is not None)
-        if "demand" not in report:
-            return
-        try:
-            demand = Demand.from_wire(report["demand"] or {})
-        except ProtocolError as error:
-            _log.warning("run %s: the demand that the broker sent is malformed: %s", self.run_name, error)
-            return
-        delay = self._own_delay if demand.max_delay is None else round(demand.max_delay * 1e9)
-        self._max_delay = min(self._own_delay, delay)
-        self._flush_at = min(self._flush_at, self._last_time + self._max_delay)
-        demand = demand.content
-        if demand != self.demand:
-            self.demand = demand
-            self.demand_version += 1
-            self.requested_events &= self._always | demand.events
-            self.requested_events |= demand.events
+        audience = self._audience
+        audience.update(report)
+        self.demand, self.demand_version = audience.demand, audience.version
+        if "demand" in report:
+            delay = self._own_delay if audience.max_delay is None else round(audience.max_delay * 1e9)
+            self._max_delay = min(self._own_delay, delay)
+            self._flush_at = min(self._flush_at, self._last_time + self._max_delay)
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
     @property
     def consumers(self) -> Collection[ConsumerProgress]:
         """The consumers that have barrier events or request further fields; as far as the broker has said."""
-        return self._consumers.values()
+        return self._audience.consumers
 
     def is_handled(self, seq: int, field: str) -> bool:
         """Whether every consumer that asks for a field has handled an event, by its number: until then
         it may have borrowed memory with that field."""
-        rank = self._topic.rank
-        return all(one.handled[rank] >= seq for one in self._consumers.values() if field in one.fields)
+        return self._audience.has_handled(seq, field)
 
     def wait_until_handled(
         self, event: Event, names: Collection[str] | None, seconds: float, leave: Callable[[], bool] = lambda: False
@@ -702,26 +574,16 @@ class Publisher(SerialCalls):
         that are not.
 
         The one place where a publisher waits in the course of a training."""
-        if self._closed or not self._late(event, names, self._seq + 1):
+        if self._closed or not self._audience.late(event, names, self._seq + 1):
             return set()
         self._next_exchange = 0
         self._in_turn(partial(self._flush, wait=True))
         seq, deadline = self._seq, time.monotonic() + seconds
-        while not self._closed and (late := self._late(event, names, seq)):
+        while not self._closed and (late := self._audience.late(event, names, seq)):
             if time.monotonic() >= deadline or leave():
                 return late
             self.wait()
         return set()
-
-    def _late(self, event: Event, names: Collection[str] | None, seq: int) -> set[str]:
-        rank = self._topic.rank
-        return {
-            one.name or UNNAMED
-            for one in self._consumers.values()
-            if event.value in one.barrier_events
-            and one.handled[rank] < seq
-            and (names is None or (one.name or UNNAMED) in names)
-        }
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -757,12 +619,12 @@ class Publisher(SerialCalls):
             return
         try:
             try:
-                self._publish_logged()
+                self._loop.publish_logged()
                 self._flush(wait=True)
                 # What others publish from here on is refused.
                 self._is_ending = True
                 self._do_waiting()
-                self._publish_logged()
+                self._loop.publish_logged()
             finally:
                 # Whatever has failed before, such as a command of the user's, the stream comes to its end.
                 self._is_ending = True
@@ -870,13 +732,6 @@ def ending_for(error: BaseException | None) -> tuple[str, str | None, str | None
     if isinstance(error, KeyboardInterrupt):
         return "stopped", None, str(error) or "signal SIGINT"
     return "failed", f"{type(error).__name__}: {error}", None
-
-
-def _read_loss(loss: Any) -> float:
-    try:
-        return float(loss.detach() if hasattr(loss, "detach") else loss)
-    except Exception as error:  # noqa: BLE001  float() calls what the value brings
-        raise ValueError(f"loss: {error}") from None
 
 
 def check_backlog_bytes(value: int) -> None:

@@ -42,7 +42,7 @@ class ConsumerBarrier:
         self._publisher = publisher
         self._control = control
         self._names = None if ALL in names else frozenset(names)
-        publisher.expected_consumers |= frozenset(names) - {ALL}
+        publisher.expected_consumers.update(frozenset(names) - {ALL})
         self._seconds = seconds
         self._ranks = ranks
         self._overdue: dict[Event, set[str]] = {event: set() for event in _EVENTS}

@@ -1,0 +1,180 @@
+"""From what a loop of one's own reports to the events of a stream."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import check_plain, pack_map
+from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values
+from offloop.bus.redaction import redact
+from offloop.bus.types.deferred import Deferred, LeftOut
+from offloop.bus.types.demand import BASE_EVENTS
+from offloop.bus.types.event import Event
+from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
+from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
+
+LOG_VALUES = 1000
+_LOG_NS = 1_000_000_000  # for which logged values wait for an event that they travel with
+_CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
+
+
+class OwnLoop:
+    """Where a loop of one's own is, and what it has logged. One call at a time.
+
+    Args:
+        send: publishes an event, as ``Publisher.send`` does.
+        clock: gives nanoseconds since 1970.
+        info: the run's description, of which the first event has the source.
+        world_size: number of ranks.
+        left_out: counts values that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        send: Callable[..., None],
+        clock: Callable[[], int],
+        info: Mapping[str, Any],
+        world_size: int,
+        left_out: LeftOut,
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._world_size = world_size
+        self._began = clock()
+        self._introduction = {name: info[name] for name in SOURCE_FIELDS if name in info}
+        self._context: tuple[dict[str, Any], bytes] = ({}, b"")
+        self._planned: str | None = None  # the latest max_duration
+        self._previous: TrainingTime | None = None
+        self._counts_batches = False
+        self.reached = Timestamp().values
+        """Training time of the last event."""
+        self.logged = LoggedValues(left_out)
+        self._logged_names: set[str] = set()
+        self._logged_at = 0
+
+    def take_timestamp(self, fields: dict[str, Any]) -> TrainingTime:
+        """Removes the counters from the fields; the time spent training is by default that since this was made."""
+        fields.setdefault("total_wct", self._total_wct())
+        return Timestamp(**{name: fields.pop(name) for name in TrainingTime._fields if name in fields}).values
+
+    def before(self, timestamp: TrainingTime) -> TrainingTime | None:
+        """The training time before that one."""
+        # The first batch begins where every training does, also in a loop that says nothing before its end.
+        return self._previous or (Timestamp().values if timestamp.batch == 1 else None)
+
+    def prepare(self, fields: dict[str, Any]) -> bytes:
+        """Gives the fields of an event the form in which they are sent; returns its packed context, taken from them."""
+        context = self._pack_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
+        if "lr" in fields and not isinstance(fields["lr"], dict):
+            rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
+            fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
+        loss = fields.get("loss")
+        if loss is not None:
+            fields["loss"] = None if isinstance(loss, Deferred) else _read_loss(loss)
+        if HYPERPARAMETERS in fields:
+            fields[HYPERPARAMETERS] = redact(fields[HYPERPARAMETERS])
+        check_plain(fields)
+        return context
+
+    def publish(
+        self, event: Event, timestamp: TrainingTime, fields: dict[str, Any], context: bytes, has_deferred: bool
+    ) -> None:
+        """Publishes an event, with what was logged before it."""
+        if self._introduction:
+            self._introduce(event, fields, context)
+        carries = self.logged.count and event in BASE_EVENTS and "logged" not in fields
+        self.reached = timestamp
+        if carries:
+            fields["logged"] = self.logged.entries()
+            has_deferred = has_deferred or self.logged.has_late
+        self._send(event, timestamp, self.before(timestamp), fields, context, has_deferred)
+        if carries:
+            self.logged.clear()
+        self._previous = timestamp
+        self._counts_batches = self._counts_batches or timestamp.batch > 0
+
+    def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values that can be logged; raises ConfigurationError for others."""
+        return check_values(values, self._logged_names)
+
+    def log(self, values: dict[str, Any], step: int | None) -> None:
+        """Logs checked values for a step."""
+        logged = self.logged
+        if step is None:
+            step = self.reached[2] if self._counts_batches else logged.step_for(values)
+        if logged.count and (self._is_due(step) or (logged.bound > MAX_LOGGED and logged.is_full())):
+            self.publish_logged()
+        if not logged.count:
+            self._logged_at = self._clock()
+        logged.add(values, step)
+
+    def publish_logged(self) -> None:
+        """Publishes what was logged with an event of its own."""
+        logged = self.logged
+        if not logged.count:
+            return
+        fields, has_late, step = {"logged": logged.entries()}, logged.has_late, logged.step
+        context = self._context[1] or self._pack_context({})
+        if self._introduction:
+            self._introduce(Event.BATCH_END, fields, context)
+        if self._counts_batches:
+            # An event at which nothing is done but what was asked for: the batch has ended already.
+            self._send(Event.ITERATION_CHECKPOINT, self.reached, None, fields, context, has_late)
+        else:
+            before = Timestamp.from_values(self.reached)
+            began = max(step, int(before.batch))
+            self.reached = Timestamp(batch=began + 1, total_wct=self._total_wct()).values
+            previous = Timestamp(batch=began, total_wct=before.total_wct).values
+            self._send(Event.BATCH_END, self.reached, previous, fields, context, has_late)
+        # What is sent twice, where a signal handler has raised, is logged once.
+        logged.clear()
+
+    def _total_wct(self) -> timedelta:
+        return timedelta(microseconds=(self._clock() - self._began) // 1000)
+
+    def _is_due(self, step: int) -> bool:
+        """What was logged goes out before something is logged for that step."""
+        if not self._counts_batches:
+            return self.logged.has_other_than(step)
+        return self.logged.count >= LOG_VALUES or self._clock() - self._logged_at >= _LOG_NS
+
+    def _introduce(self, event: Event, fields: dict[str, Any], context: bytes) -> None:
+        """Says what the events come from, with the first one or before it: consumers look for that at INIT."""
+        introduction = self._introduction
+        if event is Event.INIT:
+            fields.update(introduction)
+        else:
+            self._send(Event.INIT, Timestamp().values, None, introduction, context)
+        self._introduction = {}
+
+    def _pack_context(self, context: dict[str, Any]) -> bytes:
+        planned = context.pop("max_duration", None)
+        if planned is not None:
+            self._planned = str(planned)
+        if self._planned is not None:
+            context["max_duration"] = self._planned
+        context["world_size"] = self._world_size
+        known, packed = self._context
+        if context != known:
+            check_plain(context)
+            packed = pack_map(context)
+            self._context = (context, packed)
+        return packed
+
+
+def check_loss(loss: Any) -> None:
+    """Refuses a loss that the loop would have to wait for."""
+    if getattr(loss, "is_cuda", False):
+        raise ConfigurationError(
+            "the loss is on a GPU: make gpu = offloop.trainer.device.GpuDevice() once and publish "
+            "gpu.read_later(loss), or float(loss) if the loop may wait for it"
+        )
+
+
+def _read_loss(loss: Any) -> float:
+    try:
+        return float(loss.detach() if hasattr(loss, "detach") else loss)
+    except Exception as error:  # noqa: BLE001  float() calls what the value brings
+        raise ValueError(f"loss: {error}") from None
