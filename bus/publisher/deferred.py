@@ -108,7 +108,7 @@ def keep_sendable(fields: dict[str, Any], left_out: LeftOut) -> dict[str, Any]:
                 parts.append((size, kept, name))
         return kept
 
-    late = {name: value for name, value in fields.items() if isinstance(value, Deferred)}
+    late = deferred_values(fields)
     logged = fields.get("logged")
     entries = logged if isinstance(logged, list) else []
     kept = keep({name: value for name, value in fields.items() if name not in late and value is not logged})

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import MAX_FRAME
-from offloop.bus.types.deferred import Deferred, LeftOut
+from offloop.bus.types.deferred import Deferred, LeftOut, is_deferred
 
 Entries: TypeAlias = list[list[Any]]
 """The field ``logged``: pairs of step and values by name."""
@@ -79,7 +79,7 @@ class _LateEntries:
 
     def ready(self) -> bool:
         """All values have arrived."""
-        return all(one.ready() for _, values in self._entries for one in values.values() if isinstance(one, Deferred))
+        return all(one.ready() for _, values in self._entries for one in values.values() if is_deferred(one))
 
     def value(self) -> Entries:
         """The entries with their values, without those that are not numbers or cannot be read."""
@@ -88,7 +88,7 @@ class _LateEntries:
     def _read(self, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
         for name, value in values.items():
             try:
-                yield name, _number(name, value.value() if isinstance(value, Deferred) else value)
+                yield name, _number(name, value.value() if is_deferred(value) else value)
             except Exception as error:  # noqa: BLE001  a device that has failed raises whatever it likes
                 self._left_out.add(name, error)
 
@@ -151,7 +151,7 @@ def check_value(name: str, value: Any) -> "float | Deferred":
     kind = type(value)
     if kind is float or (kind is int and _SMALLEST <= value <= _LARGEST):
         return value  # type: ignore[no-any-return]  # its type was looked at
-    if isinstance(value, Deferred):
+    if is_deferred(value):
         return value
     if getattr(value, "is_cuda", False):
         raise ConfigurationError(

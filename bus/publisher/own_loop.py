@@ -8,7 +8,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_plain, pack_map
 from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values
 from offloop.bus.redaction import redact
-from offloop.bus.types.deferred import Deferred, LeftOut
+from offloop.bus.types.deferred import LeftOut, is_deferred
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
@@ -72,7 +72,7 @@ class OwnLoop:
             fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
         loss = fields.get("loss")
         if loss is not None:
-            fields["loss"] = None if isinstance(loss, Deferred) else _read_loss(loss)
+            fields["loss"] = None if is_deferred(loss) else _read_loss(loss)
         if HYPERPARAMETERS in fields:
             fields[HYPERPARAMETERS] = redact(fields[HYPERPARAMETERS])
         check_plain(fields)

@@ -31,7 +31,7 @@ from offloop.bus.publisher.serial_calls import SerialCalls
 from offloop.bus.publisher.session import POLL_SECONDS, connect
 from offloop.bus.redaction import redact
 from offloop.bus.types.commands import Command
-from offloop.bus.types.deferred import Deferred, LeftOut
+from offloop.bus.types.deferred import LeftOut, is_deferred
 from offloop.bus.types.demand import BASE_EVENTS, ConsumerProgress, Demand, check_max_delay
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import EventPosition, batch_number
@@ -257,7 +257,7 @@ class Publisher(SerialCalls):
             return
         loop, loss = self._loop, fields.get("loss")
         check_loss(loss)
-        has_deferred = isinstance(loss, Deferred)
+        has_deferred = is_deferred(loss)
         try:
             timestamp = loop.take_timestamp(fields)
             if event not in self._audience.always and not self.demand.is_due(
