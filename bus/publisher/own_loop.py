@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_plain, pack_map
@@ -19,12 +19,14 @@ LOG_VALUES = 1000
 _LOG_NS = 1_000_000_000  # for which logged values wait for an event that they travel with
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 
+Send: TypeAlias = Callable[..., None]
+"""``Publisher.send``. It is not kept: a publisher that is dropped ends at once."""
+
 
 class OwnLoop:
     """Where a loop of one's own is, and what it has logged. One call at a time.
 
     Args:
-        send: publishes an event, as ``Publisher.send`` does.
         clock: gives nanoseconds since 1970.
         info: the run's description, of which the first event has the source.
         world_size: number of ranks.
@@ -33,13 +35,11 @@ class OwnLoop:
 
     def __init__(
         self,
-        send: Callable[..., None],
         clock: Callable[[], int],
         info: Mapping[str, Any],
         world_size: int,
         left_out: LeftOut,
     ) -> None:
-        self._send = send
         self._clock = clock
         self._world_size = world_size
         self._began = clock()
@@ -79,17 +79,23 @@ class OwnLoop:
         return context
 
     def publish(
-        self, event: Event, timestamp: TrainingTime, fields: dict[str, Any], context: bytes, has_deferred: bool
+        self,
+        send: Send,
+        event: Event,
+        timestamp: TrainingTime,
+        fields: dict[str, Any],
+        context: bytes,
+        has_deferred: bool,
     ) -> None:
         """Publishes an event, with what was logged before it."""
         if self._introduction:
-            self._introduce(event, fields, context)
+            self._introduce(send, event, fields, context)
         carries = self.logged.count and event in BASE_EVENTS and "logged" not in fields
         self.reached = timestamp
         if carries:
             fields["logged"] = self.logged.entries()
             has_deferred = has_deferred or self.logged.has_late
-        self._send(event, timestamp, self.before(timestamp), fields, context, has_deferred)
+        send(event, timestamp, self.before(timestamp), fields, context, has_deferred, _in_turn=True)
         if carries:
             self.logged.clear()
         self._previous = timestamp
@@ -99,18 +105,18 @@ class OwnLoop:
         """Returns the values that can be logged; raises ConfigurationError for others."""
         return check_values(values, self._logged_names)
 
-    def log(self, values: dict[str, Any], step: int | None) -> None:
+    def log(self, send: Send, values: dict[str, Any], step: int | None) -> None:
         """Logs checked values for a step."""
         logged = self.logged
         if step is None:
             step = self.reached[2] if self._counts_batches else logged.step_for(values)
         if logged.count and (self._is_due(step) or (logged.bound > MAX_LOGGED and logged.is_full())):
-            self.publish_logged()
+            self.publish_logged(send)
         if not logged.count:
             self._logged_at = self._clock()
         logged.add(values, step)
 
-    def publish_logged(self) -> None:
+    def publish_logged(self, send: Send) -> None:
         """Publishes what was logged with an event of its own."""
         logged = self.logged
         if not logged.count:
@@ -118,16 +124,16 @@ class OwnLoop:
         fields, has_late, step = {"logged": logged.entries()}, logged.has_late, logged.step
         context = self._context[1] or self._pack_context({})
         if self._introduction:
-            self._introduce(Event.BATCH_END, fields, context)
+            self._introduce(send, Event.BATCH_END, fields, context)
         if self._counts_batches:
             # An event at which nothing is done but what was asked for: the batch has ended already.
-            self._send(Event.ITERATION_CHECKPOINT, self.reached, None, fields, context, has_late)
+            send(Event.ITERATION_CHECKPOINT, self.reached, None, fields, context, has_late, _in_turn=True)
         else:
             before = Timestamp.from_values(self.reached)
             began = max(step, int(before.batch))
             self.reached = Timestamp(batch=began + 1, total_wct=self._total_wct()).values
             previous = Timestamp(batch=began, total_wct=before.total_wct).values
-            self._send(Event.BATCH_END, self.reached, previous, fields, context, has_late)
+            send(Event.BATCH_END, self.reached, previous, fields, context, has_late, _in_turn=True)
         # What is sent twice, where a signal handler has raised, is logged once.
         logged.clear()
 
@@ -140,13 +146,13 @@ class OwnLoop:
             return self.logged.has_other_than(step)
         return self.logged.count >= LOG_VALUES or self._clock() - self._logged_at >= _LOG_NS
 
-    def _introduce(self, event: Event, fields: dict[str, Any], context: bytes) -> None:
+    def _introduce(self, send: Send, event: Event, fields: dict[str, Any], context: bytes) -> None:
         """Says what the events come from, with the first one or before it: consumers look for that at INIT."""
         introduction = self._introduction
         if event is Event.INIT:
             fields.update(introduction)
         else:
-            self._send(Event.INIT, Timestamp().values, None, introduction, context)
+            send(Event.INIT, Timestamp().values, None, introduction, context, _in_turn=True)
         self._introduction = {}
 
     def _pack_context(self, context: dict[str, Any]) -> bytes:

@@ -227,7 +227,7 @@ class Publisher(SerialCalls):
         self._patience = timeouts.flush
         self._closed = self._is_ending = self._is_left = False
         self._clock = clock or wall_clock()
-        self._loop = OwnLoop(partial(self.send, _in_turn=True), self._clock, self.info, world_size, self.left_out)
+        self._loop = OwnLoop(self._clock, self.info, world_size, self.left_out)
         self._take_report(session.welcome)
         watch_main_thread()
         _open_publishers.add(self)
@@ -274,13 +274,13 @@ class Publisher(SerialCalls):
                 fields = frames.copy_map(fields)
                 if has_deferred:
                     fields["loss"] = loss
-                self._postpone(partial(loop.publish, event, timestamp, fields, context, has_deferred))
+                self._postpone(partial(loop.publish, self.send, event, timestamp, fields, context, has_deferred))
                 return
             if has_deferred:
                 fields["loss"] = loss
             self._inside = me
             try:
-                loop.publish(event, timestamp, fields, context, has_deferred)
+                loop.publish(self.send, event, timestamp, fields, context, has_deferred)
             finally:
                 self._inside = 0
                 if self._waiting:
@@ -317,11 +317,11 @@ class Publisher(SerialCalls):
             if self._is_ending:
                 self._check_lost()
                 return
-            self._postpone(partial(self._loop.log, checked, step))
+            self._postpone(partial(self._loop.log, self.send, checked, step))
             return
         self._inside = me
         try:
-            self._loop.log(checked, step)
+            self._loop.log(self.send, checked, step)
         finally:
             self._inside = 0
             if self._waiting:
@@ -464,7 +464,7 @@ class Publisher(SerialCalls):
 
     def _poll(self) -> None:
         if not self._closed:
-            self._loop.publish_logged()
+            self._loop.publish_logged(self.send)
             self._next_exchange = 0
             self._flush(wait=False)
 
@@ -619,12 +619,12 @@ class Publisher(SerialCalls):
             return
         try:
             try:
-                self._loop.publish_logged()
+                self._loop.publish_logged(self.send)
                 self._flush(wait=True)
                 # What others publish from here on is refused.
                 self._is_ending = True
                 self._do_waiting()
-                self._loop.publish_logged()
+                self._loop.publish_logged(self.send)
             finally:
                 # Whatever has failed before, such as a command of the user's, the stream comes to its end.
                 self._is_ending = True
