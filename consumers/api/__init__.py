@@ -1,3 +1,1 @@
-"""What callbacks and loggers are written against: ``Callback``, ``Logger``, ``LoggerDestination``, images.
-
-Begin with ``callback``."""
+"""Interfaces of callbacks and loggers; begin with ``callback``."""

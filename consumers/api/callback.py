@@ -17,30 +17,33 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.logger import Logger, LoggerDestination
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
-"""The consequence for a callback that raises: further events, none, or the end of the consumer."""
+"""The consequence of an error in a callback: later events, no more events, or the end of the consumer."""
 
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
-"""The result of a callback's method: nothing, or, of an ``async`` method, what is to be awaited."""
+"""The result of a callback's method: nothing, or an awaitable of an ``async`` method."""
 
 
 class CannotWorkError(ConfigurationError):
-    """Raised by a callback that finds at an event that it can never do its work in this run, such as one that watches a
-    metric that does not exist. It gets no more events, and requests nothing of the training; the others are not
-    affected. A consumer without callbacks exits."""
+    """Raised by a callback that can never work in this run, such as one that watches a missing metric.
+
+    It gets no more events and requests nothing of the training; other callbacks are not affected. A consumer
+    without callbacks exits.
+    """
 
 
 class Callback:
     """Observes a run: override the method of each event that you want to see, and log through ``logger``.
 
-    ``state`` is the read-only snapshot of that event. A class is sent the events whose methods it overrides, which may
-    be ``async``. Take time from ``state`` and never from a clock of your own: then a replay logs what the live run
-    logged. ``logger.context`` says which run it is.
+    ``state`` is the read-only snapshot of that event. A class receives the events whose methods it overrides, which
+    may be ``async``. Take time from ``state``, never from a clock: then a replay logs what the live run logged.
+    ``logger.context`` names the run.
 
-    With several ranks a callback sees the events of the first one, whose times, losses and metrics are those of all of
-    them together; with :attr:`all_ranks` it sees those of every rank, distinguished by ``state.rank``.
+    Of several ranks a callback sees the events of the first one, whose times, losses and metrics are those of all
+    ranks together; with :attr:`all_ranks` it sees the events of every rank, distinguished by ``state.rank``.
 
-    Reference: ``composer/core/callback.py``."""
+    Reference: ``composer/core/callback.py``.
+    """
 
     all_ranks: ClassVar[bool] = False
     """Send the events of every rank, not only those of the first one."""
@@ -49,55 +52,68 @@ class Callback:
     """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 
     fields: ClassVar[Collection[str]] = ()
-    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event where they
-    exist. Other fields on demand are hidden from it."""
+    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event that has
+    them.
+
+    Other fields on demand are hidden from it.
+    """
 
     every: ClassVar[int | str] = 1
-    """The interval of ``fields``, and of events that are not always published (:data:`offloop.bus.BASE_EVENTS` are), in
-    batches: 10 for the batches 10, 20, ..., or in another unit: ``2ep``, ``0.25dur``, see
-    :func:`offloop.bus.types.intervals.is_due`. An object may set its own in ``__init__``."""
+    """The interval of ``fields`` and of inner events, in batches or another unit.
+
+    10 is for the batches 10, 20, ...; ``2ep`` and ``0.25dur`` are other units, see
+    :func:`offloop.bus.types.intervals.is_due`. :data:`offloop.bus.BASE_EVENTS` are always published. An object may
+    set its own interval in ``__init__``.
+    """
 
     max_delay: ClassVar[float | None] = None
-    """By how many seconds, from 0 to 1, events may be late in a fast loop, which sends them together; ``None`` for the
-    training's own ``max_delay``, 50 ms by default. The shortest one of all consumers counts; a very short one slows the
-    training down, see ``docs/performance.md``."""
+    """Seconds, from 0 to 1, by which events may be late in a fast loop, which sends several together.
+
+    ``None`` is the training's own ``max_delay``, 50 ms by default. The shortest delay of all consumers counts; a
+    very short one slows the training down, see ``docs/performance.md``.
+    """
 
     background: ClassVar[bool | None] = None
-    """Run in the background, with a stream of its own, so that it delays no other callback.
+    """Run with a separate stream, so that it delays no other callback.
 
-    ``True`` gives it a thread: for methods that take long. ``False`` lets it share a stream with others, which handle
-    each event one after the other. ``None`` is ``False``, except for a callback with ``async`` methods: it runs in the
-    others' event loop, and while it waits, they continue."""
+    ``True`` gives it a thread, for slow methods. ``False`` lets it share a stream with other callbacks, which
+    handle each event one after the other. ``None`` is ``False``, except for a callback with ``async`` methods: it
+    runs in the shared event loop, and while it waits, the others continue.
+    """
 
     barrier_events: ClassVar[Collection[Event | str]] = ()
-    """The events at which the callback may decide to stop the training. A trainer with ``wait_for`` waits at each of
-    them until the callback has handled it."""
+    """The events at which the callback may stop the training. A trainer with ``wait_for`` waits there for it."""
 
     resumes: ClassVar[bool] = True
-    """Continue :meth:`state_dict` in a later attempt of the run, from the checkpoint from which that resumes; ``False``
-    for a state that is about one attempt, such as a position in its file or the time of its last event."""
+    """Restore :meth:`state_dict` in a later attempt, from the checkpoint from which that attempt resumes.
+
+    ``False`` is for a state of one attempt, such as a position in its file.
+    """
 
     keeps: ClassVar[Collection[str]] = ()
-    """Attributes that make up :meth:`state_dict`: plain values, or objects of a dataclass with such."""
+    """Attributes that make up :meth:`state_dict`: plain values, or dataclasses of plain values."""
 
     owns_terminal: ClassVar[bool] = False
-    """The callback draws on the whole terminal: the command ``consumer`` then logs nothing there."""
+    """The callback draws on the whole terminal, so the command ``consumer`` logs nothing there."""
 
     def check(self) -> None:
-        """Find out what cannot work before anything is begun, such as a terminal that is not there. The command
-        ``consumer`` calls it before it looks for the run. Raise :class:`offloop.bus.errors.ConfigurationError`."""
+        """Raise ConfigurationError for what cannot work, such as a missing terminal.
+
+        The command ``consumer`` calls it before it looks for the run.
+        """
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        """Destinations for this callback, in addition to the consumer's: one that shows what others log gets it
-        through them. Called once, before the first event."""
+        """Return destinations for this callback, in addition to the consumer's. Called once, before the first event."""
         return ()
 
     def demand(self) -> Demand:
-        """The request to the training: the events whose methods the callback overrides, or, where :meth:`run_event` is
-        overridden, :attr:`events`; with :attr:`fields`, :attr:`every` so many batches. Override it to request each
-        event or field at an interval of its own.
+        """Return the events and fields to request of the training, and their intervals.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid interval or name of a field."""
+        By default the events whose methods the callback overrides, or :attr:`events` where it overrides
+        :meth:`run_event`, with :attr:`fields` at intervals of :attr:`every`. Override it for other intervals.
+
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid interval or name of a field.
+        """
         if isinstance(self.fields, str):
             raise ConfigurationError(
                 f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
@@ -107,50 +123,59 @@ class Callback:
         return Demand(dict.fromkeys(self._handled_events(), request))
 
     def prepare(self, stream: RunStream, logger: Logger) -> MaybeAwaitable:
-        """Called before a stream that the callback shares with no other is read from its beginning. History that it
-        knows already may be skipped: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
+        """Get ready before a stream of this callback alone is read from its start.
+
+        It may skip known history: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`.
+        """
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
-        """Receive how the ranks of each host of a run on several hosts are doing, about once a second, between two
-        events: of all hosts with ``--stream``, of one from the run's directory. Recordings do not have it, so a replay
-        does not repeat what is logged here; log with the ``step`` that it is about. Not ``async``."""
+        """Receive the state of each host's ranks, about once a second, between two events.
+
+        With ``--stream`` all hosts of the run, from the run's directory one. Recordings do not have it, so a
+        replay does not repeat what is logged here; log with the ``step`` of the windows. Not ``async``.
+        """
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """Called for every requested event; calls the event's method. An override replaces those methods."""
+        """Handle a requested event; calls the event's method. An override replaces those methods."""
         result: MaybeAwaitable = getattr(self, event.value)(state, logger)
         return result
 
     def run_ended(self, ending: Ending | None) -> MaybeAwaitable:
-        """The stream has ended, and :meth:`close` comes next. ``ending`` is how the run ended; ``None`` when the
-        consumer leaves a live run."""
+        """Learn how the run ended, before :meth:`close`; ``None`` when the consumer leaves a live run."""
 
     def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
-        """The stream has ended: the last chance to log. ``state`` is the last snapshot that the consumer handled."""
+        """Log at the end of the stream, for the last time. ``state`` is the last handled snapshot."""
 
     def post_close(self) -> MaybeAwaitable:
-        """Every callback is closed: give back what is held. Not called when this callback's :meth:`close` raised."""
+        """Release resources; every callback is closed. Not called after an error in :meth:`close`."""
 
     def hold_open(self) -> None:
-        """Called by the command ``consumer`` at its end, unless it was asked to stop: what is to be looked at stays
-        visible until this returns. Ctrl-C raises ``KeyboardInterrupt`` here, which ends the command."""
+        """Keep visible what the user should see; called by ``consumer`` at its end, unless it was stopped.
+
+        The command ends when this returns. Ctrl-C raises ``KeyboardInterrupt`` here.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that :meth:`load_state_dict` needs to continue from here as if nothing had happened.
+        """Return everything that :meth:`load_state_dict` needs to continue from here.
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
-        once a second in a busy run, so it has to be small. By default the attributes in :attr:`keeps`."""
+        once a second in a busy run, so keep it small. By default the attributes in :attr:`keeps`.
+        """
         return {name.lstrip("_"): msgspec.to_builtins(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; tuples are lists by then. Called before the first event, and in an
-        attempt that resumes from a checkpoint between ``BEFORE_LOAD`` and ``AFTER_LOAD``, with its state then."""
+        """Restore what :meth:`state_dict` returned; tuples are lists by then.
+
+        Called before the first event, and in an attempt that resumes from a checkpoint between ``BEFORE_LOAD``
+        and ``AFTER_LOAD``.
+        """
         for name in self.keeps:
             before, value = getattr(self, name), state[name.lstrip("_")]
             setattr(self, name, msgspec.convert(value, type(before)) if is_dataclass(before) else value)
 
     @property
     def runs_alone(self) -> bool:
-        """True with a stream of its own beside the others, see :attr:`background`."""
+        """True with a separate stream, see :attr:`background`."""
         if self.background is not None:
             return self.background
         names = ["run_event"] if self.overrides("run_event") else [event.value for event in self.demand().events]
@@ -162,7 +187,7 @@ class Callback:
         return bool(self.keeps) or self.overrides("state_dict")
 
     def overrides(self, name: str) -> bool:
-        """Return True if the class, or the object, has a method of that name of its own."""
+        """Return True if the class or the object overrides the method."""
         return name in vars(self) or getattr(type(self), name) is not getattr(Callback, name)
 
     def _handled_events(self) -> set[Event]:
@@ -214,9 +239,7 @@ class Callback:
 
 
 def demand_of(callbacks: Iterable[Callback]) -> Demand:
-    """The demand of several callbacks together.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for one whose demand is not allowed."""
+    """Merge the demands of several callbacks. Raises ConfigurationError for an invalid one."""
     return Demand.merge(part for callback in callbacks for part in (callback.demand(), _delay_of(callback)))
 
 

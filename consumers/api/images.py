@@ -1,4 +1,4 @@
-"""Images as destinations get them, from what callbacks have: tensors, arrays, and sequences of those."""
+"""Images as destinations receive them, made from tensors, arrays and sequences of these."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,14 +14,12 @@ _CHANNELS = (1, 3, 4)
 
 
 def as_images(name: str, images: Any, channels_last: bool) -> list[_Array]:
-    """Copies of the images, each of height, width and channels; whole numbers are bytes, floats stay what they are.
-    Raises ConfigurationError for another shape or type than an image has."""
+    """Return copies of the images, each of height, width and channels. Raises ConfigurationError."""
     return [_image(name, image, channels_last) for image in _each(f"images {name!r}", images, 3)]
 
 
 def as_masks(name: str, mask: str, values: Any, images: Sequence[_Array]) -> list[_Array]:
-    """Copies of the masks, each of height and width, of whole numbers, one for each image. Raises ConfigurationError
-    when they do not fit the images."""
+    """Return copies of the masks of class numbers, one for each image. Raises ConfigurationError."""
     what = f"mask {mask!r} of images {name!r}"
     masks = [_array(what, one).copy() for one in _each(what, values, 2)]
     if len(masks) != len(images):
@@ -37,8 +35,7 @@ def as_masks(name: str, mask: str, values: Any, images: Sequence[_Array]) -> lis
 
 
 def as_bytes(image: _Array) -> _Array:
-    """Pixels as bytes. Floats are from 0 to 1; where one is not, the least is black and the
-    greatest white. NaN and infinities are 0."""
+    """Pixels as bytes. An image of floats outside 0 to 1 is stretched to that range; NaN and infinities are 0."""
     import numpy as np
 
     if image.dtype == np.uint8:
@@ -52,7 +49,6 @@ def as_bytes(image: _Array) -> _Array:
 
 
 def as_png(pixels: _Array) -> bytes:
-    """An image of bytes as a PNG file."""
     import io
 
     from PIL import Image
@@ -63,14 +59,13 @@ def as_png(pixels: _Array) -> bytes:
 
 
 def class_numbers(mask: _Array) -> _Array:
-    """A mask as bytes. Raises ConfigurationError for a class number that does not fit into a byte."""
     if mask.min() < 0 or mask.max() > 255:
         raise ConfigurationError(f"a mask has class numbers up to {mask.max()}: as an image it can have 0 to 255")
     return mask.astype("uint8")
 
 
 def _each(what: str, values: Any, dimensions: int) -> Sequence[Any]:
-    """The single ones: ``values`` are a sequence, several in one array, or one of up to so many dimensions."""
+    """Divide a sequence or an array of several images into single ones of at most ``dimensions`` dimensions."""
     if isinstance(values, list | tuple):
         return values
     array = _array(what, values)

@@ -1,4 +1,4 @@
-"""Callbacks decide what is logged, destinations where it goes; the logger stands between them."""
+"""The logger between callbacks, which decide what is logged, and destinations, which decide where it goes."""
 
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LogValue: TypeAlias = float | int | str | bool
-"""A metric's value as destinations get it."""
+"""The value of a metric as destinations receive it."""
 
 _RESERVED = ("step", "time")
 _PLAIN = frozenset({float, int, str, bool})
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     """Metrics that were logged for one step during one event."""
 
     step: int
-    """Batches trained, unless a callback said otherwise."""
+    """Batches trained, unless the callback gave another step."""
     time: float
     """Time of the event: seconds since 1970, UTC."""
     metrics: dict[str, LogValue]
@@ -46,7 +46,7 @@ class Images(NamedTuple):
     images: "list[np.ndarray[Any, Any]]"
     """Each of height, width and channels (1, 3 or 4), as bytes or as floats as they were logged."""
     masks: "dict[str, list[np.ndarray[Any, Any]]]"
-    """Name of a mask to one array of height and width for each image, of class numbers."""
+    """Name of a mask to one array of class numbers (height, width) for each image."""
     mask_class_labels: dict[int, str] | None
     """Names of the class numbers."""
     use_table: bool
@@ -54,14 +54,12 @@ class Images(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table, all of it."""
-
     step: int
     time: float
     name: str
     columns: list[str]
     rows: list[list[LogValue | None]]
-    """As many cells in each as there are columns."""
+    """Each with one cell for each column."""
 
 
 class Text(NamedTuple):
@@ -74,17 +72,17 @@ class Text(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A file that is to be kept with the run."""
+    """A file to keep with the run."""
 
     remote_file_name: str
-    """Its name there; parts are separated by slashes."""
+    """Its name at the destination; parts are separated by slashes."""
     file_path: Path
     overwrite: bool
     """Replace a file of that name."""
 
 
 Entry: TypeAlias = Images | Table | Text | Upload
-"""Anything but metrics and hyperparameters."""
+"""Everything but metrics and hyperparameters."""
 
 
 class EventLog(NamedTuple):
@@ -94,14 +92,14 @@ class EventLog(NamedTuple):
     entries: list[Entry]
     """In the order of the calls."""
     hyperparameters: dict[str, Any]
-    """Those that callbacks logged."""
+    """Logged by callbacks."""
     of_run: dict[str, Any]
-    """Those that the run reports itself."""
+    """Reported by the run itself."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run that is observed, and where its files are."""
+    """The observed run, and the place of its files."""
 
     run_name: str
     attempt: int
@@ -109,14 +107,16 @@ class RunContext:
     run_dir: Path | None
     """``None`` for a stream that has no directory, such as a list of snapshots."""
     command: Callable[..., Outcome] | None = field(default=None, compare=False)
-    """Sends the run a command, ``command("set", "lr", 0.1)``, and waits some seconds for its outcome; ``None`` for a
-    recording. This and the functions below may be called from any thread."""
+    """Sends the run a command, ``command("set", "lr", 0.1)``, and waits some seconds for its outcome.
+
+    ``None`` for a recording. This and the functions below may be called from any thread.
+    """
     answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
     """The answered commands of all senders, in order, as far as the stream was read."""
     run_id: str | None = None
     """The run's identity, see :attr:`offloop.bus.RunInfo.id`; ``None`` if unknown."""
     checkpoints: Callable[[], Sequence[CheckpointMark]] = field(default=tuple, compare=False)
-    """The checkpoints that were saved and loaded, in order, as far as the stream was read."""
+    """The saved and loaded checkpoints, in order, as far as the stream was read."""
     source: Callable[[], Source] = field(default=Source, compare=False)
     """The source of the run's events, as far as the stream was read."""
 
@@ -127,38 +127,41 @@ class RunContext:
 
     @property
     def unique_name(self) -> str:
-        """The same for people: the name, with the beginning of the id."""
+        """The name with the start of the id, for people."""
         return self.run_name if self.run_id is None else f"{self.run_name}-{self.run_id[:6]}"
 
 
 class LoggerDestination:
-    """A place for logged values: a file, a terminal, another system. Subclass it and override what you need; what has
-    no method is left out.
+    """A place for logged values: a file, a terminal, another system. Override the methods that you need.
 
     The constructor only takes options: it runs before the run is known, and in the trainer's process when the
-    destination is given to a ``Trainer``. Files and connections belong in :meth:`open`. Use no clock of your own: equal
-    streams are to give equal output."""
+    destination is given to a ``Trainer``. Open files and connections in :meth:`open`. Use no clock: equal streams
+    are to give equal output.
+    """
 
     max_delay: ClassVar[float | None] = None
-    """By how many seconds what it takes may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
+    """Seconds by which its values may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
 
     background: ClassVar[bool] = False
-    """For what may be slow or unreachable, such as a server: it is fed in a thread of its own, through a
-    :class:`~offloop.consumers.delivery.spool.Spool`, and delays no callback.
+    """For a slow or unreachable destination, such as a server.
 
-    After an error it is closed, opened again after a pause, and given the same once more: it has to find out what has
-    arrived already. :meth:`load_state_dict` is called before each :meth:`open` but the first. A
-    :class:`~offloop.bus.errors.ConfigurationError` before anything was sent ends the attempts."""
+    A thread feeds it from a :class:`~offloop.consumers.delivery.spool.Spool`, so it delays no callback. After an
+    error it is closed, opened again after a pause, and given the same values again: it has to find out which have
+    arrived. :meth:`load_state_dict` is called before each :meth:`open` but the first. A
+    :class:`~offloop.bus.errors.ConfigurationError` before anything was sent ends the attempts.
+    """
 
     writes_to_terminal: ClassVar[bool] = False
-    """It writes to the terminal, so it is refused beside a callback that draws on the whole of it."""
+    """It writes to the terminal, so it is refused beside a callback that draws on the whole terminal."""
 
     watches: ClassVar[Collection[Event]] = ()
-    """The events that :meth:`watch` is called with, for one that shows more than what is logged."""
+    """The events passed to :meth:`watch`, for a destination that shows more than logged values."""
 
     acknowledges: ClassVar[bool] = True
-    """With ``background``: what a method took is safe when the method returns, and not only when :meth:`close` does.
-    Otherwise it may be given everything since it was opened once more."""
+    """With ``background``: values are safe when a method returns, and not only when :meth:`close` returns.
+
+    Otherwise it may be given everything since it was opened again.
+    """
 
     drain_seconds: float = 30.0
     """With ``background``: seconds that the consumer waits at its end while nothing can be sent."""
@@ -170,20 +173,24 @@ class LoggerDestination:
     """The extra of offloop and the module that it needs, such as ``("mlflow", "mlflow")``, for :meth:`check`."""
 
     problem: str | None = None
-    """What it lacks, in words that follow its name, known when it is closed; ``None`` when it has everything."""
+    """What it lacks, in words that follow its name, known when it is closed; ``None`` if complete."""
 
     where: str | None = None
-    """A path, an address, or a command to look at what it was given, shown at the consumer's end; known once it was
-    opened, ``None`` for nothing."""
+    """A path, an address, or a command to look at its output, shown at the consumer's end.
+
+    Known once it was opened; ``None`` for nothing.
+    """
 
     def check(self) -> None:
-        """Raise :class:`offloop.bus.errors.ConfigurationError` for what cannot work, such as a package that is not
-        installed. Called in the process and thread of the consumer, before :meth:`open`."""
+        """Raise :class:`offloop.bus.errors.ConfigurationError` for what cannot work, such as a missing package.
+
+        Called in the process and thread of the consumer, before :meth:`open`.
+        """
         if self.requires is not None:
             require(f"logger {self.requires[0]}", *self.requires)
 
     def open(self, context: RunContext) -> None:
-        """Called once, before the first event. Raise :class:`offloop.bus.errors.ConfigurationError` if that fails."""
+        """Open files and connections, once, before the first event. Raise ConfigurationError if that fails."""
 
     def watch(self, state: Snapshot) -> None:
         """Receive an event of :attr:`watches`, before what callbacks log for it."""
@@ -191,7 +198,8 @@ class LoggerDestination:
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Receive everything that was logged during one event: a row for each step, in the order of first use.
 
-        Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
+        Called after all callbacks have handled the event; ``state`` is the event's snapshot.
+        """
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Receive values that describe the run as a whole, from callbacks and from the run itself."""
@@ -221,38 +229,49 @@ class LoggerDestination:
         """Receive a file; it is there until this returns."""
 
     def flush(self) -> None:
-        """Hands on what is held back. Called when no more events are ready, at least every 50 ms while there are some,
-        and before :meth:`close`; not called with ``background``."""
+        """Write out buffered values.
+
+        Called when no more events are ready, at least every 50 ms while some are, and before :meth:`close`; not
+        called with ``background``.
+        """
 
     def on_commit(self) -> None:
-        """What it was given so far does not come again: the last :meth:`state_dict` is stored, or the run has finished.
-        Never called where nothing is stored."""
+        """Learn that nothing so far comes again: the last :meth:`state_dict` is stored, or the run has finished.
+
+        Never called where nothing is stored.
+        """
 
     def on_abandon(self) -> None:
-        """The run has finished, but nothing is stored, because another destination has failed: what it was given comes
-        again if this consumer is restarted."""
+        """Release what is held back: the run has finished, but nothing is stored, because another destination failed.
+
+        Everything comes again if this consumer is restarted.
+        """
 
     def close(self) -> None:
-        """Called once, after every callback is closed; also when the consumer is interrupted."""
+        """Close files and connections, once, after every callback is closed; also when the consumer is interrupted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for :meth:`load_state_dict` to go back to, in plain values: numbers, strings, bytes, lists,
-        maps, ``None``. Called between two events, and stored next: when it returns, everything before it has to be
-        safe, such as synced to the disk."""
+        """Return the position to which :meth:`load_state_dict` goes back.
+
+        Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events and stored
+        next: when it returns, everything before it has to be safe, such as synced to the disk.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called before :meth:`open` by a consumer that resumes, with what :meth:`state_dict` returned (tuples are
-        lists by now). What was written after that position is to be taken back: those events come again."""
+        """Go back to what :meth:`state_dict` returned; tuples are lists by then.
+
+        Called before :meth:`open` by a consumer that resumes. Take back what was written after that position:
+        those events come again.
+        """
 
 
 class Logger:
-    """Gathers what callbacks log during an event; once they have handled it, that goes to the destinations. For one
-    thread."""
+    """Gathers what callbacks log during an event, then passes it to the destinations. For one thread."""
 
     def __init__(self, context: RunContext | None = None) -> None:
         self.context = context or RunContext("run", 1, None)
-        """The run that is observed."""
+        """The observed run."""
         self._state: Snapshot | None = None
         self._now: int | None = None
         self._rows: dict[int, dict[str, LogValue]] = {}
@@ -261,9 +280,9 @@ class Logger:
         self._of_run: dict[str, Any] = {}
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs metrics for a step, by default ``state.timestamp.batch`` of the event that is being handled.
+        """Log metrics for a step, by default ``state.timestamp.batch`` of the current event.
 
-        Values are numbers, strings or anything with one value and an ``item()``, such as a tensor of one element.
+        Values are numbers, strings or objects of one value with ``item()``, such as a tensor of one element.
 
         Raises:
             ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``.
@@ -279,8 +298,11 @@ class Logger:
             self._rows[number] = dict(metrics)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Logs values that describe the run as a whole, and replace those of the run of the same names. Other values
-        than numbers, texts, booleans, ``None``, and lists and maps of these are logged as their texts."""
+        """Log values that describe the run as a whole; they replace the run's own values of the same names.
+
+        Numbers, texts, booleans, ``None``, and lists and maps of these stay as they are; others are logged as
+        their texts.
+        """
         self._hyperparameters |= {str(name): _as_plain(value) for name, value in hyperparameters.items()}
 
     def log_images(
@@ -293,21 +315,21 @@ class Logger:
         mask_class_labels: Mapping[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
-        """Logs images: tensors or arrays, copied at once.
+        """Log images: tensors or arrays, copied at once.
 
         Args:
-            images: one of 2 or 3 dimensions, several as 4 dimensions or as a sequence of such of 2 or 3. Whole numbers
-                are from 0 to 255; floats are left as they are.
-            name: what they show.
-            channels_last: whether the channels (1, 3 or 4) are the last dimension of an image and not the first.
+            images: one of 2 or 3 dimensions, several as 4 dimensions or as a sequence. Whole numbers are
+                from 0 to 255; floats stay as they are.
+            name: the title of the images.
+            channels_last: the channels (1, 3 or 4) are the last dimension of an image, not the first.
             step: as for :meth:`log_metrics`.
-            masks: for segmentation: name of a mask, such as ``prediction``, to one mask of height and width for each
-                image, of class numbers.
-            mask_class_labels: what the class numbers mean.
-            use_table: whether destinations that have tables of images should make one.
+            masks: for segmentation: name of a mask, such as ``prediction``, to one mask of class numbers
+                (height, width) for each image.
+            mask_class_labels: names of the class numbers.
+            use_table: make a table of images, where a destination has tables.
 
         Raises:
-            ConfigurationError: a shape or type that is not one of an image, or masks that do not fit the images.
+            ConfigurationError: not the shape or type of an image, or masks that do not fit the images.
         """
         from offloop.consumers.api.images import as_images, as_masks
 
@@ -322,10 +344,10 @@ class Logger:
     def log_table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str = "Table", step: int | None = None
     ) -> None:
-        """Logs a table; cells are what :meth:`log_metrics` takes, or ``None``.
+        """Log a table; cells are values as for :meth:`log_metrics`, or ``None``.
 
         Raises:
-            ConfigurationError: a row has another number of cells than there are columns, or a cell is of another kind.
+            ConfigurationError: a row with more or fewer cells than columns, or a cell of another kind.
         """
         names = [str(column) for column in columns]
         cells = [[_cell(name, cell) for cell in row] for row in rows]
@@ -337,21 +359,22 @@ class Logger:
         self._entries.append(Table(self._step("log_table", step), 0.0, name, names, cells))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Logs a text for people.
+        """Log a text for people.
 
         Raises:
-            ConfigurationError: it is not a text.
+            ConfigurationError: not a string.
         """
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
         self._entries.append(Text(self._step("log_text", step), 0.0, name, text))
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, overwrite: bool = False) -> None:
-        """Hands a file to every destination that keeps files, under ``remote_file_name``. Afterwards it may be deleted
-        or replaced, but not changed in place.
+        """Pass a file to every destination that keeps files, under ``remote_file_name``.
+
+        Afterwards it may be deleted or replaced, but not changed in place.
 
         Raises:
-            ConfigurationError: there is no such file.
+            ConfigurationError: the file does not exist.
         """
         path = Path(file_path).absolute()
         if not path.is_file():
@@ -359,7 +382,6 @@ class Logger:
         self._entries.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
-        """Starts to gather for an event."""
         self._state = state
         self._now = None
 
@@ -369,14 +391,13 @@ class Logger:
         return bool(self._rows or self._entries or self._hyperparameters or self._of_run)
 
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Adds the hyperparameters that the run reports itself."""
         self._of_run.update(hyperparameters)
 
     def take(self, state: Snapshot) -> EventLog:
-        """Returns everything that was gathered, timed by ``state``, and starts anew."""
+        """Return everything that was gathered, timed by ``state``, and start anew."""
         time = state.time
         taken = EventLog(
-            # Half the time of calling the class, for what is done at every event.
+            # A class call takes twice as long, at every event.
             [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()],
             [entry if isinstance(entry, Upload) else entry._replace(time=time) for entry in self._entries],
             self._hyperparameters,
@@ -402,7 +423,6 @@ def _checked(name: str, value: Any) -> LogValue:
 
 
 def _as_plain(value: Any, depth: int = 0) -> Any:
-    """A hyperparameter as every destination can take it."""
     if depth < _DEEPEST and isinstance(value, Mapping):
         return {str(name): _as_plain(part, depth + 1) for name, part in value.items()}
     if depth < _DEEPEST and isinstance(value, list | tuple):
@@ -413,7 +433,7 @@ def _as_plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if value is None or isinstance(value, str):
-        # What is not UTF-8 cannot be written or sent.
+        # Other text than UTF-8 cannot be written or sent.
         return value and value.encode(errors="backslashreplace").decode()
     return str(value)
 

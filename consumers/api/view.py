@@ -10,10 +10,10 @@ from offloop.bus.types.timestamp import TrainingTime
 
 
 def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
-    """The snapshot as a callback with that demand is to see it, ``None`` when it is not to see it at all.
+    """Return the snapshot with the events and fields of this demand only; ``None`` without any.
 
-    What other consumers asked for is in the stream too. Events that are not due by this demand, and fields that were
-    computed for others, are kept from the callback: it sees the same live and in a replay, beside any others."""
+    A callback sees the same live and in a replay, beside any other callbacks.
+    """
     event = snapshot.event
     if event not in demand.events:
         return None
@@ -30,7 +30,7 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
 
 
 def _overdue_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
-    """The fields that come with this event because they could not be had when they were due by this demand."""
+    """Fields of the demand that were due at an earlier event and come with this one."""
     overdue = snapshot.fields["late"] if "late" in snapshot.on_demand else None
     for name, told in overdue.items() if isinstance(overdue, dict) else ():
         if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:

@@ -1,3 +1,1 @@
-"""Runs callbacks that were written for Composer.
-
-Begin with ``adapter``."""
+"""Runs callbacks that were written for Composer; begin with ``adapter``."""

@@ -1,13 +1,4 @@
-"""Callbacks that were written for MosaicML Composer, in a consumer.
-
-Such a callback is recognised by its methods. :func:`adapt` makes a :class:`~offloop.consumers.api.callback.Callback` of
-its class that hands it a :class:`~offloop.consumers.composer.state.ComposerState`, which offers what a snapshot has
-under the names and in the forms that such callbacks know: ``state.loss.item()``,
-``state.eval_metrics["eval"]["Accuracy"].compute()``. What only the training's own process has, such as ``state.model``,
-raises :class:`~offloop.bus.errors.FieldNotAvailableError` and says what is available instead.
-
-Composer itself is not needed: where it cannot be imported, :func:`~offloop.consumers.composer.names.stand_in` answers
-for the few names that a callback's file imports from it, and only while that file is loaded and its callback made."""
+"""Callbacks that were written for MosaicML Composer, recognised by their methods, in a consumer."""
 
 import functools
 import inspect
@@ -23,8 +14,7 @@ from offloop.consumers.composer.state import ComposerState, handling
 
 
 class AdaptedCallback(Callback):
-    """A callback of Composer as one of ours. Its ``fields``, ``every``, ``background`` and ``barrier_events`` count if
-    it has them."""
+    """A callback of Composer, with its ``fields``, ``every``, ``background`` and ``barrier_events`` if it has them."""
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
@@ -36,7 +26,6 @@ class AdaptedCallback(Callback):
 
     @property
     def shown_as(self) -> str:
-        """The name of the callback's own class."""
         return type(self.callback).__name__
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
@@ -66,15 +55,13 @@ class AdaptedCallback(Callback):
 
 
 def adapt(found: object) -> type[Callback] | None:
-    """The class of ours for a class of callbacks that were written for Composer, which is one with all the methods that
-    they have; ``None`` for anything else."""
+    """Return our class for a class with all methods of Composer's callbacks; ``None`` for anything else."""
     if not isinstance(found, type) or not all(callable(getattr(found, name, None)) for name in METHODS):
         return None
     return _adapted_class(found)
 
 
 def _adapted_class(theirs: type[Any]) -> type[AdaptedCallback]:
-    """A subclass of :class:`AdaptedCallback` with the name, documentation and options of a class of theirs."""
     signature = inspect.signature(theirs.__init__)
     named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 

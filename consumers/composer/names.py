@@ -15,17 +15,15 @@ from offloop.consumers.api.logger import Logger, LoggerDestination
 from offloop.consumers.composer.state import ComposerState, handled_snapshot
 
 ROOT = "composer"
-"""The package that they import from."""
 
 METHODS = ("run_event", "close", "post_close", "state_dict", "load_state_dict", *(event.value for event in Event))
-"""The methods of their callbacks."""
 
 
 def _take_anything(self: object, *arguments: Any, **options: Any) -> None:
     pass
 
 
-# Not a subclass of ours: what a callback of theirs is called with is in the form that they know.
+# Not a subclass of our class: it is called with Composer's arguments.
 _Callback = type("Callback", (), {"__init__": _take_anything, **{name: getattr(Callback, name) for name in METHODS}})
 
 
@@ -85,7 +83,7 @@ class _StandIn(ModuleType):
 
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
-    """While it lasts, ``import composer`` gets the names that callbacks use, where Composer cannot be imported."""
+    """Let ``import composer`` find the names that callbacks use, where Composer cannot be imported."""
     if ROOT in sys.modules or _is_installed():
         yield
         return
@@ -108,5 +106,5 @@ def _is_installed() -> bool:
         spec = find_spec(ROOT)
     except (ImportError, ValueError):
         return False
-    # A mere folder of that name is a package too, one without a file.
+    # A folder without an __init__ file is a package without an origin.
     return spec is not None and spec.origin is not None

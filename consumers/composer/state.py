@@ -1,4 +1,4 @@
-"""A snapshot in the form in which callbacks that were written for MosaicML Composer know a state."""
+"""A snapshot in the form of Composer's state."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -28,25 +28,22 @@ _ON_DEMAND = (
     "norms, memory, inputs, outputs, weights and what the training registers are fields on demand, which a callback "
     "asks for with fields = (...)"
 )
-# Where the reference's loss is that of the microbatch at hand, and a snapshot's still that of the batch before.
+# Composer's loss is that of the microbatch here, a snapshot's still that of the batch before.
 _OF_A_MICROBATCH = {Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD}
 
 _handled: ContextVar[Snapshot | None] = ContextVar("handled", default=None)
 
 
 class Scalar(float):
-    """A number with the methods by which callbacks read a tensor of one element."""
+    """A number with the methods of a tensor of one element."""
 
     def item(self) -> float:
-        """The number."""
         return float(self)
 
     def detach(self) -> "Scalar":
-        """Itself: no graph hangs on it."""
         return self
 
     def cpu(self) -> "Scalar":
-        """Itself: it is on no device."""
         return self
 
 
@@ -65,13 +62,12 @@ class _Metrics(dict[str, Any]):
 
 
 class MetricValue:
-    """A metric's value where callbacks expect the metric."""
+    """A metric's value in place of Composer's metric."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def compute(self) -> Any:
-        """The value as it was at the event."""
         return _scalar(self._value)
 
     def __repr__(self) -> str:
@@ -79,8 +75,7 @@ class MetricValue:
 
 
 class ComposerState:
-    """A snapshot as callbacks of Composer know a state. Read-only; attributes that are not listed here are the
-    snapshot's."""
+    """A snapshot with the attributes of Composer's state, read-only; other attributes are the snapshot's."""
 
     __slots__ = ("_snapshot",)
 
@@ -89,10 +84,7 @@ class ComposerState:
 
     @property
     def loss(self) -> Scalar | None:
-        """The loss of the last batch.
-
-        Raises :class:`offloop.bus.errors.FieldNotAvailableError` between a microbatch's loss and its gradients, where
-        it would be that of the batch before."""
+        """The loss of the last batch."""
         if self._snapshot.event in _OF_A_MICROBATCH:
             raise AttributeError("loss")  # Python asks __getattr__ then, which says why
         loss = self._snapshot.loss
@@ -100,13 +92,11 @@ class ComposerState:
 
     @property
     def train_metrics(self) -> dict[str, MetricValue]:
-        """The training's metrics by name."""
         snapshot = self._snapshot
         return _Metrics({name: MetricValue(value) for name, value in snapshot.train_metrics.items()}, snapshot.event)
 
     @property
     def eval_metrics(self) -> dict[str, dict[str, MetricValue]]:
-        """The evaluators' metrics by label and name, once they have been evaluated."""
         snapshot = self._snapshot
         values = {
             label: {name: MetricValue(value) for name, value in metrics.items()}
@@ -116,7 +106,6 @@ class ComposerState:
 
     @property
     def dataloader_len(self) -> Time | None:
-        """Batches in the dataloader in use, as a time."""
         length = self._snapshot.dataloader_len
         return None if length is None else Time(length, TimeUnit.BATCH)
 
@@ -136,7 +125,6 @@ class ComposerState:
 
 @contextlib.contextmanager
 def handling(state: Snapshot) -> Iterator[None]:
-    """While it lasts, :func:`handled_snapshot` gives this one."""
     before = _handled.set(state)
     try:
         yield
@@ -145,7 +133,7 @@ def handling(state: Snapshot) -> Iterator[None]:
 
 
 def handled_snapshot() -> Snapshot | None:
-    """The snapshot that a callback is handling right here; ``None`` outside of its methods."""
+    """Return the snapshot that the current callback handles; ``None`` outside of its methods."""
     return _handled.get()
 
 

@@ -1,3 +1,1 @@
-"""From the logger to its destinations: delivery, the spool on disk, what is committed.
-
-Begin with ``fanout``, then ``spool``."""
+"""Delivery from the logger to destinations: ``fanout``, then the ``spool`` on disk."""

@@ -1,9 +1,8 @@
 """The progress of a consumer, in a form that can be stored.
 
 Everything that a :class:`~offloop.consumers.runner.runner.Runner` knows between two events is one :class:`Committed`,
-stored as a whole or not at all. Events after the last commit are handled again, from the state before them, and what
-they had written is taken back first: so every event counts exactly once, if a callback's knowledge is in its
-``state_dict()`` and its output goes through the logger."""
+stored as a whole or not at all. Events after the last commit are handled again, after their output was taken back.
+"""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from offloop.bus.types.event import Event
 Content = TypeVar("Content")
 
 COMMIT_EVENTS = 1000
-"""After how many handled events the progress is committed, unless another number is given."""
+"""Handled events between two commits, by default."""
 
 MAX_BYTES = 256 * 1024 * 1024
 """Limit of the packed form."""
@@ -30,29 +29,23 @@ _CHECKSUM_BYTES = 4
 
 
 class CallbackState(NamedTuple):
-    """A callback and how it did."""
-
     name: str
     errors: int
     disabled: bool
     """It gets no more events."""
     state: dict[str, Any]
-    """Its ``state_dict()``."""
 
 
 class DestinationState(NamedTuple):
-    """A destination and how far it has written."""
-
     name: str
     state: dict[str, Any]
-    """Its ``state_dict()``."""
 
 
 class WorkerProgress(NamedTuple):
-    """A background callback, and how far its stream was read."""
+    """A background callback, and the position of its stream."""
 
     positions: Mapping[int, tuple[int, int]]
-    """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
+    """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
     callback: CallbackState
 
 
@@ -63,27 +56,25 @@ class Committed:
     run_name: str
     attempt: int
     positions: Mapping[int, tuple[int, int]]
-    """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
+    """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
     last: bytes | None
-    """The event handled last, see :func:`pack_snapshot`."""
+    """The last handled event, see :func:`pack_snapshot`."""
     handled: int
-    """Events that at least one callback was given."""
+    """Events that at least one callback received."""
     callbacks: tuple[CallbackState, ...]
     destinations: tuple[DestinationState, ...]
     gaps: tuple[Gap, ...]
-    """Events that are lost, as far as that was known."""
+    """Known lost events."""
     ending: Ending | None
-    """How the run ended, once everything is handled, closed and written: nothing is left to do then."""
+    """How the run ended, once everything is handled, closed and written."""
     damage: str | None
-    """The part of the recording that could not be read, at the end."""
+    """The unreadable part of the recording, at the end."""
     workers: tuple[WorkerProgress, ...] = ()
-    """The background callbacks."""
     named: tuple[str, ...] = ()
     """The hyperparameters that callbacks have logged."""
 
     def pack(self) -> bytes:
-        """The stored form. Raises ConfigurationError when a callback's or a destination's state holds something that
-        cannot be stored."""
+        """Return the stored form. Raises ConfigurationError, with the name, for a state that cannot be stored."""
         try:
             return seal(self)
         except ConfigurationError:
@@ -101,9 +92,7 @@ class Committed:
 
 
 def seal(content: object) -> bytes:
-    """Content as MessagePack, behind its checksum.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a state that cannot be stored, and for too much."""
+    """Content as MessagePack, after its checksum. Raises ConfigurationError if it cannot be stored or is too large."""
     try:
         packed = msgspec.msgpack.encode(content, enc_hook=_plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -120,10 +109,10 @@ def seal(content: object) -> bytes:
 
 
 def unseal(packed: bytes, kind: type[Content]) -> Content:
-    """The content that :func:`seal` was given, of that type; tuples within states are lists.
+    """Return the content that was given to :func:`seal`; tuples within states are lists.
 
-    Raises :class:`offloop.bus.errors.RecordingError` when it is damaged; the message is to be completed by what it is
-    about."""
+    Raises RecordingError when it is damaged; its message follows the name of the file.
+    """
     content = packed[_CHECKSUM_BYTES:]
     if zlib.crc32(content).to_bytes(_CHECKSUM_BYTES) != packed[:_CHECKSUM_BYTES]:
         raise RecordingError("is damaged: its checksum does not hold")
@@ -134,7 +123,7 @@ def unseal(packed: bytes, kind: type[Content]) -> Content:
 
 
 def _plain(value: Any) -> Any:
-    """A number or text of a class of its own, such as NumPy's."""
+    """Return a value of a subclass, such as NumPy's, as Python's own number or text."""
     for kind in (float, int, str):
         if isinstance(value, kind):
             return kind(value)
@@ -142,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """The snapshot as a frame of the protocol, with everything that it carries."""
+    """Return the snapshot as a frame of the protocol, with all its fields."""
     encode = event_encoder(Topic(snapshot.run_name, snapshot.event.value, snapshot.rank), snapshot.attempt)
     previous = snapshot.previous_timestamp
     return encode(
@@ -157,7 +146,7 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def unpack_snapshot(frame: bytes) -> Snapshot:
-    """The snapshot of such a frame. Raises ProtocolError or ValueError."""
+    """Return the snapshot of a frame. Raises ProtocolError or ValueError."""
     topic, body = split_frame(frame)
     if topic is None:
         raise ValueError("a stored event is none")

@@ -1,4 +1,4 @@
-"""Hands what was logged to every destination that still works."""
+"""Passes what was logged to every destination that works."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import Logger, LoggerDestination, RunContext
 
 RAISED = (Exception, asyncio.CancelledError)
-"""Errors of other people's code. That something of theirs was cancelled is an error like any other."""
+"""Errors of callbacks and destinations. A cancelled task of theirs is an error like any other."""
 
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
@@ -22,9 +22,10 @@ _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 class Fanout:
     """Several destinations, by name, for several threads.
 
-    One that raises is shown with its traceback, once, and given nothing more until it is closed, so that what it wrote
-    has no holes. A ``BrokenPipeError`` is the reader of our output gone: it is not shown, and handed to
-    ``on_broken_pipe``, which is called in the thread that delivers."""
+    One that raises is shown with its traceback, once, and gets nothing more until it is closed, so that its output
+    has no holes. A ``BrokenPipeError`` (the reader of our output is gone) is not shown: ``on_broken_pipe`` gets it,
+    in the thread that delivers.
+    """
 
     def __init__(
         self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]
@@ -33,26 +34,23 @@ class Fanout:
         self._on_broken_pipe = on_broken_pipe
         self._failed: dict[str, LoggerDestination] = {}
         self.only_sends = False
-        """It is being closed, and nothing is left but to wait for servers."""
+        """True while closing, when only servers are left to wait for."""
         self.named: set[str] = set()
-        """The hyperparameters that callbacks have logged: of one name, theirs counts and not the run's."""
+        """The hyperparameters that callbacks have logged, which replace those of the run."""
         self.lock = threading.RLock()
-        """Held while anything is delivered. The thread that stores positions holds it from the first position to
-        the last, of callbacks as of destinations, so that they belong together."""
+        """Held while anything is delivered, and by the thread that stores positions from the first to the last,
+        so that they belong together."""
 
     @property
     def names(self) -> list[str]:
-        """The destinations that work, in order."""
         return list(self._destinations)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The destinations that have raised."""
         return tuple(self._failed)
 
     def open(self, context: RunContext) -> None:
-        """Opens them; those that were opened are closed again if one cannot be. Raises ConfigurationError when one
-        cannot be opened."""
+        """Open all destinations, or none. Raises ConfigurationError."""
         opened: list[LoggerDestination] = []
         try:
             for destination in self._destinations.values():
@@ -66,7 +64,6 @@ class Fanout:
             raise
 
     def deliver(self, logger: Logger, state: Snapshot) -> None:
-        """Hands what the logger gathered during the event ``state`` to each."""
         if not logger.pending:
             return
         rows, entries, hyperparameters, of_run = logger.take(state)
@@ -85,26 +82,24 @@ class Fanout:
                     self._fail(name, destination, error)
 
     def flush(self) -> None:
-        """Has each hand on what it holds back."""
         self.for_each(lambda destination: destination.flush())
 
     def states(self) -> dict[str, dict[str, Any]] | None:
-        """Name to ``state_dict()`` of each; ``None`` when one has failed, for then nothing can be continued."""
+        """Name to ``state_dict()`` of each; ``None`` after a failure, because nothing can be resumed then."""
         states: list[dict[str, Any]] = []
         with self.lock:
             self.for_each(lambda destination: states.append(destination.state_dict()))
             return None if self._failed else dict(zip(self._destinations, states, strict=True))
 
     def commit(self) -> None:
-        """Calls ``on_commit`` of each, or ``on_abandon`` if one has failed: for that one everything has to come
-        again."""
+        """Call ``on_commit`` of each, or ``on_abandon`` if one has failed, for which everything has to come again."""
         if self._failed:
             self.for_each(lambda destination: destination.on_abandon())
         else:
             self.for_each(lambda destination: destination.on_commit())
 
     def close(self) -> None:
-        """Closes each, also those that have failed; those that may wait for a server come last."""
+        """Close each, also after a failure; those that may wait for a server come last."""
         failed = list(self._failed.values())
 
         def close(destination: LoggerDestination) -> None:
@@ -112,7 +107,7 @@ class Fanout:
             try:
                 destination.close()
             except RAISED:
-                # What is wrong with one that has failed before was shown then.
+                # Its first error was shown already.
                 if destination not in failed:
                     raise
 
@@ -122,7 +117,6 @@ class Fanout:
         self.for_each(close)
 
     def for_each(self, action: Callable[[LoggerDestination], object]) -> None:
-        """Does something with each that works."""
         with self.lock:
             for name, destination in tuple(self._destinations.items()):
                 try:
@@ -140,8 +134,7 @@ class Fanout:
 
 
 def show_failure(headline: str, error: BaseException) -> None:
-    """Prints other people's error on standard error, with the traceback from their first frame on. An error of ours
-    says what to do by itself: of the traceback only the last line of their code is printed."""
+    """Print an error of other code with its traceback, an error of ours with the last line of other code."""
     if isinstance(error, OffloopError):
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

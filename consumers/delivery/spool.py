@@ -1,4 +1,4 @@
-"""Between a consumer and a destination that may be slow or away: nothing waits for it, and nothing is lost."""
+"""A spool between a consumer and a slow or unreachable destination: nothing waits for it, and nothing is lost."""
 
 import contextlib
 import signal
@@ -17,7 +17,7 @@ from offloop.consumers.delivery.fanout import RAISED
 from offloop.consumers.delivery.spool_file import Offset, SpoolDirectory
 
 PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Seconds between two attempts to send; the last one is kept to."""
+"""Seconds between two attempts to send; the last one is repeated."""
 
 _PATIENCE_SECONDS = 1.0
 _DIRECTORY = "consumers"
@@ -29,27 +29,24 @@ _MOST_AT_ONCE = 200
 
 
 def wrap_in_spool(destination: LoggerDestination) -> LoggerDestination:
-    """The destination, within a :class:`Spool` if it runs in the background."""
     return Spool(destination) if destination.background and not isinstance(destination, Spool) else destination
 
 
 class Spool(LoggerDestination):
-    """Writes what it is given to a file in the run's directory; a thread reads it there and gives it to
-    ``destination``.
+    """Writes entries to a file in the run's directory, from which a thread sends them to ``destination``.
 
-    What the destination raises makes the thread close it, pause, open it again and continue after what it took last;
-    pauses grow from half a second to a minute. How far it came is kept beside the records, so that a process that goes
-    on sends nothing twice. Only a :class:`~offloop.bus.errors.ConfigurationError` is final: from ``open`` it ends the
-    sending, and from a later method it leaves out the one entry that cannot be taken, and says so.
+    After an error the thread closes the destination, pauses, opens it again and continues after the last entry that
+    it took; pauses grow from half a second to a minute. The position is kept beside the records, so that a resuming
+    process sends nothing twice. Only a :class:`~offloop.bus.errors.ConfigurationError` is final: from ``open`` it
+    ends the sending, from a later method it leaves out one entry, with a message.
 
-    For a consumer that keeps its progress, what is not committed (:meth:`on_commit`) is not sent: those events may
-    come again. Without, everything is sent at once.
+    For a consumer that keeps its progress, entries are sent after :meth:`on_commit`, because uncommitted events may
+    come again. Otherwise everything is sent at once.
 
     :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
-    ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way. What
-    the destination lacks then is said by :attr:`problem`.
-
-    ``pause`` waits for so many seconds, in tests."""
+    ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way.
+    Then :attr:`problem` says what the destination lacks. ``pause`` waits for a number of seconds, in tests.
+    """
 
     background = True
 
@@ -103,7 +100,7 @@ class Spool(LoggerDestination):
             self._append(type(entry).__name__, entry, state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Place and end of the records. From the first call on, what is not committed is held back."""
+        """Place and end of the records. From the first call on, uncommitted entries are held back."""
         directory = self._opened
         with self._changed:
             directory.sync()
@@ -170,7 +167,7 @@ class Spool(LoggerDestination):
         return self._frame[1]
 
     def _send(self) -> None:
-        """What the thread does: attempts, until everything is sent or nothing more is to be tried."""
+        """Return the thread: attempts until everything is sent, or after a final error."""
         failures = 0
         while not self._abandoned.is_set():
             before = self._delivered
@@ -208,7 +205,7 @@ class Spool(LoggerDestination):
         while thread.is_alive():
             before = self._delivered
             thread.join(longest)
-            # Patience ends after a delivery is noted, so it is looked up first.
+            # Patience ends after a delivery is noted, so check it first.
             if time.monotonic() >= self._patient_until and self._delivered == before:
                 break
 
@@ -236,13 +233,13 @@ class Spool(LoggerDestination):
         self._note_sent(offset, ())
 
     def _be_patient(self, offset: Offset) -> None:
-        """Gives the destination time for what takes long, once: what has failed is not waited for that long again."""
+        """Give the destination time for a slow entry, once: after a failure it gets no further time."""
         if self._patient_at is None or offset > self._patient_at:
             self._patient_at = offset
             self._patient_until = time.monotonic() + self._destination.finish_seconds
 
     def _next(self, offset: Offset) -> tuple[list[Any], Offset] | None:
-        """The next entries that can go together, and the offset after them; ``None`` when it is time to close."""
+        """Return the next entries that can be sent together, and the offset after them; ``None`` when it is time to close."""
         directory = self._opened
         with self._changed:
             while offset.records >= self._final.records:
@@ -262,7 +259,7 @@ class Spool(LoggerDestination):
 
     def _deliver(self, entries: Sequence[Any]) -> None:
         if len(entries) > 1:
-            # Rows of several events at once: servers take many of them in one request.
+            # Servers accept the rows of many events in one request.
             rows = [Row(*row) for _, content, _ in entries for row in content]
             with contextlib.suppress(ConfigurationError):
                 self._destination.log_rows(rows, unpack_snapshot(entries[-1][2]))
@@ -297,12 +294,12 @@ class Spool(LoggerDestination):
 
     @property
     def _missing(self) -> int:
-        """How many entries are not known to have arrived."""
+        """Number of entries that may not have arrived."""
         position = self._opened.position
         return max(0, self._final.records - max(position.offset.records, position.sent))
 
     def _end(self) -> None:
-        """Says what was not sent, and keeps or deletes what is on the disk."""
+        """Report what was not sent, and keep or delete the files."""
         directory = self._opened
         with self._changed:
             self._abandoned.set()
@@ -345,6 +342,6 @@ class Spool(LoggerDestination):
             self._say("takes entries again")
 
     def _say(self, message: str) -> None:
-        # A terminal that is gone must not end the sending.
+        # A closed terminal must not end the sending.
         with contextlib.suppress(OSError, ValueError):
             say(f"logger {self.shown_as}: {message}", err=True)

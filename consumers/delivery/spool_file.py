@@ -1,4 +1,4 @@
-"""Files of a spool: records that were logged, how far they were sent, and files to be sent."""
+"""Files of a spool: logged records, the position of the sending, and files to send."""
 
 import contextlib
 import os
@@ -26,32 +26,32 @@ class Offset(NamedTuple):
     """A position between two records."""
 
     bytes: int = 0
-    """Counted from the first record that there ever was."""
+    """Counted from the first record ever written."""
     records: int = 0
-    """Number of the record that follows, from 0."""
+    """Number of the next record, from 0."""
 
 
 class SpoolPosition(NamedTuple):
-    """Progress of the sending, so that a process that begins here sends nothing twice."""
+    """Progress of the sending, so that a resuming process sends nothing twice."""
 
     base: int
-    """Bytes of records that are gone, because all of them were sent."""
+    """Bytes of deleted records, all of which were sent."""
     offset: Offset
     """Position of the next record to read."""
     sent: int
-    """Number of sent records. More than are before ``offset`` when the consumer went back behind what it had sent: it
-    logs them once more, and they are left out."""
+    """Number of sent records. More than before ``offset`` when the consumer went back: it logs them again, and they
+    are left out."""
     destination: dict[str, Any]
-    """``state_dict()`` of who was sent them."""
+    """``state_dict()`` of the destination."""
 
 
 class SpoolDirectory:
     """The directory of one spool: the files ``records-BASE``, the position in ``position``, and ``files/``.
 
-    Records are appended by one thread and read by another, which hold a lock for everything else; each is a length of
+    One thread appends records and another reads them; they hold a lock for everything else. A record is a length of
     four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Offset`
-    counts; a file of 16 MiB is followed by another, and deleted when all of it was sent. It is created by
-    :meth:`create` or found again by :meth:`go_on`."""
+    counts; a file of 16 MiB is followed by another, and deleted when all of it was sent.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class SpoolDirectory:
 
     @classmethod
     def create(cls, parent: Path | None, prefix: str) -> "SpoolDirectory":
-        """Makes a new one in ``parent``, or among the system's temporary files where that cannot be written."""
+        """Create a directory in ``parent``, or among the system's temporary files where that cannot be written."""
         path = None
         if parent is not None:
             with contextlib.suppress(OSError):
@@ -77,16 +77,16 @@ class SpoolDirectory:
 
     @classmethod
     def go_on(cls, path: Path, committed: Offset) -> "SpoolDirectory":
-        """Opens one again, and takes back what was appended after ``committed``.
+        """Open a directory again, without what was appended after ``committed``.
 
         Raises:
-            ConfigurationError: it is gone, or lacks records that were committed.
+            ConfigurationError: it is gone, or lacks committed records.
         """
         found = cls(path)
         try:
             packed = msgpack.unpackb((path / _POSITION).read_bytes(), strict_map_key=False)
             found.position = SpoolPosition(packed[0], Offset(*packed[1]), packed[2], packed[3])
-            # What is gone was sent, and is not sent again however far back the consumer begins.
+            # Deleted records were sent, and are not sent again however far back the consumer begins.
             found.end = Offset(max(committed.bytes, found.position.base), committed.records)
             reached = found._find_records()
             if reached >= found.end.bytes:
@@ -101,11 +101,7 @@ class SpoolDirectory:
         return found
 
     def append(self, record: Any) -> None:
-        """Adds a record; the system has it when this returns.
-
-        Raises:
-            OSError: it cannot be written, and nothing was added.
-        """
+        """Add a record; the system has it when this returns. After an OSError nothing was added."""
         packed: bytes = msgpack.packb(record, default=_plain, unicode_errors="replace")
         if self.end.bytes - self._bases[-1] >= _FILE_BYTES:
             self.sync()
@@ -115,7 +111,6 @@ class SpoolDirectory:
         self.end = Offset(self.end.bytes + len(data), self.end.records + 1)
 
     def read(self, offset: Offset) -> tuple[Any, Offset]:
-        """The record there, and the offset after it."""
         base = self._bases[self._number_of_file(offset)]
         with self._records(base).open("rb") as file:
             file.seek(offset.bytes - base)
@@ -125,23 +120,22 @@ class SpoolDirectory:
         return record, Offset(offset.bytes + _LENGTH.size + length, offset.records + 1)
 
     def keep_file(self, source: Path) -> Path:
-        """A hard link of the file, or else a copy."""
+        """Keep a hard link to the file, or a copy."""
         kept = self.path / _FILES / f"{self.end.records}-{source.name}"
         kept.unlink(missing_ok=True)
         try:
-            # Of a symbolic link the file: a link to the link may lead nowhere from here.
+            # A link to a symbolic link may lead nowhere from here.
             os.link(source.resolve(), kept)
         except OSError:
             shutil.copyfile(source, kept)
         return kept
 
     def sync(self) -> None:
-        """Returns when everything that was appended is on the disk."""
+        """Return when everything that was appended is on the disk."""
         os.fsync(self._opened.fileno())
 
     def set_sent(self, offset: Offset, destination: dict[str, Any]) -> None:
-        """Keeps that everything before the offset was sent, and the state that the destination is in; deletes the files
-        of records that are not read any more."""
+        """Store the sent offset and the destination's state; delete files of records that are not read any more."""
         first = self._number_of_file(offset)
         gone, left = self._bases[:first], self._bases[first:]
         self._write_position(SpoolPosition(left[0], offset, max(self.position.sent, offset.records), destination))
@@ -150,7 +144,7 @@ class SpoolDirectory:
             self._records(base).unlink()
 
     def forget_sent(self) -> None:
-        """Deletes what is kept, when everything was sent."""
+        """Delete all records and files, after everything was sent."""
         if self._bases[-1] < self.end.bytes:
             self._append_to(self.end.bytes)
         self.set_sent(self.end, self.position.destination)
@@ -158,12 +152,10 @@ class SpoolDirectory:
             kept.unlink()
 
     def close(self) -> None:
-        """Closes the file; everything stays."""
         if self._file is not None:
             self._file.close()
 
     def remove(self) -> None:
-        """Deletes the directory."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -195,7 +187,7 @@ class SpoolDirectory:
         return reached
 
     def _write_position(self, position: SpoolPosition) -> None:
-        # Known to this process even if the disk does not take it: what it has sent it does not send again.
+        # Known to this process even if the disk refuses it: what it has sent, it does not send again.
         self.position = position
         temporary = self.path / f".{_POSITION}.new"
         temporary.write_bytes(msgpack.packb(position, default=_plain))

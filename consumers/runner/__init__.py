@@ -1,3 +1,1 @@
-"""Takes streams through callbacks: session, dispatcher, workers, commits, state that is kept.
-
-Begin with ``runner``, then ``dispatcher``."""
+"""Passes streams through callbacks: begin with ``runner``, then ``dispatcher``."""

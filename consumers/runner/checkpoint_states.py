@@ -1,8 +1,4 @@
-"""The states that callbacks had where the training saved checkpoints: an attempt that resumes from one continues from
-them.
-
-checkpoint is saved  -> mark in the stream -> states are kept
-checkpoint is loaded -> mark in the stream -> states are restored"""
+"""The states of callbacks at the training's checkpoints, for attempts that resume from one."""
 
 import asyncio
 import contextlib
@@ -35,24 +31,25 @@ _KEPT = 100
 
 
 class CheckpointStates:
-    """Keeps the states of the consumer ``name``, a file for each checkpoint of the training, in the run's directory or
-    in ``directory``, and restores them where one was loaded, also one of a run beside this one. Only callbacks with a
-    state that resume take part.
+    """Keeps a consumer's states, a file for each checkpoint, and restores them where one was loaded.
 
-    A consumer that had not come as far as the checkpoint continues from an earlier state, or from the beginning, and
+    The files are in ``directory``, by default in the run's directory; checkpoints of a run beside this one work
+    too. Only callbacks with a state that resume take part.
+
+    A consumer that had not reached the checkpoint continues from an earlier state, or from the beginning, and
     handles the events in between from the recording of the attempt, without logging. Where that is impossible, the
-    callbacks begin anew, and that is said."""
+    callbacks begin anew, with a message.
+    """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
         self._name = name
         self._directory = directory
-        # Callbacks with streams of their own come here in threads of their own.
+        # Background callbacks call this from their threads.
         self._lock = threading.Lock()
         self._problems: set[str] = set()
 
     def take(self, mark: CheckpointMark, dispatcher: Dispatcher) -> None:
-        """Keeps the states of a dispatcher's callbacks where a checkpoint is saved, and restores them where one was
-        loaded."""
+        """Keep the states of a dispatcher's callbacks at a saved checkpoint; restore them at a loaded one."""
         entries = [one for one in dispatcher.entries if _resumes(one.callback)]
         if entries and mark.action == "save":
             self._keep(mark, dispatcher, entries)
@@ -67,7 +64,7 @@ class CheckpointStates:
         try:
             with self._lock:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                # Other dispatchers of this consumer have kept theirs at the same checkpoint.
+                # Other dispatchers of this consumer have kept their states at the same checkpoint.
                 known = {**self._read(path), **{name: state for name, _, _, state in states}}
                 write_state(path, seal(known))
                 _remove_surplus(path.parent)
@@ -92,7 +89,7 @@ class CheckpointStates:
     def _load(
         self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]
     ) -> list[CallbackEntry]:
-        """Restores what was kept at a mark; returns the callbacks for which nothing was."""
+        """Restore the states kept at a mark; return the callbacks without one."""
         states = self._read(self._path(mark, dispatcher.context))
         for entry in entries:
             if entry.name in states:
@@ -102,8 +99,7 @@ class CheckpointStates:
     def _catch_up(
         self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]
     ) -> list[CallbackEntry]:
-        """Takes callbacks through the recording of the attempt that has saved a checkpoint, up to there; returns those
-        for which that was not possible."""
+        """Pass the attempt's recording up to the checkpoint through callbacks; return those for which that failed."""
         found = self._find(mark, dispatcher.context)
         if found is None:
             return list(entries)
@@ -113,7 +109,7 @@ class CheckpointStates:
             "continue from there",
             err=True,
         )
-        # The newest place before it for which all of them have a state.
+        # The newest mark before it at which all of them have a state.
         first = next((one for one in reversed(marks[:-1]) if self._has(one, dispatcher.context, entries)), None)
         if first is not None:
             self._load(first, dispatcher, entries)
@@ -134,7 +130,7 @@ class CheckpointStates:
         return all(entry.name in states for entry in entries)
 
     def _find(self, mark: CheckpointMark, context: RunContext) -> tuple[Recording, list[CheckpointMark]] | None:
-        """The recording of the attempt that has saved a checkpoint, and its marks up to that; ``None`` without one."""
+        """Return the recording of the attempt that has saved a checkpoint, and its marks up to that; ``None`` without one."""
         run_dir = _run_dir(mark, context)
         try:
             attempts = [] if run_dir is None else read_run(run_dir).attempts
@@ -214,7 +210,7 @@ class _Part(RunStream):
 
 
 def _run_to_end(dispatcher: Dispatcher) -> None:
-    """Runs it in a thread of its own: an event loop runs here already, and callbacks may be asynchronous."""
+    """Run it in a new thread: an event loop runs here already, and callbacks may be asynchronous."""
     errors: list[Exception] = []
 
     def run() -> None:
@@ -237,7 +233,7 @@ def _run_dir(mark: CheckpointMark, context: RunContext) -> Path | None:
 
 
 def _earlier_names(context: RunContext) -> Iterator[str]:
-    """What the run was called in the recordings of its earlier attempts: it may have been renamed since."""
+    """Names of the run in the recordings of its earlier attempts: it may have been renamed since."""
     try:
         attempts = [] if context.run_dir is None else read_run(context.run_dir).attempts
     except OffloopError:

@@ -1,4 +1,4 @@
-"""Commits how far a runner is, and takes up what one before it committed."""
+"""Commits the progress of a runner, and restores that of an earlier one."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,13 @@ _COMMIT_SECONDS = 1.0
 
 
 class Commits:
-    """Keeps in ``progress`` where callbacks and destinations stand; without one, does nothing.
+    """Keeps the progress of callbacks and destinations in ``progress``; without one, does nothing.
 
-    ``shared`` runs the callbacks that share a stream, ``workers`` the others: they may become more until
-    :meth:`restore`. ``statistics`` says what is committed of the whole. While a destination has failed, and once
-    something has ended the run before its stream did, nothing is committed: the next consumer begins before that
-    failure. The other destinations may send what they have all the same, unless there are workers."""
+    ``shared`` runs the callbacks that share a stream, ``workers`` the others, which are complete at
+    :meth:`restore`. After a destination has failed, or an error has ended the run before its stream, nothing is
+    committed: the next consumer begins before that failure. The other destinations may send what they have all the
+    same, unless there are workers.
+    """
 
     def __init__(
         self,
@@ -38,9 +39,8 @@ class Commits:
         statistics: Callable[[], RunnerStatistics],
     ) -> None:
         self.restored: Committed | None = None
-        """What was committed before."""
         self.problem: str | None = None
-        """Why the last attempt to commit failed; ``None`` when it did not."""
+        """Why the last attempt to commit failed; ``None`` after a success."""
         self._progress = progress
         self._every = every
         self._shared = shared
@@ -52,7 +52,7 @@ class Commits:
         self._next_commit = 0.0
 
     def restore(self) -> bool:
-        """Takes up what was committed; whether that was everything.
+        """Restore the committed progress; True if nothing is left to do.
 
         Raises:
             ConfigurationError: it is of other callbacks or destinations.
@@ -85,19 +85,18 @@ class Commits:
         return False
 
     def commit_if_due(self) -> None:
-        """Commits after so many events of the shared stream, and when a second has gone by in which there were any."""
+        """Commit after ``every`` events of the shared stream, or after a second with events."""
         handled = self._shared.handled - self._handled_at_commit
         if handled >= self._every or (handled > 0 and self._is_old):
             self.commit()
 
     def commit_if_old(self) -> None:
-        """Commits when a second has gone by, for what workers have handled."""
+        """Commit after a second, for events that workers have handled."""
         if self._is_old:
             self.commit()
 
     def commit(self, ending: Ending | None = None) -> None:
-        """Commits where everything stands; with ``ending``, that nothing is left to do. When that cannot be stored at
-        this moment, it is shown, once, and the next attempt may succeed.
+        """Commit; ``ending`` says that nothing is left to do. A failure is shown once and tried again.
 
         Raises:
             ReplacedError: another consumer has taken over the name.
@@ -111,19 +110,20 @@ class Commits:
             self.problem = str(error)
 
     def store(self, ending: Ending | None = None) -> None:
-        """Commits, or raises where :meth:`commit` shows and tries again.
+        """Commit, or raise where :meth:`commit` shows the failure.
 
         Raises:
-            RunDirectoryError: it cannot be stored at this moment.
+            RunDirectoryError: it cannot be stored now.
             ReplacedError: another consumer has taken over the name.
-            ConfigurationError: the state of a callback or a destination holds something that cannot be stored.
+            ConfigurationError: the state of a callback or a destination cannot be stored.
         """
         self._handled_at_commit = self._shared.handled
         self._next_commit = time.monotonic() + _COMMIT_SECONDS
         if self._progress is None or self._shared.fatal is not None:
             return
         if self._fanout.failed:
-            # What is logged once more is left out by its number, which it has again where one stream gives the order.
+            # Entries logged again are left out by their number, which is the same only where one stream
+            # gives the order.
             if not self._workers:
                 self._fanout.commit()
             return
@@ -156,7 +156,7 @@ class Commits:
             try:
                 self._progress.commit(committed)
             except ReplacedError as error:
-                # What is held back is the other one's to send.
+                # The other consumer sends what is held back.
                 self._shared.fail(error)
                 raise
             self._fanout.commit()

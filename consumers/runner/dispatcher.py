@@ -1,6 +1,4 @@
-"""Takes one stream of snapshots through the callbacks that share it.
-
-receive -> run callbacks -> gather what they logged -> deliver it"""
+"""Passes one stream of snapshots through the callbacks that share it."""
 
 import asyncio
 import contextlib
@@ -32,21 +30,16 @@ _FLUSH_SECONDS = 0.05
 _WINDOW_SECONDS = 0.25
 
 AtCheckpoint: TypeAlias = Callable[[CheckpointMark, "Dispatcher"], None]
-"""Called with a dispatcher where the training has saved or loaded a checkpoint."""
 
 
 class CallbackError(OffloopError):
-    """A callback raised and the runner was to stop at that; the callback's own exception is the ``__cause__``."""
+    """Raised when a callback raised and the runner was to stop; the callback's own exception is the ``__cause__``."""
 
 
 class Handling:
-    """What the dispatchers of a runner share: how errors are handled, and what is known of the run's source.
+    """Shared by the dispatchers of a runner: the handling of errors, and the known source of the run.
 
-    Args:
-        on_error: the consequence for a callback that raises.
-        keeps_positions: keep positions, and skip what lies before them; deliver after each event.
-        at_checkpoint: called with the dispatcher, between two events, where the training has saved or loaded a
-            checkpoint.
+    ``keeps_positions`` keeps positions, skips events before them, and delivers after each event.
     """
 
     def __init__(
@@ -57,16 +50,14 @@ class Handling:
         self.at_checkpoint = at_checkpoint
         self.source = Source()
         self.first_error: BaseException | None = None
-        """The first that a callback raised."""
         self.dispatchers: list[Dispatcher] = []
-        """Those of the runner, the one whose stream callbacks share first."""
+        """The dispatcher of the shared stream is the first."""
 
     @property
     def entries(self) -> "list[CallbackEntry]":
         return [entry for dispatcher in self.dispatchers for entry in dispatcher.entries]
 
     def note_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
-        """Show an error unless the callback has raised before."""
         self.first_error = self.first_error or error
         if isinstance(error, CannotWorkError):
             show_failure(f"callback {entry.name} has ended", error)
@@ -74,37 +65,35 @@ class Handling:
             show_failure(f"callback {entry.name} raised {where}; further errors are counted, not shown", error)
 
     def note_source(self, source: Source, run: str) -> None:
-        """Take in the source of the run's events, and name the callbacks that wait for what it never gives."""
+        """Store the source of the run's events, and report the callbacks that wait for what it never gives."""
         self.source = source
         for line in missing_lines(self.entries, source, run):
             say(line, err=True)
 
     def note_ended(self) -> None:
-        """A callback cannot work: without any that can, the runner ends."""
         if not any(entry.is_active for entry in self.entries):
             self.fail(CallbackError("no callback is left, so this consumer ends"))
 
     def fail(self, error: Exception) -> None:
-        """Ends the runner because of an error. May be called from any thread."""
+        """End the runner because of an error. Callable from any thread."""
         for dispatcher in self.dispatchers[:1]:
             dispatcher.fail(error)
 
 
 class _Target(NamedTuple):
-    """A callback that is given an event."""
-
     entry: CallbackEntry
     call: Callable[[Snapshot, Logger], Awaitable[None] | None]
     sees_all: bool
-    """Give it every such event as it is, unless that has fields on demand."""
+    """It receives every such event as it is, unless that has fields on demand."""
 
 
 class Dispatcher:
-    """Gives each snapshot of a stream to the callbacks that request its event, one after the other, until the stream
-    ends or :meth:`stop` or :meth:`fail` is called; then closes them.
+    """Passes each snapshot of a stream to the callbacks that request its event, one after the other.
 
-    ``fanout`` is given what was logged after each event, and flushed when nothing more is ready, and from time to time
-    before that. With ``logs_hyperparameters`` it logs what the run says of itself."""
+    Ends with the stream, or at :meth:`stop` or :meth:`fail`; then closes the callbacks. ``fanout`` receives what
+    was logged after each event, and is flushed when nothing more is ready, and from time to time before that. With
+    ``logs_hyperparameters`` it logs the run's own hyperparameters.
+    """
 
     def __init__(
         self,
@@ -122,17 +111,16 @@ class Dispatcher:
             *(stream.run_id, stream.checkpoints, lambda: self.handling.source),
         )
         self.positions: dict[int, tuple[int, int]] = {}
-        """Of each rank ``(seq, base_seq)`` of the last event that need not come again."""
+        """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
         self.last: Snapshot | None = None
-        """The event handled last."""
         self.handled = 0
-        """Events that at least one callback was given."""
+        """Events that at least one callback received."""
         self.fields_since: dict[str, int] = {}
-        """Of each field that was requested: the number of the batch with which it came first."""
+        """Requested field to the number of the batch with which it came first."""
         self.fatal: Exception | None = None
-        """What ended it before its stream did."""
+        """The error that ended it before its stream."""
         self.stopping = False
-        """Whether it stops after the current event."""
+        """It stops after the current event."""
         self.interrupted = False
         self.stream = stream
         self._keeps_positions = handling.keeps_positions
@@ -149,15 +137,14 @@ class Dispatcher:
             stream.on_checkpoint = self._see_checkpoint
 
     def resume_from(self, positions: Mapping[int, tuple[int, int]], callbacks: Sequence[CallbackState]) -> None:
-        """Resumes from another dispatcher's positions and error counts; the callbacks' states are not loaded here."""
+        """Resume from another dispatcher's positions and error counts; the callbacks' states are not loaded here."""
         self.positions = dict(positions)
         for entry, known in zip(self.entries, callbacks, strict=True):
             entry.errors, entry.disabled = known.errors, known.disabled
         self._table = self._make_table()
 
     def callback_states(self, entries: Sequence[CallbackEntry] | None = None) -> tuple[CallbackState, ...] | None:
-        """How the callbacks, or some of them, are doing and what they know; ``None`` when one of them raised at being
-        asked."""
+        """States of the callbacks, or of ``entries``; ``None`` when ``state_dict`` of one of them raised."""
         states = []
         for entry in self.entries if entries is None else entries:
             try:
@@ -175,11 +162,9 @@ class Dispatcher:
             self._take_error(entry, error, "load_state_dict")
 
     async def consume(self, after_each: Callable[[], None] | None = None) -> None:
-        """Handles the stream to its end, or until it is stopped; ``after_each`` is called after each of its
-        snapshots."""
+        """Handle the stream to its end, or until it is stopped; ``after_each`` is called after each snapshot."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.stopping:
-            # The request came before there was anything to interrupt.
             return
         self._waiting = True
         try:
@@ -196,10 +181,11 @@ class Dispatcher:
                     self._waiting = True
                     if self.stopping:
                         break
-            # Those of the last batches come when the run has ended.
+            # The last windows come when the run has ended.
             self._give_windows()
         except asyncio.CancelledError:
-            # Cancelled by ourselves while it waited for the next snapshot, or by the owner of the event loop.
+            # Cancelled by ourselves while it waited for the next snapshot, or by the owner of the event
+            # loop.
             task = asyncio.current_task()
             if not self.stopping or task is None or task.uncancel() > 0:
                 raise
@@ -209,7 +195,7 @@ class Dispatcher:
                 self._looking.cancel()
 
     def _look_for_windows(self) -> None:
-        """Gives callbacks the windows of hosts whenever nothing else is being handled."""
+        """Pass the windows of hosts to callbacks whenever nothing else is being handled."""
         if not any(entry.callback.overrides("host_windows") for entry in self.entries):
             return
         if self._waiting:
@@ -219,7 +205,7 @@ class Dispatcher:
 
     def _give_windows(self) -> None:
         entries = [entry for entry in self.entries if entry.is_active and entry.callback.overrides("host_windows")]
-        # What is logged needs an event for its time.
+        # What is logged needs the time of an event.
         windows = self.stream.host_windows() if entries and self.last is not None else ()
         if not windows or self.last is None:
             return
@@ -234,11 +220,10 @@ class Dispatcher:
             self.fanout.flush()
 
     def deliver(self, logger: Logger, snapshot: Snapshot) -> None:
-        """Hands what was logged to the destinations."""
         self.fanout.deliver(logger, snapshot)
 
     async def close(self) -> None:
-        """Closes the callbacks, and delivers what they log meanwhile."""
+        """Close the callbacks, and deliver what they log meanwhile."""
         state = self.last or Snapshot.build(Event.INIT, run_name=self.context.run_name)
         self._logger.begin(state)
         ending = None if self.interrupted or self.fatal is not None else self.stream.ending
@@ -252,12 +237,12 @@ class Dispatcher:
             await self._call(entry, "post_close")
 
     def stop(self) -> None:
-        """Stops after the current event, on request. May be called from any thread."""
+        """Stop after the current event, on request. Callable from any thread."""
         self.interrupted = True
         self._interrupt()
 
     def fail(self, error: Exception) -> None:
-        """Ends it after the event at hand, because of an error: the first one counts. May be called from any thread."""
+        """End after the current event, because of an error: the first one counts. Callable from any thread."""
         self.fatal = self.fatal or error
         self._interrupt()
 
@@ -272,7 +257,7 @@ class Dispatcher:
                 self._loop.call_soon_threadsafe(cancel)
 
     async def _prepare(self) -> None:
-        # Of several streams of a runner one brings the hyperparameters.
+        # Of several streams of a runner, one brings the hyperparameters.
         logger = self._logger if self._with_hyperparameters else Logger()
         for entry in self.entries if len(self.entries) == 1 and not self.positions else ():
             await self._call(entry, "prepare", self.stream, logger)
@@ -331,7 +316,7 @@ class Dispatcher:
         self.handled += 1
 
     def _see_checkpoint(self, mark: CheckpointMark) -> None:
-        # Before its position lies what another one has seen that went before.
+        # Marks before this position were handled by an earlier consumer.
         at_checkpoint = self.handling.at_checkpoint
         if at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
             at_checkpoint(mark, self)
@@ -351,7 +336,7 @@ class Dispatcher:
 
     def _take_error(self, entry: CallbackEntry, error: BaseException, where: str) -> None:
         if isinstance(error, asyncio.CancelledError) and self._task is not None and self._task.cancelling():
-            # It is this consumer that was cancelled, by the owner of the event loop.
+            # The owner of the event loop has cancelled this consumer.
             raise error
         entry.errors += 1
         place = f"at {where}, seq {self.last.seq}" if self.last else f"at {where}, before any event"

@@ -1,4 +1,4 @@
-"""The callbacks of a runner: which events they request, what they are called, how they did."""
+"""The callbacks of a runner: requested events, names, errors."""
 
 import difflib
 from collections import defaultdict
@@ -17,7 +17,7 @@ from offloop.consumers.api.logger import Logger, LoggerDestination
 
 
 class EventForwarder(Callback):
-    """Shows a destination the events that it watches."""
+    """Passes to a destination the events that it watches."""
 
     def __init__(self, destination: LoggerDestination) -> None:
         self.shown_as = f"events of {type(destination).__name__}"
@@ -29,9 +29,10 @@ class EventForwarder(Callback):
 
 
 def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
-    """Every event that at least one of the callbacks requests, and those that bring hyperparameters, which are logged
-    without being asked for. Raises ConfigurationError when one of them handles nothing at all, which is a slip of the
-    pen."""
+    """Return the events that callbacks request, and those with hyperparameters, which are always logged.
+
+    Raises ConfigurationError for a callback that handles nothing, which is a misspelt method.
+    """
     events: set[Event] = set(WITH_HYPERPARAMETERS)
     for callback in callbacks:
         requested = callback.demand().events
@@ -51,13 +52,13 @@ class Subscription:
     events: frozenset[Event]
     demand: Demand
     barrier_events: frozenset[Event] = frozenset()
-    """The events at which one of them may decide to stop the training."""
+    """The events at which a callback may stop the training."""
     name: str | None = None
     """The consumer's."""
     after: Mapping[int, tuple[int, int]] | None = None
-    """Of each rank ``(seq, base_seq)`` of the last snapshot that need not come again."""
+    """Rank to ``(seq, base_seq)`` of the last snapshot that need not come again."""
     max_delay: float | None = None
-    """By how many seconds events may be late, whatever the callbacks ask for."""
+    """Seconds by which events may be late, whatever the callbacks request."""
 
     @classmethod
     def of(
@@ -67,14 +68,13 @@ class Subscription:
         after: Mapping[int, tuple[int, int]] | None = None,
         max_delay: float | None = None,
     ) -> "Subscription":
-        """The request of several callbacks together. Raises ConfigurationError when what one of them asks for is not
-        allowed."""
+        """Return the request of several callbacks together. Raises ConfigurationError for an invalid one."""
         events, barrier_events = frozenset(requested_events(callbacks)), frozenset(barrier_events_of(callbacks))
         return cls(events, demand_of(callbacks), barrier_events, name, after, max_delay)
 
 
 def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
-    """Divides callbacks, with their names, into those that share a stream and those that have one of their own."""
+    """Divide callbacks, with their names, into those that share a stream and those with a separate one."""
     named = list(zip(unique_names(callbacks), callbacks, strict=True))
     shared = [one for one in named if not one[1].runs_alone] or named[:1]
     return shared, [one for one in named if one not in shared]
@@ -84,10 +84,11 @@ _OF_ITERATIONS = {Event.ITERATION_START, Event.ITERATION_END, Event.ITERATION_CH
 
 
 def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) -> list[str]:
-    """A line for people about each callback that waits for what a run's source never gives.
+    """Return a line for people about each callback that waits for what a run's source never gives.
 
-    Of a callback that takes all base events, such as one that prints them, only the others count. Iterations count for
-    none: most trainings have none."""
+    Base events do not count for a callback that receives all of them. Iterations never count: most trainings have
+    none.
+    """
     lines: list[str] = []
     waiting = [entry for entry in entries if entry.demand.events]
     idle = 0
@@ -126,22 +127,20 @@ def _misspelt(callback: Callback) -> str:
 
 @dataclass
 class CallbackEntry:
-    """A callback in a runner."""
-
     callback: Callback
     name: str
     errors: int = 0
     disabled: bool = False
-    """It gets no more events, because it raised (``on_error``); the next consumer keeps to it."""
+    """It raised (``on_error``), and gets no more events, also from the next consumer."""
     ended: bool = False
-    """It gets no more events, because it cannot work; the next consumer tries it again."""
+    """It cannot work, and gets no more events; the next consumer tries it again."""
     closed: bool = False
 
     def __post_init__(self) -> None:
         self.demand = self.callback.demand()
 
     def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
-        """The method for that event: ``run_event``, or the one that it would call."""
+        """Return the method for that event: ``run_event``, or the one that it would call."""
         callback = self.callback
         if callback.overrides("run_event"):
             return partial(callback.run_event, event)
@@ -154,8 +153,7 @@ class CallbackEntry:
 
 
 def unique_names(entries: Iterable[object]) -> Iterator[str]:
-    """Names to show objects by, by default of their classes, numbered from its second occurrence on:
-    ``SpeedMonitor``, ``SpeedMonitor#2``."""
+    """Return names of objects, by default of their classes: ``SpeedMonitor``, ``SpeedMonitor#2``."""
     seen: defaultdict[str, int] = defaultdict(int)
     for entry in entries:
         name = getattr(entry, "shown_as", type(entry).__name__)

@@ -1,5 +1,4 @@
-"""The two places where runs are, a folder of this machine and NATS servers, and the run that a consumer reads: the
-named one, the newest, or the next one to begin."""
+"""The places of runs, a folder of this machine and NATS servers, and the choice of the run to read."""
 
 import contextlib
 import os
@@ -24,12 +23,10 @@ Stream: TypeAlias = Subscriber | MergedSubscriber | Recording | Replay
 
 
 class HostRanks(NamedTuple):
-    """Ranks of one host."""
-
     host: str | None = None
-    """``None`` for that of the first rank."""
+    """``None`` for the host of the first rank."""
     ranks: tuple[int, ...] = ()
-    """All without one."""
+    """Empty for all ranks."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +40,16 @@ class FoundRun:
     status: str
     """``live``, ``paused``, or how the newest attempt ended."""
     is_live: bool
-    """It is served, or its trainer is about to have it served again."""
+    """A broker serves it, or its trainer is about to start one again."""
     info: RunInfo | None = None
-    """Its folder; ``None`` for one in NATS."""
+    """Its folder; ``None`` in NATS."""
     chosen: tuple[HostRanks, ...] = ()
     """In NATS, the ranks to read, from the recordings of their hosts; by default all of the first rank's host."""
     remark: str = ""
-    """A remark for its reader."""
 
     @property
     def key(self) -> str:
-        """Key that distinguishes it from other runs of its place."""
+        """Distinguishes it from other runs of its place."""
         return self.name if self.info is None else str(self.info.path)
 
     @property
@@ -67,9 +63,10 @@ class FoundRun:
         return self.status == "live" and not self.is_live
 
     def attach(self, subscription: Subscription) -> Stream:
-        """Its stream: live with its whole history before, or from the recording when nothing serves it any more, where
-        ``subscription`` counts when it is read. Raises RunError when, with ``after``, another attempt of the run has
-        begun meanwhile."""
+        """Its stream: live with its whole history, or from the recording without a broker.
+
+        Raises RunError when, with ``after``, another attempt of the run has begun meanwhile.
+        """
         stream = self.place.attach(self, subscription)
         if isinstance(stream, Recording) or not subscription.after or stream.attempt == self.attempt:
             return stream
@@ -83,7 +80,8 @@ class FoundRun:
 class FolderRuns:
     """A folder of runs, by default the usual one; as a text it follows ``waiting for a run`` in messages.
 
-    The methods raise RunDirectoryError when the folder, or a run of it, cannot be read."""
+    The methods raise RunDirectoryError when the folder, or a run of it, cannot be read.
+    """
 
     is_elsewhere = False
     """True when its runs can only be read."""
@@ -91,9 +89,8 @@ class FolderRuns:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = directory
         self.in_words = in_words(runs_dir(directory))
-        """The place as pages name it."""
         self.label = os.path.abspath(runs_dir(directory))
-        """Its path, or address, of which pages show the last parts."""
+        """Its path or address, for pages."""
 
     def __str__(self) -> str:
         return f"in {self.in_words}"
@@ -103,7 +100,7 @@ class FolderRuns:
         return [self._found(info) for info in list_runs(self.directory)]
 
     def find(self, name: str) -> FoundRun:
-        """The run of that name, or of that folder. Raises RunNotFoundError when there is none."""
+        """Return the run of that name or folder. Raises RunNotFoundError."""
         return self._found(find_run(name, self.directory))
 
     def _found(self, info: RunInfo) -> FoundRun:
@@ -114,25 +111,24 @@ class FolderRuns:
         )
 
     def has(self, name: str) -> bool:
-        """Return True if this folder has a run of that name."""
         is_name = name not in ("", ".", "..") and "/" not in name and "\0" not in name
         return is_name and os.path.isfile(runs_dir(self.directory) / name / RUN_FILE)
 
     def attach(self, run: FoundRun, subscription: Subscription) -> Subscriber | Recording:
-        """The stream of a run."""
         assert run.info is not None
         return Subscriber(str(run.info.path), **vars(subscription)) if run.is_live else Recording(run.info.recording)
 
     def find_restart(self, run: FoundRun) -> int | None:
-        """The process of this machine that may be about to begin a run's next attempt."""
+        """Return the process of this machine that may be about to begin a run's next attempt."""
         assert run.info is not None
         return find_restart(run.info, list_runs(run.info.path.parent))
 
 
 class NatsRuns:
-    """The runs in the NATS servers at ``address``, to which this process is connected: as :class:`FolderRuns`.
+    """The runs in the NATS servers at ``address``, with the methods of :class:`FolderRuns`.
 
-    The methods raise BrokerError when the servers do not answer."""
+    They raise BrokerError when the servers do not answer.
+    """
 
     is_elsewhere = True
 
@@ -145,7 +141,6 @@ class NatsRuns:
         return f"at {self.address}"
 
     def list(self) -> Sequence[FoundRun]:
-        """Its runs, the newest first."""
         return self._list()
 
     def _list(self, name: str | None = None) -> Sequence[FoundRun]:
@@ -160,17 +155,15 @@ class NatsRuns:
         ]
 
     def find(self, name: str) -> FoundRun:
-        """The run of that name. Raises RunNotFoundError when there is none."""
         if found := self._list(name):
             return found[0]
         raise RunNotFoundError(f"NATS at {self.address} has no run {name!r}: {how_to_list(self.address)}", run=name)
 
     def has(self, name: str) -> bool:
-        """Return True: the servers are not asked."""
+        # The servers are not asked.
         return bool(name)
 
     def attach(self, run: FoundRun, subscription: Subscription) -> Subscriber | MergedSubscriber:
-        """The stream of a run."""
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
         servers = NatsConnection.at(self.address).servers
@@ -185,7 +178,7 @@ class NatsRuns:
         return subscribers[0] if len(subscribers) == 1 else MergedSubscriber(subscribers)
 
     def find_restart(self, run: FoundRun) -> int | None:
-        """None: processes of other machines are not seen."""
+        # Processes of other machines are not visible.
         return None
 
 
@@ -199,7 +192,7 @@ Place: TypeAlias = FolderRuns | NatsRuns
 
 
 def place_of(runs_dir: str | os.PathLike[str] | None, stream: str | None) -> Place:
-    """The place that a user named by ``--runs-dir`` or ``--stream``; without both the usual folder."""
+    """Return the place that a user named by ``--runs-dir`` or ``--stream``; by default the usual folder."""
     return FolderRuns(runs_dir) if stream is None else NatsRuns(stream)
 
 
@@ -207,14 +200,16 @@ Say: TypeAlias = Callable[[str], None]
 
 _POLL = 0.2
 _PAUSES = 9
-"""To look into a folder of many runs takes a while: it is left alone for so many times as long before the next look."""
+"""Between two looks into a folder of many runs, this many times the duration of the last look passes."""
 _RESTART = 60.0
 """Seconds to wait for a training that is started again."""
 
 
 def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> FoundRun:
-    """Chooses ranks of a run in NATS, from their hosts; with ``wait``, as soon as those are known. Says on ``say`` what
-    it waits for. Raises ConfigurationError or BrokerError."""
+    """Choose ranks of a run in NATS, from their hosts; with ``wait``, as soon as those are known.
+
+    ``say`` reports what it waits for. Raises ConfigurationError or BrokerError.
+    """
     if not isinstance(run.place, NatsRuns):
         raise ConfigurationError(f"run {run.name!r} is {run.place}: ranks are chosen of a run in NATS")
     from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -252,9 +247,11 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
 
 
 def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
-    """The run of that name; with ``wait``, as soon as it exists. Where its training is just being restarted, it waits
-    for the next attempt for a limited time. Says on ``say`` what it waits for, and the run's remark. Raises
-    RunNotFoundError or BrokerError."""
+    """Return the run of that name; with ``wait``, as soon as it exists.
+
+    Waits a limited time for the next attempt of a training that is being restarted. ``say`` reports what it waits
+    for, and the run's remark. Raises RunNotFoundError or BrokerError.
+    """
 
     def look() -> FoundRun | None:
         try:
@@ -274,7 +271,7 @@ def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
 
 
 def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) -> FoundRun:
-    """The run with its next attempt, if a process of this machine may be about to begin that; as it is otherwise."""
+    """Return run with its next attempt, if a process of this machine may be about to begin it; unchanged otherwise."""
     pid = run.place.find_restart(run)
     if pid is None:
         return run
@@ -283,7 +280,7 @@ def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) 
     def look_again() -> FoundRun | None:
         found = look()
         is_over = time.monotonic() > deadline or run.place.find_restart(run) is None
-        # It may have begun since it was looked for.
+        # It may have begun since the last look.
         return look() if is_over else found if found is None or found.is_live else None
 
     waiting = (
@@ -294,8 +291,7 @@ def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) 
 
 
 def newest_run(place: Place, say: Say) -> FoundRun:
-    """The newest run, live or not. Says on ``say`` which it is, and its remark. Raises RunNotFoundError or
-    BrokerError."""
+    """Return newest run, live or not; ``say`` reports its name and remark. Raises RunNotFoundError or BrokerError."""
     known = place.list()
     if not known:
         raise RunNotFoundError(f"there is no run {place} yet: leave out '--last' to wait for one")
@@ -304,9 +300,11 @@ def newest_run(place: Place, say: Say) -> FoundRun:
 
 
 def live_or_wait(place: Place, say: Say) -> FoundRun:
-    """The newest live run; when none is live, the next one, however long it takes. Says on ``say`` what it waits for,
-    how to read the newest run, which other runs are live, and the run's remark. Raises BrokerError when the servers
-    do not answer."""
+    """Return the newest live run, or else the next one to begin.
+
+    ``say`` reports what it waits for, how to read the newest run, other live runs, and the run's remark. Raises
+    BrokerError when the servers do not answer.
+    """
     known = place.list()
     live = [run for run in known if run.is_live]
     if live:

@@ -1,6 +1,4 @@
-"""Takes a stream of snapshots through callbacks, and what they log to destinations.
-
-receive -> run callbacks -> gather what they logged -> hand it to the destinations"""
+"""Passes a stream of snapshots through callbacks, and what they log to destinations."""
 
 import asyncio
 import contextlib
@@ -32,28 +30,28 @@ from offloop.consumers.runner.statistics import RunnerStatistics
 from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
-"""Opens a stream for some callbacks, from where on it is to go: see :class:`~offloop.bus.Subscriber`."""
+"""Opens a stream for some callbacks, after the given positions: see :class:`~offloop.bus.Subscriber`."""
 
 
 class Runner:
     """Runs callbacks over a stream, once.
 
     Each snapshot goes to every callback that requests its event, in the given order, those of further ranks only to
-    callbacks with ``all_ranks``; then what they logged goes to the destinations. When the stream ends, the callbacks
-    are closed, and the destinations come last.
+    callbacks with ``all_ranks``; then the destinations receive what was logged. At the end of the stream the
+    callbacks are closed, then the destinations.
 
-    The first error of a callback is shown with its traceback, and all are counted; then ``continue`` gives it the next
-    event, ``disable`` none any more, and ``stop`` ends the run with
-    :class:`~offloop.consumers.runner.dispatcher.CallbackError`. One that raises
-    :class:`~offloop.consumers.api.callback.CannotWorkError` gets nothing more; when none is left, the run ends with
-    the same error. A destination that raises is shown and gets nothing more: its output has no holes.
+    The first error of a callback is shown with its traceback, and all are counted. Then ``continue`` passes it the
+    next event, ``disable`` no more events, and ``stop`` ends the run with
+    :class:`~offloop.consumers.runner.dispatcher.CallbackError`. A callback that raises
+    :class:`~offloop.consumers.api.callback.CannotWorkError` gets no more events; when none is left, the run ends
+    with the same error. A destination that raises is shown and gets nothing more: its output has no holes.
 
-    With ``progress`` it resumes from what was committed there, and commits after ``commit_every`` events, after a
-    second, before the callbacks are closed, and when all is done. While a destination has failed, and once ``stop`` has
-    ended the run, nothing is committed: the next runner begins before that failure.
+    With ``progress`` it resumes from the committed progress, and commits after ``commit_every`` events, after a
+    second, before the callbacks are closed, and at the end. After a destination has failed, or ``stop`` has ended
+    the run, nothing is committed: the next runner begins before that failure.
 
-    At SIGINT and SIGTERM, unless ignored, it finishes the current event and closes everything; a second one interrupts
-    at once, and so does the first when it only waits for servers.
+    At SIGINT and SIGTERM, unless ignored, it finishes the current event and closes everything; a second signal
+    interrupts at once, and so does the first while it only waits for servers.
 
     Args:
         stream: a :class:`~offloop.bus.Subscriber`, a :class:`~offloop.bus.Recording` or any iterable, plain or
@@ -75,7 +73,7 @@ class Runner:
         check_choice("on_error", on_error, get_args(OnError))
         self._keeps_progress = progress is not None
         self._handling = Handling(on_error, self._keeps_progress, at_checkpoint)
-        # Named before they are wrapped: people know them by what they are.
+        # Named before they are wrapped, for messages.
         self._destinations = dict(zip(unique_names(destinations), map(wrap_in_spool, destinations), strict=True))
         self._fanout = Fanout(self._destinations, self._handling.fail)
         self._shared = Dispatcher(as_stream(stream), _named(callbacks), self._fanout, self._handling)
@@ -96,7 +94,7 @@ class Runner:
             failed_destinations=self._fanout.failed,
             last_seq=None if shared.last is None else shared.last.seq,
             interrupted=shared.interrupted,
-            # What a reader that continues finds again is the same gap.
+            # A resuming reader finds the same gap again.
             gaps=tuple(dict.fromkeys((*known_gaps, *(gap for one in dispatchers for gap in one.stream.gaps)))),
             ending=(restored and restored.ending) or shared.stream.ending,
             damage=(restored and restored.damage) or shared.stream.damage,
@@ -118,27 +116,29 @@ class Runner:
 
     @property
     def first_error(self) -> BaseException | None:
-        """The first that a callback raised."""
+        """The first error of a callback."""
         return self._handling.first_error
 
     def run_beside(self, name: str, callback: Callback, stream: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> None:
-        """Runs one more callback, over a stream of its own, with ``background`` in a thread, else as a task of the
-        loop, so that it delays no other. What it logs goes to the same destinations, and its position is committed with
-        theirs. To be called before :meth:`run`."""
+        """Run one more callback over a separate stream; call it before :meth:`run`.
+
+        With ``background`` it runs in a thread, otherwise as a task of the loop, so that it delays no other
+        callback. It shares the destinations, and its position is committed with the others'.
+        """
         worker = CallbackWorker(as_stream(stream), name, callback, self._fanout, self._handling)
         self._workers.append(worker)
         self._handling.dispatchers.append(worker)
 
     def run(self) -> RunnerStatistics:
-        """Handles the stream to its end, in an event loop of its own.
+        """Handle the stream to its end, in a new event loop.
 
         Raises:
-            ConfigurationError: a destination cannot be opened, or what was committed is of other callbacks or
+            ConfigurationError: a destination cannot be opened, or the progress is of other callbacks or
                 destinations.
-            RecordingError: what was committed is damaged.
+            RecordingError: the progress is damaged.
             RunDirectoryError: nothing can be committed.
-            offloop.consumers.runner.dispatcher.CallbackError: a callback raised and ``on_error`` is ``stop``, or every
-                callback has found that it cannot work.
+            offloop.consumers.runner.dispatcher.CallbackError: a callback raised and ``on_error`` is
+            ``stop``, or no callback can work.
         """
         if _loop_is_running():
             raise ConfigurationError(
@@ -148,12 +148,13 @@ class Runner:
         try:
             return asyncio.run(self.run_async())
         finally:
-            # asyncio leaves its own handler behind when a second signal ends the loop in the middle of a callback.
+            # asyncio leaves its own handler behind when a second signal ends the loop in the middle of a
+            # callback.
             if threading.current_thread() is threading.main_thread() and before is not None:
                 signal.signal(signal.SIGINT, before)
 
     async def run_async(self) -> RunnerStatistics:
-        """As :meth:`run`, within an event loop that runs already, such as a notebook's."""
+        """As :meth:`run`, within a running event loop, such as a notebook's."""
         if self._started:
             raise ClosedError("a runner runs once: make a new one with new callbacks")
         self._started = True
@@ -166,7 +167,8 @@ class Runner:
                     worker.start()
                 await self._shared.consume(self._commits.commit_if_due if self._keeps_progress else None)
                 await self._await_workers()
-                # What callbacks log while they are closed comes after the position that the next runner continues from.
+                # What callbacks log while they are closed comes after the position from which the
+                # next runner resumes.
                 self._commits.commit()
             except BaseException:
                 for worker in self._workers:
@@ -186,15 +188,14 @@ class Runner:
         return self.statistics()
 
     def stop(self) -> None:
-        """Ends the running as SIGINT does: the event at hand is handled, and everything is closed. May be called from
-        any thread."""
+        """Stop as at SIGINT: the current event is handled, and everything is closed. Callable from any thread."""
         self._shared.stop()
 
     def _open_destinations(self) -> None:
         if self._destinations:
             self._fanout.open(self._shared.context)
         try:
-            # From here on what the destinations have written is known to be ours.
+            # From here on, the destinations' output is known to be ours.
             self._commits.store()
         except BaseException:
             self._fanout.close()
@@ -208,14 +209,14 @@ class Runner:
     async def _close(self) -> None:
         await self._shared.close()
         if self._keeps_progress and self._is_over:
-            # Nothing follows: what callbacks logged while they were closed does not come again, either.
+            # No event follows: what callbacks logged while they were closed does not come again, either.
             self._fanout.commit()
         self._fanout.close()
 
     @property
     def _is_over(self) -> bool:
         ending = self.statistics().ending
-        # A run that is lost may be taken up again.
+        # A lost run may be resumed.
         is_whole = self._shared.fatal is None and not self._shared.interrupted
         return is_whole and ending is not None and ending.status != "lost"
 
@@ -244,12 +245,12 @@ def run_session(
     on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
     checkpoint_states: CheckpointStates | None = None,
 ) -> tuple[Stream, RunnerStatistics]:
-    """Runs callbacks until the run has ended, each of those with a stream of its own beside the others; returns the
-    stream that the others share.
+    """Run callbacks to the end of the run, some with separate streams; return the shared stream.
 
-    ``progress`` keeps its progress and is closed at the end, ``checkpoint_states`` keeps the states at checkpoints.
-    ``on_start`` is called when all is open, with the shared stream and what was committed before. Raises what
-    :meth:`Runner.run` does."""
+    ``progress`` keeps the progress and is closed at the end, ``checkpoint_states`` keeps the states at checkpoints.
+    ``on_start`` is called when all is open, with the shared stream and the progress committed before. Raises the
+    errors of :meth:`Runner.run`.
+    """
     watchers = [EventForwarder(destination) for destination in destinations if destination.watches]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition([*callbacks, *watchers])
@@ -274,7 +275,7 @@ def run_session(
 
 @contextlib.contextmanager
 def _woken_by_signals() -> Iterator[None]:
-    """Wakes the event loop at every signal, also at one that comes just before the loop falls asleep."""
+    """Wake the event loop at every signal, also at one that comes just before the loop falls asleep."""
     receiver, sender = socket.socketpair()
     with receiver, sender:
         receiver.setblocking(False)
@@ -283,7 +284,7 @@ def _woken_by_signals() -> Iterator[None]:
         loop.add_reader(receiver, lambda: receiver.recv(4096))
         before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         if before != -1:
-            # A loop of the caller's, as of a notebook: it is woken already.
+            # The caller's loop, such as a notebook's, is woken already.
             signal.set_wakeup_fd(before)
         try:
             yield

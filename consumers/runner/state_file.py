@@ -1,4 +1,4 @@
-"""Where a named consumer keeps its progress, so that no second one of that name has it: in a file, or in NATS."""
+"""The stored progress of a named consumer, locked against a second one of that name: in a file, or in NATS."""
 
 import contextlib
 import fcntl
@@ -17,8 +17,7 @@ from offloop.consumers.delivery.commit import MAX_BYTES, Committed, unseal
 
 
 def check_name(name: str) -> str:
-    """Returns the name of a consumer. Raises ConfigurationError when it cannot stand in a path; the same rule as for
-    run names."""
+    """Return a consumer's name. Raises ConfigurationError where it breaks the rules for run names."""
     try:
         return check_run_name(name)
     except InvalidRunNameError as error:
@@ -26,7 +25,7 @@ def check_name(name: str) -> str:
 
 
 class StateStore(ABC):
-    """Place of what the consumer ``name`` of one attempt of a run has committed, as a context manager."""
+    """The stored progress of the consumer ``name`` of one attempt of a run, as a context manager."""
 
     def __init__(self, name: str, run_name: str, attempt: int, place: object) -> None:
         self.name = check_name(name)
@@ -35,12 +34,14 @@ class StateStore(ABC):
 
     @cached_property
     def found(self) -> Committed | None:
-        """What :meth:`load` returned at first: read once."""
+        """The progress at first: read once."""
         return self.load()
 
     def load(self) -> Committed | None:
-        """Returns what was committed last; ``None`` when nothing was. Raises RecordingError, ConfigurationError or
-        RunDirectoryError."""
+        """Return the last committed progress, or None.
+
+        Raises RecordingError, ConfigurationError or RunDirectoryError.
+        """
         packed = self._read()
         if packed is None:
             return None
@@ -60,8 +61,10 @@ class StateStore(ABC):
         return committed
 
     def commit(self, committed: Committed) -> None:
-        """Replaces it. What was committed before stays until the new one is stored. Raises RunDirectoryError,
-        ReplacedError or ConfigurationError."""
+        """Replace the progress in one atomic write.
+
+        Raises RunDirectoryError, ReplacedError or ConfigurationError.
+        """
         self._write(committed.pack())
 
     @abstractmethod
@@ -72,7 +75,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets the next consumer of that name in. Can be called more than once."""
+        """Let the next consumer of that name in. Callable more than once."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,11 +87,10 @@ class StateStore(ABC):
 
 
 class StateFile(StateStore):
-    """A store in ``DIRECTORY/NAME-ATTEMPT.state``.
+    """A store in ``DIRECTORY/NAME-ATTEMPT.state``, with a lock until :meth:`close` or the end of the process.
 
-    The file is replaced as a whole with every commit, and on the disk when the commit returns. ``DIRECTORY/NAME.lock``
-    is held until :meth:`close`, or until the process ends however that ends. Raises ConfigurationError or
-    RunDirectoryError."""
+    A commit replaces the whole file and syncs it to the disk. Raises ConfigurationError or RunDirectoryError.
+    """
 
     def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
         self.path = directory / f"{name}-{attempt}.state"
@@ -133,8 +135,10 @@ class StateFile(StateStore):
 
 
 class StateBucket(StateStore):
-    """A store in a key-value bucket of the NATS servers at ``address``, which this process reads from, for any machine.
-    ``say`` is given what the user waits for. Raises ConfigurationError or BrokerError."""
+    """A store in a key-value bucket of the NATS servers at ``address``, for any machine.
+
+    ``say`` receives what the user waits for. Raises ConfigurationError or BrokerError.
+    """
 
     def __init__(
         self, address: str, name: str, run_name: str, attempt: int, say: Callable[[str], None] = print
@@ -159,9 +163,7 @@ class StateBucket(StateStore):
 
 
 def read_state(path: Path) -> bytes | None:
-    """The content of a state's file; ``None`` when there is no such file.
-
-    Raises :class:`OSError` when it cannot be read."""
+    """Return the content of a state's file; ``None`` without one. Raises OSError when it cannot be read."""
     try:
         with open(open_file(path), "rb") as file:
             return file.read(MAX_BYTES + 1)
@@ -170,9 +172,7 @@ def read_state(path: Path) -> bytes | None:
 
 
 def write_state(path: Path, content: bytes) -> None:
-    """Puts a file in its place as a whole; it is on the disk then.
-
-    Raises :class:`OSError` when it cannot be written; what was there before is still there."""
+    """Replace a file in one atomic write, and sync it. Raises OSError; the old content is still there then."""
     temporary = path.with_name(f".{path.name}.new")
     descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(descriptor, "wb") as file:

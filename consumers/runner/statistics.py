@@ -13,34 +13,33 @@ class RunnerStatistics:
     """Statistics of a runner, and of the runners before it that committed to the same progress."""
 
     handled: int
-    """Events that at least one callback was given."""
+    """Events that at least one callback received."""
     errors: Mapping[str, int]
     """Number of errors of each callback."""
     failed_destinations: tuple[str, ...]
-    """Destinations that raised and have been given nothing since."""
+    """Destinations that raised and have received nothing since."""
     last_seq: int | None
-    """``seq`` of the event handled last; ``None`` before the first."""
+    """``seq`` of the last handled event; ``None`` before the first."""
     interrupted: bool
     """SIGINT or SIGTERM ended it."""
     gaps: tuple[Gap, ...] = ()
-    """Events that are lost: published, but neither received nor recorded."""
+    """Lost events: published, but neither received nor recorded."""
     ending: Ending | None = None
-    """How the run ended; ``None`` until then, and for streams that do not say it."""
+    """How the run ended; ``None`` until then, and for streams that do not know it."""
     damage: str | None = None
-    """The part of the recording that could not be read."""
+    """The unreadable part of the recording."""
     fields_since: Mapping[str, int] = field(default_factory=dict)
-    """Of each field that was requested: the number of the batch with which it came first, of those
-    that this runner handled."""
+    """Requested field to the number of the batch with which it came first, among the events of this runner."""
     outcomes: tuple[Outcome, ...] = ()
     """Outcomes of the commands that callbacks sent."""
     undelivered: Mapping[str, str] = field(default_factory=dict)
-    """The part that could not be sent to each destination until it was closed, in words that follow its name."""
+    """What could not be sent to each destination until it was closed, in words that follow its name."""
     uncommitted: str | None = None
-    """Why the last attempt to commit the progress failed; ``None`` when it did not."""
+    """Why the last attempt to commit the progress failed; ``None`` after a success."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Where to find what each destination was given, in words that follow its name."""
+    """Where to find the output of each destination, in words that follow its name."""
     source: Source = field(default_factory=Source)
-    """Source of the run's events, as far as it is known."""
+    """Source of the run's events, as far as known."""
 
     @property
     def outcome_lines(self) -> list[str]:
@@ -55,12 +54,12 @@ class RunnerStatistics:
 
     @property
     def place_lines(self) -> list[str]:
-        """A line for people about each destination that has something to look at."""
+        """A line for people about each destination with visible output."""
         return [f"{name}: {where}" for name, where in self.written.items()]
 
     @property
     def problems(self) -> list[str]:
-        """The problems, a line for each callback and destination that failed; empty when all went well."""
+        """A line for each problem; empty without any."""
         raised = [(name, count) for name, count in self.errors.items() if count]
         return [
             *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),

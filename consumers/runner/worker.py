@@ -1,4 +1,4 @@
-"""A callback with its own stream, in a thread or as a task of the event loop: it delays no other callback."""
+"""A callback with a separate stream, in a thread or as a task of the event loop: it delays no other callback."""
 
 import asyncio
 import threading
@@ -19,19 +19,20 @@ _NOTE_SECONDS = 1.0
 
 
 class CallbackWorker(Dispatcher):
-    """Runs one callback with its own stream; what it logs is delivered between what the others log. A callback with
-    ``background`` has a thread, another one is a task of the event loop in which :meth:`start` is called.
+    """Runs one callback with a separate stream; its output is delivered between that of the others.
 
-    Where positions are kept, it notes where it stands: with what it has logged, and once a second."""
+    A callback with ``background`` has a thread, another one is a task of the event loop in which :meth:`start` is
+    called. Where positions are kept, it notes its progress after it has logged, and once a second.
+    """
 
     def __init__(self, stream: RunStream, name: str, callback: Callback, fanout: Fanout, handling: Handling) -> None:
-        # The others' stream brings the hyperparameters.
+        # The shared stream brings the hyperparameters.
         super().__init__(stream, [(name, callback)], fanout, handling, logs_hyperparameters=False)
         self.name = name
         self.callback = callback
         self.progress = WorkerProgress({}, CallbackState(name, 0, False, {}))
-        """The progress that was noted last. It changes only while the fanout's lock is held, so that it matches
-        what the destinations have been given."""
+        """The progress noted last. It changes only under the fanout's lock, so that it matches the
+        destinations' output."""
         self._next_note = 0.0
         self._done = threading.Event()
         self._may_close = threading.Event()
@@ -43,25 +44,24 @@ class CallbackWorker(Dispatcher):
         return self._done.is_set()
 
     def resume_at(self, progress: WorkerProgress) -> None:
-        """Resumes from another worker's progress; the callback's state is not loaded here."""
+        """Resume from another worker's progress; the callback's state is not loaded here."""
         self.progress = progress
         self.resume_from(progress.positions, [progress.callback])
 
     def start(self) -> None:
-        """Begins to handle the stream."""
         if self.callback.background:
             self._thread.start()
         else:
             self._work = asyncio.get_running_loop().create_task(self._consume_and_close())
 
     def cancel(self) -> None:
-        """Ends a task also where its callback waits; a thread handles the event at hand."""
+        """End a task also where its callback waits; a thread finishes the current event."""
         self.stop()
         if self._work is not None:
             self._work.cancel()
 
     async def finish(self) -> None:
-        """Lets the callback be closed, and waits for that."""
+        """Let the callback be closed, and wait for that."""
         self._may_close.set()
         if self._work is not None:
             await self._work
@@ -72,8 +72,8 @@ class CallbackWorker(Dispatcher):
         with self.fanout.lock:
             has_logged = logger.pending
             super().deliver(logger, snapshot)
-            # What is logged while it is closed comes after what is committed. After an error the next consumer resumes
-            # before what failed.
+            # Logged values of its end come after the commit. After an error the next consumer resumes
+            # before the failure.
             if self.handling.keeps_positions and not self._may_close.is_set() and self.fatal is None:
                 self._note_progress(snapshot, has_logged)
 
@@ -99,7 +99,7 @@ class CallbackWorker(Dispatcher):
             await self.close()
 
     def _note_progress(self, snapshot: Snapshot, has_logged: bool) -> None:
-        """Always when it has logged something, because the destinations' positions are past that."""
+        """Note it always after something was logged, because the destinations' positions are past that."""
         now = time.monotonic()
         if has_logged or now >= self._next_note:
             self._next_note = now + _NOTE_SECONDS
