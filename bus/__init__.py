@@ -1,7 +1,6 @@
-"""The stream of a training run: events, training time, snapshots, and the publisher, broker, subscriber and recording
-that carry them.
+"""The stream of a training run: publisher, broker, subscriber and recording. Needs no torch.
 
-Needs no torch. The other packages build on this one: ``trainer`` publishes, ``consumers`` subscribe."""
+The other packages build on this one: ``trainer`` publishes, ``consumers`` subscribe."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""``python -m offloop.bus``."""
+"""Run ``python -m offloop.bus``."""
 
 from offloop.bus.cli.main import main
 

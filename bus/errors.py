@@ -1,7 +1,7 @@
-"""The errors that offloop raises for a cause that its user can remove, all derived from :class:`OffloopError`.
+"""The errors that offloop raises for a cause that the user can remove, all derived from :class:`OffloopError`.
 
-Messages name the value, what is allowed and what to do next, in one line: the commands print them as they are. What a
-program may need of them is an attribute, ``None`` where it is not known::
+A message names the value, what is allowed and what to do, in one line; the commands print it unchanged. Attributes
+carry the data, ``None`` where it is unknown::
 
     try:
         run = find_run("digits")
@@ -38,14 +38,16 @@ __all__ = [
 
 
 class OffloopError(Exception):
-    """Base of all errors raised by offloop. Its text is one line, without control characters: it may quote what came
-    from a peer or a file. Keyword arguments set the attributes that the class declares."""
+    """Base of all errors raised by offloop.
+
+    Its text is one line without control characters, as it may quote a peer or a file. Keyword arguments set the
+    attributes that the class declares."""
 
     def __init__(self, *text: object, **data: Any) -> None:
         super().__init__(*text)
         if unknown := [name for name in data if not hasattr(type(self), name)]:
             raise TypeError(f"{type(self).__name__} has no attribute {', '.join(unknown)}")
-        # Pickling keeps these, as those of any exception.
+        # Pickling keeps these, as with any exception.
         self.__dict__.update(data)
 
     def __str__(self) -> str:
@@ -56,32 +58,32 @@ class InvalidTimeError(OffloopError, ValueError):
     """An invalid time, such as ``'5'`` or ``'1.5ep'``. Also a ValueError."""
 
     value: object = None
-    """The time or number that was given."""
+    """The given time or number."""
 
 
 class TimeUnitError(InvalidTimeError):
-    """Two times were combined or ordered although their units do not go together."""
+    """Two times of different units were combined or ordered."""
 
 
 class RunError(OffloopError):
     """Base of errors about a run and its directory."""
 
     run: str | None = None
-    """The run's name."""
+    """Name of the run."""
     path: Path | None = None
     """The file or directory."""
 
 
 class InvalidRunNameError(RunError, ValueError):
-    """A run name with characters that cannot stand in a topic or a path."""
+    """A run name with characters that are not allowed in a topic or a path."""
 
 
 class RunNotFoundError(RunError):
-    """No run of that name, or none at all, where runs were looked for."""
+    """No run of that name, or no run at all, in the searched folder."""
 
 
 class RunIsLiveError(RunError):
-    """The run already has a broker, so it cannot be started a second time."""
+    """The run already has a broker, so it cannot be started again."""
 
 
 class RunDirectoryError(RunError):
@@ -96,37 +98,37 @@ class RecordingError(OffloopError):
 
 
 class CheckpointError(OffloopError):
-    """A checkpoint is not there, is damaged, cannot be written, or is one of another training."""
+    """A checkpoint is missing, damaged, of another training, or cannot be written."""
 
     path: Path | None = None
     """The file or folder."""
 
 
 class ProtocolError(OffloopError):
-    """Bytes from the wire or a recording are not a message of the protocol."""
+    """Bytes from the network or a recording are not a message of the protocol."""
 
     size: int | None = None
-    """The size in bytes, where that is over a limit."""
+    """The size in bytes, if it exceeds a limit."""
     limit: int | None = None
     """The limit in bytes."""
 
 
 class BrokerError(OffloopError):
-    """The broker could not be started or reached, or it refused a request."""
+    """The broker could not be started or reached, or refused a request."""
 
     address: str | None = None
-    """Its address."""
+    """Address of the broker."""
 
 
 class ReplacedError(OffloopError):
-    """Another process works under the name of a consumer now."""
+    """Another process now works under the consumer's name."""
 
 
 class RankError(OffloopError):
-    """The processes of a training did not come together, or one of them is gone."""
+    """A process of a distributed training did not arrive, or is gone."""
 
     rank: int | None = None
-    """The rank of this process."""
+    """Rank of this process."""
 
 
 class ClosedError(OffloopError):
@@ -134,17 +136,17 @@ class ClosedError(OffloopError):
 
 
 class FieldNotAvailableError(OffloopError, AttributeError):
-    """A snapshot does not carry the field that was asked for."""
+    """A snapshot does not have the requested field."""
 
     field: str | None = None
-    """The field's name."""
+    """Name of the field."""
 
 
 class FrozenSnapshotError(OffloopError, AttributeError):
     """A snapshot was assigned to; snapshots are read-only."""
 
     field: str | None = None
-    """The field's name."""
+    """Name of the field."""
 
 
 class ConfigurationError(OffloopError, ValueError):
@@ -157,26 +159,25 @@ class ConfigurationError(OffloopError, ValueError):
 
 
 def close_matches(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """``did you mean speed? `` or nothing, to stand in a message."""
+    """Return ``did you mean speed? `` or nothing, as a part of a message."""
     matches = get_close_matches(name, list(known), n=2, cutoff=0.5)
     return f"did you mean {' or '.join(matches)}? " if matches else ""
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raises :class:`ConfigurationError` where an argument is none of the choices."""
+    """Raise ConfigurationError unless the value is one of the choices."""
     if value not in (known := tuple(choices)):
         raise ConfigurationError(f"{name} {value!r} is not known: use {', '.join(known)}", name=name, value=value)
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """Raises :class:`ConfigurationError` where an argument is less, or not a number."""
+    """Raise ConfigurationError for a value below the least, or not a number."""
     if not value >= least:
         raise ConfigurationError(f"{name} is {value}: use a number from {least} on", name=name, value=value)
 
 
 def require(what: str, extra: str, *modules: str) -> None:
-    """Raises :class:`ConfigurationError` where one of the modules that ``what`` needs is not installed: the extra of
-    this package that brings it is named."""
+    """Raise ConfigurationError, with the extra to install, if one of the modules is not installed."""
     from importlib.util import find_spec
 
     for module in modules:

@@ -1,4 +1,4 @@
-"""Files that appear under their names whole or not at all; files opened in folders that others may write."""
+"""Atomic writes of files, and files in folders that other users may write."""
 
 import contextlib
 import errno
@@ -17,26 +17,26 @@ from pathlib import Path
 from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
-"""What a write leaves behind when it is killed: a folder of such a name beside the file ``name``."""
+"""Name of the folder that a killed write leaves beside the file ``name``."""
 
 _LOCK_SECONDS = 10.0
 
 
 @contextlib.contextmanager
 def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
-    """Gives a path to make a file, a symbolic link or a folder at, which takes the place of ``path`` when the block
-    ends. With ``is_new`` a folder does not replace another one in which something is.
+    """Yield a path for a new file, symbolic link or folder, which replaces ``path`` when the block ends.
 
-    It does so in one step, and a file not before it is on the disk; the files in a folder have to be there already.
-    Whatever goes wrong, ``path`` stays as it was and nothing else stays behind; after a kill the next write to the same
-    path cleans up. A folder that is there already is moved away first, so a kill just then leaves none.
+    The replacement is one step, once the file is on the disk; files in a folder must be there before. After an error
+    ``path`` is unchanged and nothing else stays; after a kill the next write to the same path cleans up. An existing
+    folder is moved away first, so a kill at that moment leaves neither. With ``is_new`` a folder does not replace one
+    that is not empty.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` for errors of the file system, in the block too."""
+    Raises CheckpointError for errors of the file system, also within the block."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for stray in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
             shutil.rmtree(stray, ignore_errors=True)
-        # A folder and not a file: what writes the draft may make files of its own naming beside it.
+        # A folder and not a file: the writer of the draft may make further files beside it.
         workplace = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         workplace.mkdir()
         try:
@@ -48,7 +48,7 @@ def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
                 if os.path.lexists(path) and not is_new:
                     os.replace(path, workplace / "replaced")
             elif not draft.is_symlink():
-                # Some writers let the owner alone read what they write; the umask decides, as with any other file.
+                # Some writers make files that only the owner may read; as with other files, the umask decides.
                 draft.chmod(workplace.stat().st_mode & 0o666)
                 sync(draft)
             os.replace(draft, path)
@@ -60,7 +60,7 @@ def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Has what is in a file, or the names in a directory, on the disk when this returns."""
+    """Write a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -70,11 +70,11 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterator[Path]:
-    """Gives a path to write a file at, which takes the place of ``output`` when the block ends without an error.
+    """Yield a path for a new file, which replaces ``output`` when the block ends without an error.
 
-    ``inputs`` are the files that it is made from. With ``force`` a file that is there already is replaced.
+    ``inputs`` are the files that it is made from. An existing file is replaced only with ``force``.
 
-    Raises ConfigurationError: ``output`` is there already, or one of the inputs, or no file, or stands in no folder;
+    Raises ConfigurationError: ``output`` exists, is one of the inputs, not a file, or not in a folder;
     RunDirectoryError: it cannot be written."""
     if output.is_dir():
         raise ConfigurationError(f"{output} is a folder: name a file in it with '--output'")
@@ -94,7 +94,7 @@ def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> 
 
 
 class NotAFileError(OSError):
-    """A file to be opened is a directory, a FIFO, a socket, a device, or a symbolic link."""
+    """The path is a directory, a FIFO, a socket, a device, or a symbolic link."""
 
 
 def open_file(
@@ -105,11 +105,10 @@ def open_file(
     dir_fd: int | None = None,
     follow: bool = False,
 ) -> int:
-    """Opens a regular file without waiting; one that is made may be read by its owner alone unless ``mode`` says
-    otherwise. ``follow`` is for files that the user has named.
+    """Open a regular file without waiting. A new file is readable by its owner alone unless ``mode`` differs.
 
-    Raises NotAFileError: it is something else; OSError: it cannot be opened."""
-    # Opening a FIFO waits for its other end unless it is opened without waiting.
+    ``follow`` is for paths from the user. Raises NotAFileError for anything but a regular file."""
+    # Opening a FIFO without O_NONBLOCK waits for its other end.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
@@ -126,9 +125,7 @@ def open_file(
 
 
 def read_file(path: str | os.PathLike[str], limit: int, *, dir_fd: int | None = None) -> bytes:
-    """Reads a regular file of at most ``limit`` bytes.
-
-    Raises NotAFileError: it is something else; OSError: it cannot be read, or is larger."""
+    """Read a regular file of at most ``limit`` bytes. Raises NotAFileError, or OSError if it is larger."""
     descriptor = open_file(path, dir_fd=dir_fd)
     try:
         size = os.fstat(descriptor).st_size
@@ -140,9 +137,10 @@ def read_file(path: str | os.PathLike[str], limit: int, *, dir_fd: int | None = 
 
 
 def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Each file in a folder and in those within it, by name, with what :func:`os.lstat` says of it; however deep they
-    are nested. What cannot be read is left out, and no symbolic link is followed."""
-    # Not os.walk(), which calls itself for each folder within a folder.
+    """Yield each file below a folder, by name, with its :func:`os.lstat`.
+
+    Depth is not limited. Unreadable folders are skipped, symbolic links not followed."""
+    # Not os.walk(), which is recursive.
     folders = [os.fspath(folder)]
     while folders:
         try:
@@ -159,9 +157,7 @@ def walk_files(folder: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_re
 
 
 def open_directory(path: Path) -> int:
-    """Opens a run's directory.
-
-    Raises NotADirectoryError: it is something else, or a symbolic link; OSError: it cannot be opened."""
+    """Open a run's directory. Raises NotADirectoryError for anything else, also for a symbolic link."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -172,10 +168,10 @@ def open_directory(path: Path) -> int:
 
 
 def check_owner(directory: int) -> None:
-    """Raises :class:`PermissionError` for an open directory that belongs to another user.
+    """Raise PermissionError for an open directory of another user.
 
-    Some file systems, such as network drives and what virtual machines share, give one owner to all files: a directory
-    is ours if a file that we make in it has the same one."""
+    Some file systems, such as network drives and shared folders of virtual machines, give all files one owner: the
+    directory is ours if a new file in it has the same owner."""
     owner = os.fstat(directory).st_uid
     if owner == os.geteuid():
         return
@@ -191,15 +187,14 @@ def check_owner(directory: int) -> None:
 
 
 def make_private(directory: int) -> None:
-    """Restricts an open directory to its owner."""
     if stat.S_IMODE(os.fstat(directory).st_mode) & 0o077:
         os.fchmod(directory, 0o700)
 
 
 def lock_directory(directory: int) -> None:
-    """Locks an open directory until it is closed. Every process that may read it can lock it too, and be stopped.
+    """Lock an open directory until it is closed. Any process that may read it can lock it too, and be stopped.
 
-    Raises :class:`OSError` when another process keeps it locked for ten seconds."""
+    Raises OSError if another process keeps it locked for ten seconds."""
     give_up = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -213,27 +208,27 @@ def lock_directory(directory: int) -> None:
 
 
 def reserve_space(directory: int, name: str, size: int) -> None:
-    """Makes a file in an open directory that holds ``size`` bytes for :func:`replace_file_in_reserve`."""
+    """Make a file of ``size`` bytes in an open directory, for :func:`replace_file_in_reserve`."""
     with open(_make(name, directory), "wb") as file:
         file.write(bytes(size))
 
 
 def replace_file_in_reserve(directory: int, name: str, text: str, reserve: str) -> None:
-    """Does what :func:`replace_file` does, in the space that ``reserve`` holds: also on a full disk."""
+    """As :func:`replace_file`, in the space of the file ``reserve``, so that it works on a full disk."""
     try:
         with open(open_file(reserve, os.O_WRONLY, dir_fd=directory), "w") as file:
             file.write(text)
             file.truncate()
         os.replace(reserve, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
-        # Some file systems write elsewhere what replaces a part of a file.
+        # Some file systems write a replaced part of a file to another place.
         with contextlib.suppress(OSError):
             os.unlink(reserve, dir_fd=directory)
         replace_file(directory, name, text)
 
 
 def replace_file(directory: int, name: str, text: str) -> None:
-    """Writes a file in an open directory, whole or not at all; whatever has its name is replaced and not written to."""
+    """Write a file in an open directory atomically. An existing file is replaced, never written to."""
     temporary = f".{name}.new"
     with open(_make(temporary, directory), "w", encoding="utf-8") as file:
         file.write(text)
@@ -241,16 +236,14 @@ def replace_file(directory: int, name: str, text: str) -> None:
 
 
 def _make(name: str, directory: int) -> int:
-    """Opens a new file in the place of what has its name."""
+    """Open a new file, and remove an existing one of that name."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=directory)
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
 
 
 def plain_name(name: object) -> str:
-    """A file's name that leads nowhere else.
-
-    Raises :class:`ValueError` for any other."""
+    """Return the name of a file if it leads to no other folder. Raises ValueError for any other."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError("the recording is named by something that is not the name of a file in the run's directory")
     return name

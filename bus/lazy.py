@@ -1,4 +1,4 @@
-"""Names that a package offers, loaded when they are first used: importing one module does not load its neighbours."""
+"""Lazy exports of a package: importing one module does not load its neighbours."""
 
 import ast
 import sys
@@ -11,11 +11,10 @@ from typing import Any
 def lazy_exports(
     package: str, explain_missing: Callable[[str], str | None] = lambda module: None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The ``__getattr__``, ``__dir__`` (:pep:`562`) and ``__all__`` of a package, for the names that its
-    ``__init__.py`` imports under ``if TYPE_CHECKING:``, each from the module that defines it.
+    """Return ``__getattr__``, ``__dir__`` (:pep:`562`) and ``__all__`` of a package.
 
-    Where a name needs a module that is not installed, ``explain_missing`` turns the name of that module into the
-    message of the :class:`ModuleNotFoundError`; with ``None`` the error stays as it is."""
+    They cover the names that its ``__init__.py`` imports under ``if TYPE_CHECKING:``. ``explain_missing`` turns the
+    name of a missing module into the message of the ModuleNotFoundError; with ``None`` the error stays as it is."""
     home_of = dict(_imported_for_types(package))
 
     def load(name: str) -> Any:

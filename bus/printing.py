@@ -1,5 +1,4 @@
-"""What is printed for people and written to logs. Text of a peer, a recording or a file cannot drive the terminal that
-shows it: control characters are escaped, also where the output goes to a file or a pipe."""
+"""Output for people, and log records. Text of a peer or file is escaped, so that it cannot drive the terminal."""
 
 import logging
 import os
@@ -13,13 +12,14 @@ from typing import Any, TextIO
 KEPT = 100
 
 LOGGERS = ("offloop", "offloop.broker", "offloop.index", "offloop.segments", "offloop.summary")
-"""The loggers of this project. What is logged through them is escaped."""
+"""The loggers of this project, whose records are escaped."""
 
 
 def escape(text: str) -> str:
-    """The text with everything that a terminal would obey or hide written as in a Python string: control characters and
-    line breaks (``\\x1b``, ``\\n``), bidirectional marks (``\\u202e``), characters without width, and the bytes of a
-    path that are not UTF-8 (``\\udcff``)."""
+    """Escape what a terminal would obey or hide as in a Python string.
+
+    Control characters and line breaks (``\\x1b``, ``\\n``), bidirectional marks (``\\u202e``), characters without
+    width, and bytes of a path that are not UTF-8 (``\\udcff``)."""
     if text.isprintable():
         return text
     return "".join(letter if _is_shown(letter) else letter.encode("unicode_escape").decode() for letter in text)
@@ -30,14 +30,14 @@ def _is_shown(letter: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """The text with a blank for each line break and the blanks around it, and all else escaped."""
+    """Replace line breaks, with the blanks around them, by a blank, and escape the rest."""
     if text.isprintable():
         return text
     return escape(" ".join(filter(None, map(str.strip, text.splitlines()))))
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """Prints a line on standard output or standard error, escaped. What the stream's encoding lacks is escaped too."""
+    """Print an escaped line. Characters that the stream's encoding lacks are escaped too."""
     stream = sys.stderr if err else sys.stdout
     text = f"{escape(line)}\n"
     try:
@@ -58,19 +58,20 @@ _is_shared = False
 
 
 def share_terminal() -> None:
-    """Says that the program of this process is not ours: it may draw a progress bar on the terminal. From now on what
-    :func:`say` prints there, and log records of ours that no handler takes, leave the terminal's last line whole."""
+    """Declare that another program may draw a progress bar on the terminal.
+
+    From now on :func:`say`, and log records of ours without a handler, leave the terminal's last line whole."""
     global _is_shared
     _is_shared = True
 
 
 def is_screen(stream: TextIO) -> bool:
-    """A stream is a terminal that obeys what moves the cursor."""
+    """Whether a stream is a terminal with a movable cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def columns_of(stream: TextIO) -> int:
-    """Width of a terminal; 80 for one that was never given a size, and for what is none."""
+    """Return the width of a terminal; 80 without a known width."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
     except OSError:
@@ -78,16 +79,15 @@ def columns_of(stream: TextIO) -> int:
 
 
 class AboveLastLine:
-    """A stream to a terminal on which another process may draw a progress bar: lines come above the terminal's last
-    line, when they are whole. A text that returns to the beginning of its line is written as it is."""
+    """A stream that writes whole lines above the terminal's last line, where a progress bar may be.
+
+    Text with a carriage return is written unchanged."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        """The terminal's own stream."""
         self._begun = ""
 
     def write(self, text: str) -> int:
-        """Prints the lines that end in the text, and keeps the rest."""
         if "\r" in text:
             return self.stream.write(text)
         *lines, self._begun = (self._begun + text).split("\n")
@@ -96,11 +96,10 @@ class AboveLastLine:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Prints all of them."""
         self.write("".join(lines))
 
     def close(self) -> None:
-        """Prints what has no line break yet; the stream stays open."""
+        """Print the pending text. The stream stays open."""
         if self._begun:
             self.write("\n")
 
@@ -109,11 +108,11 @@ class AboveLastLine:
 
 
 def _above_last_line(line: str, stream: TextIO) -> str:
-    """What inserts a line above the one with the cursor. That one is moved down, and the cursor with it."""
+    """Escape sequences that insert a line above the cursor's line; that line and the cursor move down."""
     line, columns = line.expandtabs(), columns_of(stream)
     width = sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in _STYLE.sub("", line))
     rows = max(1, -(-width // columns))
-    # Down and up again, without leaving the column: at the lower end of the terminal this makes room.
+    # Down and up in the same column: at the lower end of the terminal this scrolls.
     return f"{rows * _DOWN}\x1b[{rows}A{_SAVE}\r\x1b[{rows}L{line}{_RESTORE}\x1b[{rows}B"
 
 
@@ -126,7 +125,7 @@ def _escape_record(record: logging.LogRecord) -> bool:
         record.msg, record.args = escape(message), None
     if not _is_shared or record.exc_info or logging.getLogger(record.name).hasHandlers():
         return True
-    # As the logging module prints what nothing handles.
+    # As the logging module prints records without a handler.
     if (last := logging.lastResort) is not None and record.levelno >= last.level:
         say(record.getMessage(), err=True)
     return False
@@ -137,7 +136,7 @@ for _name in LOGGERS:
 
 
 def cut_in_the_middle(text: str, longest: int) -> str:
-    """A name in so many characters: its beginning and its end stay, because names of runs differ there."""
+    """Shorten a name, keeping its beginning and end, where names of runs differ."""
     if len(text) <= longest:
         return text
     end = (longest - 3) // 2
@@ -149,8 +148,9 @@ _INDENT = " " * 4
 
 
 def wrap(cells: Iterable[str]) -> list[str]:
-    """Cells in lines as wide as the terminal, or 80 columns where there is none; the second line and those after it are
-    indented. A cell is never divided."""
+    """Join cells to lines as wide as the terminal (80 without one), never dividing a cell.
+
+    Further lines are indented."""
     width = shutil.get_terminal_size().columns
     lines: list[str] = []
     for cell in cells:
@@ -162,12 +162,12 @@ def wrap(cells: Iterable[str]) -> list[str]:
 
 
 def widest_cell() -> int:
-    """Widest cell of :func:`wrap`."""
+    """Return the maximum width of a cell of :func:`wrap`."""
     return max(shutil.get_terminal_size().columns - len(_INDENT), 1)
 
 
 def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
-    """The first lines, and how many more of ``what`` there are."""
+    """Return the first lines, and the number of further ``what``."""
     kept = Damage(what, most)
     for line in lines:
         kept.add(line)
@@ -175,25 +175,24 @@ def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns."""
+    """Return rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
-    """Prints rows with aligned columns, each cell as one line."""
+    """Print rows with aligned columns, each cell as one line."""
     for line in table([tuple(map(one_line, row)) for row in rows]):
         say(line)
 
 
 def short_text(text: str) -> str:
-    """A text as one line, cut to the width of a cell."""
     text = one_line(text)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Damage:
-    """A list of lines that keeps the first ones and counts the others."""
+    """Keeps the first lines and counts the others."""
 
     def __init__(self, what: str = "places like these", most: int = KEPT) -> None:
         self._what, self._most = what, most
@@ -204,18 +203,15 @@ class Damage:
         return bool(self._kept)
 
     def add(self, line: str) -> None:
-        """Adds a line."""
         if len(self._kept) < self._most:
             self._kept.append(line)
         else:
             self._more += 1
 
     def add_all(self, other: "Damage") -> None:
-        """Adds the lines of another one."""
         for line in other._kept:
             self.add(line)
         self._more += other._more
 
     def lines(self) -> list[str]:
-        """The kept lines, and the number of further ones."""
         return [*self._kept, f"and {self._more:,} more {self._what}"] if self._more else list(self._kept)

@@ -1,4 +1,4 @@
-"""Processes: which ones run, how ours are started, and how many files this one may have open."""
+"""Processes of this machine, and the start of our own."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 def current_folder() -> str:
-    """The folder that this process works in, also where that was removed and the system still has its name."""
+    """Return the working directory, even if it was removed and the system still has its name."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -21,15 +21,15 @@ def current_folder() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process of this machine began, in clock ticks since the machine did; ``None`` where that cannot be known.
+    """Return the start of a process in clock ticks since boot; ``None`` if unknown.
 
-    With it a number that was given to another process later is distinguished from the process that was meant."""
+    It distinguishes a process from a later one with the same number."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def is_running(pid: Any, began: Any = None) -> bool:
-    """The process runs, and began at ``began`` if that is known. An unreaped one does not run."""
+    """Whether the process runs, and started at ``began`` if that is known. A zombie does not run."""
     if not isinstance(pid, int) or pid <= 0:
         return False
     if (fields := _stat(pid)) is not None:
@@ -44,7 +44,7 @@ def is_running(pid: Any, began: Any = None) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What follows the name in the process's ``stat``, see ``proc_pid_stat(5)``; the name may hold anything."""
+    """Fields after the name in ``/proc/PID/stat``, see ``proc_pid_stat(5)``; the name may contain anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -52,19 +52,19 @@ def _stat(pid: int) -> list[str] | None:
 
 
 class Program(NamedTuple):
-    """A process of this machine that this user may look at."""
+    """A process that this user may inspect."""
 
     pid: int
     parent: int
     folder: str
-    """The folder that it works in."""
+    """Working directory."""
     command: tuple[str, ...]
 
 
 def programs() -> Iterator[Program]:
-    """The processes of this machine; none where there is no ``/proc``."""
+    """Yield the processes of this machine; none without ``/proc``."""
     for path in Path("/proc").glob("[0-9]*"):
-        # Another user's, or one that has just ended.
+        # Another user's process, or one that has just exited.
         with contextlib.suppress(OSError):
             command = (path / "cmdline").read_bytes().decode(errors="backslashreplace").split("\0")[:-1]
             if command and (fields := _stat(int(path.name))) is not None:
@@ -72,8 +72,7 @@ def programs() -> Iterator[Program]:
 
 
 def launch() -> str | None:
-    """The start of ``torchrun``, or of what is built on it, that this process is of: the same again in processes that
-    it starts in place of failed ones. ``None`` in others."""
+    """Return the id of this process's ``torchrun`` start, which its restarted processes share, else ``None``."""
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     if launch != "none":
         return None if launch is None else launch[:100]
@@ -83,32 +82,33 @@ def launch() -> str | None:
 
 
 def restarted_launch() -> str | None:
-    """:func:`launch` of a process that was started in place of a failed one; ``None`` in others."""
+    """Return :func:`launch` if this process replaces a failed one, else ``None``."""
     return launch() if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" else None
 
 
 def python_path() -> str:
-    """``PYTHONPATH`` for a process of ours, which has to find our packages also where they are not installed."""
+    """Return ``PYTHONPATH`` for a subprocess that needs our packages, also where they are not installed."""
     return os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
 
 
 def start_module(module: str, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
-    """Starts a module of ours in a session of its own, so that Ctrl-C in the terminal does not reach it, without input.
-    ``options`` are those of :class:`subprocess.Popen`; ``env`` is added to this process's environment."""
+    """Start a module of ours without input, in its own session, so that Ctrl-C does not reach it.
+
+    ``options`` are those of :class:`subprocess.Popen`; ``env`` extends this process's environment."""
     environment = {**os.environ, **options.pop("env", {}), "PYTHONPATH": python_path()}
-    # -P: what lies in the current folder must not take the place of a package.
+    # -P: a file in the current folder must not take the place of a package.
     command = [sys.executable, "-P", "-m", module, *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment, **options)
 
 
 def let_go(process: "subprocess.Popen[bytes]") -> None:
-    """Lets a process continue without this one."""
-    # A return code keeps Popen from warning about it.
+    """Stop watching a process that continues on its own."""
+    # A return code keeps Popen from warning about the process.
     process.returncode = process.poll() or 0
 
 
 def allow_many_connections() -> None:
-    """Lets this process open as many files as the system permits: each connection is one."""
+    """Raise the limit of open files to the maximum: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,5 +1,4 @@
-"""Keeps passwords, keys and tokens out of what is written down about a run: its command line, its configuration, what
-describes it, and the errors that end it."""
+"""Keeps passwords, keys and tokens out of recorded command lines, configurations, descriptions and errors."""
 
 import json
 import os
@@ -10,29 +9,31 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 REDACTED = "***"
-"""What stands in the place of a secret."""
+"""Replaces a secret."""
 
 
 def redact(value: Any) -> Any:
-    """A value without its secrets, ``***`` in their place. They are recognised
+    """Return a value with ``***`` in place of its secrets.
 
-    - by name: what maps have under names such as ``api_key``, ``HF_TOKEN`` or ``password``, with all that is below it.
-      In texts and in lists of words, such as a command line, what follows such a name;
+    They are recognised
+
+    - by name: values of maps under names such as ``api_key``, ``HF_TOKEN`` or ``password``, with all that is below; in
+      texts and lists of words, such as a command line, the words after such a name;
     - by shape: keys and tokens of widespread services, JSON web tokens, PEM blocks, user information and signatures in
       addresses, ``Bearer`` credentials;
-    - by environment: the values of this process's environment variables with such names, wherever they are. Those that
-      name a file are left; short ones count as whole words only.
+    - by environment: values of environment variables with such names, in any place, unless they name a file. Short
+      values count only as whole words.
 
-    What ``max_tokens``, ``sort_key`` or ``pad_token`` name is shown. ``None``, booleans and numbers are shown, but
-    for numbers under ``password``, ``secret`` and the like. Maps become dicts, tuples become lists; what is none of
-    these nor text stays as it is. A named tuple becomes a dict."""
+    Values of ``max_tokens``, ``sort_key`` or ``pad_token`` are shown, and so are ``None``, booleans and numbers, except
+    numbers under ``password``, ``secret`` and the like. Maps and named tuples become dicts, tuples lists; other objects
+    are returned unchanged."""
     return _Redaction().redact(value)
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 _Kind: TypeAlias = Literal["everything", "text"]
-"""What is secret under a name: with ``text``, numbers are shown, in texts too."""
+"""Secret values under a name: ``text`` excludes numbers, also within texts."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -50,28 +51,28 @@ _OF_KEYS = _words(
     "api access account app auth aws azure client deploy encryption gcp hf license master openai pass priv private "
     "secret service shared signing ssh storage wandb"
 )
-"""What ``key`` is written in one word with, where that is a secret."""
+"""Words that are secret before ``key`` in one word."""
 _PATS = _words("gh github gitlab git azure devops databricks")  # what has a personal access token
 _AFTER = _words("value string str v old prod production staging dev live raw plain header")
-"""Words behind a name that change nothing."""
+"""Words at the end of a name that change nothing."""
 _COUNTED = _words(
     "pad padding eos bos unk unknown mask sep cls special image audio video speech stop start end begin boi eoi "
     "fim sub pre de re un num n max min total seen new input output prompt completion generated train eval test batch "
     "context per prediction decoder encoder response reasoning thinking budget count target label drop dropped extra "
     "added suppress"
 )
-"""What ``token`` belongs to in a text that a model reads."""
+"""Words before ``token`` that mean a token of a model's text."""
 _DATA_KEYS = _words(
     "sort primary foreign public label image input output text target metric group join cache partition column "
     "dict state feature index data batch sample field row loss audio video prompt completion message messages "
     "content question answer query value attribute config lookup dispatch registry module param parameter layer "
     "monitor best tag map rng prng random"
 )
-"""What ``key`` belongs to in data."""
+"""Words before ``key`` that mean a key of data."""
 
 
 def _kind(name: str) -> _Kind | None:
-    """What is secret under a name; ``None`` for one that does not sound so."""
+    """Secret values under a name; ``None`` for a name that does not sound secret."""
     words = [word.lower() for word in _WORD.findall(name)]
     if any(word in _ANYWHERE or word.endswith(("secret", "secrets")) for word in words):
         return "everything"
@@ -103,7 +104,6 @@ _CONTAINERS = (list, tuple, Set, Mapping)
 
 
 def _is_secret(kind: _Kind, value: Any) -> bool:
-    """Whether a value of that name is to be hidden."""
     if value is None or isinstance(value, bool):
         return False
     if isinstance(value, str):
@@ -123,12 +123,11 @@ def _is_secret_pair(name: Any, value: Any) -> bool:
 
 
 def is_named_tuple(value: Any) -> bool:
-    """A value is a tuple whose parts have names."""
     return isinstance(value, tuple) and hasattr(value, "_asdict")
 
 
 class _Redaction:
-    """The environment as it is now, and the containers that are being gone through."""
+    """The secrets of the environment, and the containers on the way to the current value."""
 
     def __init__(self) -> None:
         self._known, self._words = _environment_secrets()
@@ -169,8 +168,7 @@ class _Redaction:
         return REDACTED if _is_secret_pair(name, value) else self.redact(value)
 
     def _words_of(self, values: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-        """The parts of a list, as words of a command line: those up to the next option may be the values of the option
-        before; or as pairs of a name and a value."""
+        """Redact a list as words of a command line, where values follow an option, or as pairs of name and value."""
         kind: _Kind | None = None
         for value in values:
             is_option = isinstance(value, str) and value.startswith("-")
@@ -186,7 +184,7 @@ class _Redaction:
 
     def _text(self, text: str) -> str:
         for secret in self._known:
-            # Far faster than a search for any of them, and there are few.
+            # Far faster than one search for any of them, as there are few.
             text = text.replace(secret, REDACTED)
         if self._words is not None:
             text = self._words.sub(REDACTED, text)
@@ -202,8 +200,7 @@ _SHORT = 4
 
 
 def _environment_secrets() -> tuple[list[str], re.Pattern[str] | None]:
-    """The values of variables whose names sound secret, as they may stand in a text, the longest first; and an
-    expression for those that are too short to be looked for within words."""
+    """Values of variables with secret names, as written in texts, the longest first; and a pattern for short ones."""
     known: set[str] = set()
     short: set[str] = set()
     for name, value in os.environ.items():
@@ -224,8 +221,7 @@ def _environment_secrets() -> tuple[list[str], re.Pattern[str] | None]:
 
 # -- texts ------------------------------------------------------------------------------------------------------------
 
-# Each begins where a word does, and repeats nothing that could be divided in more than one way: a search takes a time
-# that is proportional to the text.
+# Each begins at a word and repeats nothing that can be divided in two ways, so that a search takes linear time.
 _SHAPES = re.compile(
     r"""
     -----BEGIN\ [A-Z0-9\ ]{1,60}-----.*?(?:-----END\ [A-Z0-9\ ]{1,60}-----|\Z)
@@ -250,7 +246,7 @@ _SHAPES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# With a password in which "/", "?" or "#" is not quoted, too: what follows the host's colon otherwise is a port.
+# Also with an unquoted "/", "?" or "#" in the password; otherwise a port follows the host's colon.
 _USER_INFORMATION = re.compile(
     r"""(?<=://)(?:[^\s/?#"<>]*@|[^\s/?#"<>:@\[]{0,200}+:(?!\d{0,5}(?:[/?#]|\Z))[^\s"<>]{0,200}@)"""
 )
@@ -266,13 +262,12 @@ _IN_QUERY = re.compile(r"""[^\s&;#"'<>]*+""")
 
 
 def _without_user(found: re.Match[str]) -> str:
-    """Both parts, because a token takes the place of either. ``ssh://git@host`` names an account and has no secret."""
+    """Redact user and password, as either may be a token. The user of ``ssh://git@host`` is not secret."""
     user, before = found[0][:-1], found.string[max(0, found.start() - 6) : found.start()]
     return found[0] if not user or (before == "ssh://" and ":" not in user) else f"{REDACTED}@"
 
 
 def _without_named(text: str) -> str:
-    """The text without what follows names."""
     whole = _WHOLE.match(text)
     if whole and (kind := _kind(whole[0])) and _is_secret(kind, text[whole.end() :].strip()):
         return f"{whole[0]}{REDACTED}"
@@ -294,7 +289,6 @@ def _without_named(text: str) -> str:
 
 
 def _end_of_value(name: re.Match[str], separator: re.Match[str], begin: int) -> int:
-    """Where the value ends that follows a name."""
     text, before = name.string, name.string[max(0, name.start() - 1) : name.start()]
     if before in ("?", "&", ";") and (found := _IN_QUERY.match(text, begin)):
         return found.end()
@@ -307,8 +301,7 @@ def _end_of_value(name: re.Match[str], separator: re.Match[str], begin: int) -> 
 
 
 def _end_of_word(text: str, begin: int, stops: str) -> int:
-    """Where something ends that begins there: at a blank, at one of ``stops``, or at a bracket that was opened before,
-    but not within quotes or brackets of its own."""
+    """Return the end of a word: a blank, one of ``stops``, or an unmatched bracket, outside of quotes and brackets."""
     at, depth = begin, 0
     while at < len(text):
         letter = text[at]

@@ -1,4 +1,4 @@
-"""Small JSON files in the folders of runs and checkpoints, each read and replaced as a whole."""
+"""Small JSON files in the folders of runs and checkpoints, read and replaced as a whole."""
 
 import contextlib
 import logging
@@ -26,7 +26,7 @@ class JsonFile(Generic[Content]):
         self._decode = msgspec.json.Decoder(form).decode
 
     def read(self, run: Path) -> Content | None:
-        """The value; ``None`` without a file. Raises RunDirectoryError: it cannot be read."""
+        """Return the value; ``None`` without a file. Raises RunDirectoryError if it cannot be read."""
         path = run / self.name
         try:
             return self._decode(read_file(path, self._max_bytes))
@@ -40,7 +40,7 @@ class JsonFile(Generic[Content]):
             ) from None
 
     def find(self, run: Path) -> Content | None:
-        """The value; ``None`` without a file, and for one that cannot be read, which is logged."""
+        """Return the value; ``None`` without a file, and for an unreadable one, which is logged."""
         try:
             return self.read(run)
         except RunDirectoryError as error:
@@ -48,15 +48,14 @@ class JsonFile(Generic[Content]):
             return None
 
     def write(self, run: Path, value: Content) -> None:
-        """Replaces the file, for its only writer. Raises RunDirectoryError: it cannot be written."""
+        """Replace the file. For a single writer. Raises RunDirectoryError if it cannot be written."""
         with self._opened(run) as directory:
             self._replace(directory, value)
 
     def update(self, run: Path, change: Callable[[Content | None], Content]) -> Content:
-        """Replaces the value by what ``change`` makes of it, and returns that. Safe for several processes at once. A
-        file that cannot be read is left as it is.
+        """Replace the value by ``change(value)`` and return it. Safe for several processes.
 
-        Raises RunDirectoryError: it cannot be read or written."""
+        Raises RunDirectoryError if the file cannot be read, which leaves it unchanged, or written."""
         with self._opened(run) as directory:
             check_owner(directory)
             lock_directory(directory)
@@ -65,7 +64,7 @@ class JsonFile(Generic[Content]):
         return value
 
     def try_update(self, run: Path, change: Callable[[Content | None], Content]) -> None:
-        """As :meth:`update`; a failure is logged."""
+        """As :meth:`update`, but logs a failure."""
         try:
             self.update(run, change)
         except RunDirectoryError as error:

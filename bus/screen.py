@@ -1,4 +1,4 @@
-"""Lines at the bottom of a terminal that are drawn again and again, and everything else above them."""
+"""Lines at the bottom of a terminal that are redrawn, with all other output above them."""
 
 import logging
 import os
@@ -15,12 +15,11 @@ _ERASE_BELOW = "\x1b[J"
 
 
 class Screen:
-    """The lower lines of the terminal behind ``stream``.
+    """The lower lines of the terminal behind ``stream``. For several threads.
 
-    While it is open, what this process prints on a terminal through ``sys.stdout`` and ``sys.stderr`` appears above
-    them, and so do the records of this project's loggers, wherever a handler writes them. The cursor is never hidden
-    and no mode is changed, so a process that is killed leaves a terminal that works.
-    For several threads."""
+    While it is open, output of this process to a terminal through ``sys.stdout`` and ``sys.stderr`` appears above them,
+    and so do records of this project's loggers, wherever a handler writes them. The cursor stays visible and no mode is
+    changed, so that a killed process leaves a working terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream.stream if isinstance(stream, AboveLastLine) else stream
@@ -37,25 +36,25 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Most characters of a line; one that reached the last column would wrap."""
+        """Maximum length of a line; a line that reached the last column would wrap."""
         return columns_of(self.stream) - 1
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Shows these in the place of those that are there."""
+        """Replace the drawn lines."""
         with self._lock:
             self._lines = list(lines)
             if self._at_line_start:
                 self._put(self._erased() + self._drawing())
 
     def leave(self, lines: Sequence[str]) -> None:
-        """Prints lines that stay, above the drawn ones."""
+        """Print lines that stay, above the drawn ones."""
         if lines:
             self.write(self.stream, "".join(f"{line}\n" for line in lines))
 
     def write(self, stream: TextIO, text: str) -> int:
-        """Prints a text that stays on one of the terminal's streams; the lines come back with its next line break."""
+        """Print a text that stays. The drawn lines return with its next line break."""
         if os.getpid() != self._process:
-            # A forked child has a copy of the lines, and perhaps of a lock that is held.
+            # A forked child has a copy of the lines, and perhaps of a locked lock.
             return stream.write(text)
         with self._lock:
             if self._drawn:
@@ -69,7 +68,7 @@ class Screen:
             return written
 
     def close(self) -> None:
-        """Erases the lines, and lets the process print as before."""
+        """Erase the lines and restore the streams."""
         with self._lock:
             self.draw([])
             for name, original in self._replaced.items():
@@ -81,8 +80,7 @@ class Screen:
                 logging.getLogger(name).removeFilter(self._make_way)
 
     def _make_way(self, _record: logging.LogRecord) -> bool:
-        """Erases the lines before a record that a handler may write past the streams; the next drawing brings them
-        back."""
+        """Erase the lines before a record, as a handler may write past the streams; the next drawing restores them."""
         if os.getpid() == self._process:
             with self._lock:
                 self._put(self._erased())
@@ -96,7 +94,7 @@ class Screen:
         return f"{_TO_LINE_START}{up}{_ERASE_BELOW}"
 
     def _drawing(self) -> str:
-        # Of a line that wraps there would be one more to erase.
+        # A line that wraps would be one more to erase.
         width = self.width
         self._drawn = len(self._lines)
         return "\n".join(line[:width] for line in self._lines)
@@ -108,8 +106,6 @@ class Screen:
 
 
 class _Above:
-    """A stream whose texts come above the drawn lines."""
-
     def __init__(self, stream: TextIO, screen: Screen) -> None:
         self._stream = stream
         self.screen = screen

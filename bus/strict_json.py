@@ -1,4 +1,4 @@
-"""Values as strict JSON, which every program can read, and maps without maps in them, for tables."""
+"""Values as strict JSON, and nested maps as flat ones, for tables."""
 
 import base64
 import json
@@ -10,9 +10,10 @@ _EXACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=Fa
 
 
 def plain(value: Any) -> Any:
-    """The same in nothing but what JSON has: NaN and infinities are the strings ``NaN``, ``Infinity`` and
-    ``-Infinity``, bytes are base64, anything else is its text. Text that is not Unicode, such as some paths, is
-    escaped."""
+    """Convert a value to what JSON has.
+
+    NaN and infinities become the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes base64, other objects text.
+    Characters that are not Unicode, as in some paths, are escaped."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -27,8 +28,7 @@ def plain(value: Any) -> Any:
 
 
 def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without maps: what is in them has the names that lead to it, joined by ``/``. Two values of one such name
-    get names of their own."""
+    """Return a map without nested ones; their keys are joined by ``/``. Repeated names get a ``'``."""
     flat: dict[str, Any] = {}
     _flatten_into(row, "", flat)
     return flat
@@ -46,8 +46,7 @@ def _flatten_into(values: Mapping[Any, Any], prefix: str, flat: dict[str, Any]) 
 
 
 def json_text(value: Any) -> str:
-    """A value as strict JSON: NaN and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes are
-    base64."""
+    """Return a value as strict JSON, see :func:`plain`."""
     try:
         return _EXACT.encode(value)
     except (TypeError, ValueError):

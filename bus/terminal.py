@@ -1,4 +1,4 @@
-"""What the commands ``bus``, ``trainer`` and ``consumer`` share: how they end and how they report errors."""
+"""The common parts of the commands: help, errors, signals and exit codes."""
 
 import contextlib
 import signal
@@ -15,20 +15,20 @@ from offloop.bus.printing import one_line, say
 _A_MOMENT = 0.01
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-"""Context settings of a command, also of one that is used apart from its group."""
+"""Context settings of a command, also of one used apart from its group."""
 
 _COLUMN = 30  # the widest first column of the help: wider options have a line of their own, as in click
 
 _HELP_IS_WANTED: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""What a group raises that is given no command, in newer versions of click. Its message is the help."""
+"""Raised by newer versions of click for a group without a command. Its message is the help."""
 
 
 class CliCommand(click.Command):
-    """A command whose help has the frequent options first, and the others under "More options".
+    """A command whose help lists the frequent options first, and the others under "More options".
 
     Args:
-        frequent: Names of the frequent options, such as ``--where``, in the order of the help. Without any, there is
-            one list of options."""
+        frequent: Names of the frequent options, such as ``--where``, in the order of the help. Without any, the help
+            has one list of options."""
 
     def __init__(self, *arguments: Any, frequent: Sequence[str] = (), **settings: Any) -> None:
         settings["context_settings"] = {**HELP, **(settings.get("context_settings") or {})}
@@ -36,14 +36,12 @@ class CliCommand(click.Command):
         self._frequent = frequent
 
     def split_options(self, ctx: click.Context) -> tuple[list[click.Option], list[click.Option]]:
-        """The frequent options, and the others."""
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         by_name = {name: one for one in options for name in one.opts}
         first = [by_name[name] for name in self._frequent] or options
         return first, [one for one in options if one not in first]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the frequent options, then the others."""
         first, others = self.split_options(ctx)
         write_options({"Options": first, "More options": others}, ctx, formatter)
 
@@ -51,7 +49,7 @@ class CliCommand(click.Command):
 def write_options(
     sections: Mapping[str, Sequence[click.Option]], ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Writes options under headings, all in the same columns."""
+    """Write options under headings, all in the same columns."""
     records = {
         heading: [record for one in options if (record := one.get_help_record(ctx))]
         for heading, options in sections.items()
@@ -68,9 +66,10 @@ EXIT_LOST = 3
 
 
 def run_command(command: click.Command) -> NoReturn:
-    """Runs a click command as a program: one line on standard error and exit code 1 for an error that the user can
-    repair, 2 for wrong usage, with the help where nothing was given, 130 after Ctrl-C; a traceback only for a defect of
-    ours."""
+    """Run a click command as a program.
+
+    An error that the user can repair is one line on standard error with exit code 1; wrong usage exits with 2, Ctrl-C
+    with 130. Only a defect of ours shows a traceback."""
     try:
         with _no_interrupt_lost():
             code = command.main(standalone_mode=False)
@@ -94,8 +93,7 @@ def run_command(command: click.Command) -> NoReturn:
 
 @contextlib.contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Has a ``KeyboardInterrupt`` raised again that comes where nothing can be raised, such as in the callback with
-    which Python's import system forgets the lock of a module: Python would print it and continue."""
+    """Raise a ``KeyboardInterrupt`` again where Python only prints it, such as in the callback of a weak reference."""
     before = sys.unraisablehook
     main = threading.get_ident()
 
@@ -103,7 +101,7 @@ def _no_interrupt_lost() -> Iterator[None]:
         if not issubclass(ignored.exc_type, KeyboardInterrupt):
             before(ignored)
             return
-        # A moment later, when the callback has been left. The signal also ends what the main thread waits in.
+        # A moment later, after the callback. The signal also ends a wait of the main thread.
         again = threading.Timer(_A_MOMENT, signal.pthread_kill, (main, signal.SIGINT))
         again.daemon = True
         again.start()
@@ -117,7 +115,7 @@ def _no_interrupt_lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handle_signals(handler: Callable[..., object], *signals: signal.Signals) -> Iterator[None]:
-    """Handles signals within this, but for those that are ignored."""
+    """Handle signals within the block, except ignored ones."""
     before = {number: old for number in signals if (old := signal.getsignal(number)) is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, handler)
@@ -130,8 +128,9 @@ def handle_signals(handler: Callable[..., object], *signals: signal.Signals) -> 
 
 @contextlib.contextmanager
 def exit_on_signal(words: str) -> Iterator[None]:
-    """Around what waits and has nothing to lose: there Ctrl-C and SIGTERM end the command in order, with ``words`` on
-    standard error and exit code 130, or 0 for SIGTERM, with which services are ended that are to end."""
+    """End a waiting command that has nothing to lose.
+
+    Ctrl-C exits with code 130, SIGTERM with 0, as service managers expect. Both print ``words`` on standard error."""
 
     def end(_number: int, _frame: object) -> NoReturn:
         say(words, err=True)
@@ -146,7 +145,6 @@ def exit_on_signal(words: str) -> Iterator[None]:
 
 
 def describe_os_error(error: OSError) -> str:
-    """The system's refusal in words."""
     if error.filename is None or error.strerror is None:
         return error.strerror or str(error)
     return f"{error.filename} cannot be used: {error.strerror}"

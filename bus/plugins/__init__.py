@@ -1,3 +1,1 @@
-"""Classes by name, and their options from text: how commands find callbacks, loggers and algorithms.
-
-Begin with ``registry``."""
+"""Classes by name, and their options from text, for callbacks, loggers and algorithms. Begin with ``registry``."""

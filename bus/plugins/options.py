@@ -1,4 +1,4 @@
-"""Options that objects are made with: the constructor's parameters, their types, and values read from text."""
+"""Options of plug-ins: parameters of the constructor, with values read from text."""
 
 import datetime
 import enum
@@ -15,25 +15,23 @@ from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.bus.types.time import Time
 
 REQUIRED = inspect.Parameter.empty
-"""The default of an option that has none."""
 
 
 @dataclass(frozen=True)
 class PluginOption:
-    """One parameter of a constructor that can be set from the command line."""
+    """A parameter of a constructor that the command line can set."""
 
     name: str
     type: Any
-    """Its annotation; without one, the type of its default."""
+    """The annotation, else the type of the default."""
     default: Any = REQUIRED
 
     @property
     def kind(self) -> str:
-        """Its type in words."""
         return _kind(self.type)
 
     def __str__(self) -> str:
-        """``window_size=100``; an option that has to be given shows no value."""
+        """``window_size=100``; a required option shows no value."""
         if self.default is REQUIRED:
             return f"{self.name}=..."
         if isinstance(self.default, list | tuple):
@@ -42,7 +40,7 @@ class PluginOption:
 
 
 def options_of(made: type) -> list[PluginOption]:
-    """The options of a class: the named parameters of its constructor."""
+    """Return the named parameters of a class's constructor."""
     try:
         hints = get_type_hints(made.__init__)  # type: ignore[misc]
     except NameError:
@@ -53,9 +51,7 @@ def options_of(made: type) -> list[PluginOption]:
 
 
 def parse_assignment(text: str) -> tuple[str, str, str]:
-    """Splits ``speed.window_size=50`` into owner, option and value.
-
-    Raises ConfigurationError: the text has another form."""
+    """Split ``speed.window_size=50`` into owner, option and value. Raises ConfigurationError for another form."""
     left, equals, value = text.partition("=")
     owner, dot, option = left.strip().rpartition(".")
     if not (equals and dot and owner and option):
@@ -64,9 +60,9 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
 
 
 def convert_options(owner: str, options: Sequence[PluginOption], texts: Mapping[str, str]) -> dict[str, Any]:
-    """The constructor's arguments from texts.
+    """Return the constructor's arguments from texts.
 
-    Raises ConfigurationError: there is no such option, one has to be given, or a text is not a value of its type."""
+    Raises ConfigurationError: an option is unknown or missing, or a text is not a value of its type."""
     known = {option.name: option for option in options}
     for name in texts:
         if name not in known:
@@ -91,7 +87,7 @@ def convert_options(owner: str, options: Sequence[PluginOption], texts: Mapping[
 
 
 def _convert(text: str, kind: Any) -> Any:
-    """Raises ValueError if the text is not a value of that type."""
+    """Convert a text. Raises ValueError if it is not a value of the type."""
     if kind in (Any, inspect.Parameter.empty):
         kind = int | float | bool | str
     if get_origin(kind) in (Union, types.UnionType):
@@ -133,7 +129,7 @@ _WORDS = {
     Time: "a time such as 10ba",
     type(None): "none",
 }
-# What a time can be given as beside a Time: written down, they are all the same.
+# Alternatives to a Time that are written in the same way.
 _TIMES = {datetime.timedelta, str, float, int}
 _UNWRITABLE = ", only from Python"
 

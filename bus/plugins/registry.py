@@ -1,4 +1,4 @@
-"""Classes that are found by name: by a short one, from plug-ins, or by where they are."""
+"""Classes found by a short name, as plug-ins, or by module or file."""
 
 import importlib
 import importlib.util
@@ -26,29 +26,26 @@ _log = logging.getLogger("offloop")
 
 @dataclass(frozen=True)
 class Entry:
-    """One class in a list of them."""
-
     name: str
     summary: str
-    """First sentence of the class's docstring and the package of a plug-in, in one line, or why the class cannot be
-    loaded."""
+    """First sentence of the class's docstring, and the package of a plug-in; or why it cannot be loaded."""
     options: tuple[PluginOption, ...]
 
 
 class Registry(Generic[T]):
-    """Finds classes of one kind and makes objects of them.
+    """Finds classes of one kind and creates objects.
 
     A name is a short name (of ours, or of an entry point in ``group``), ``package.module:Class``, or
     ``path/to/file.py:Class``.
 
     Args:
-        kind: what messages call such an object.
-        base: what the classes have to inherit from.
-        group: the entry points by which other packages add theirs. Nothing of theirs is imported before it is asked
-            for. A name that is ours, or that another package has already, is left out.
-        own: short names, and for each ``package.module:Class``.
+        kind: the word for such an object in messages.
+        base: base class of all classes.
+        group: entry points of other packages. They are imported only when requested. A name of ours, or of an earlier
+            package, takes precedence.
+        own: short name to ``package.module:Class``.
         adapt: makes a class of ours of one that does not inherit from ``base``, or returns ``None``.
-        importing: what surrounds the import of other people's modules."""
+        importing: context manager around imports of other people's modules."""
 
     def __init__(
         self,
@@ -68,9 +65,9 @@ class Registry(Generic[T]):
         self._importing = importing
 
     def find(self, name: str) -> type[T]:
-        """The class of that name.
+        """Return the class of that name.
 
-        Raises ConfigurationError: there is none, it cannot be imported, or it is of another kind."""
+        Raises ConfigurationError: it does not exist, cannot be imported, or is of another kind."""
         if name in self._own:
             return self._load(name, self._own[name])
         if ":" in name:
@@ -90,9 +87,9 @@ class Registry(Generic[T]):
         return self._load(name, plugins[name].value)
 
     def create(self, name: str, options: Mapping[str, str]) -> T:
-        """Makes one, with options as they stand on a command line.
+        """Create an object with options from a command line.
 
-        Raises ConfigurationError: as :meth:`find`, and for options that it does not have or does not take."""
+        Raises ConfigurationError as :meth:`find`, and for wrong options."""
         found = self.find(name)
         arguments = convert_options(name, options_of(found), options)
         try:
@@ -101,21 +98,20 @@ class Registry(Generic[T]):
             raise ConfigurationError(f"{self.kind} {name}: {error}", name=name) from error
 
     def create_all(self, names: Iterable[str], assignments: Sequence[str]) -> list[T]:
-        """Makes those of these names, each once, with options such as ``speed.window_size=50``.
+        """Create one object for each name, with options such as ``speed.window_size=50``.
 
-        Raises ConfigurationError: a name, an option or a value is not allowed, or an option belongs to none of the
-        names."""
+        Raises ConfigurationError: a name, option or value is not allowed, or no name has the option."""
         chosen = {name: self.find(name) for name in names}
         options = options_for(chosen, assignments)
         return [self.create(name, options[name]) for name in chosen]
 
     def entries(self) -> list[Entry]:
-        """Everything with a short name, in alphabetical order; a plug-in that cannot be loaded says why."""
+        """Return all classes with short names, sorted; a plug-in that cannot be loaded has the reason."""
         plugins = self._plugins()
         return [self._entry(name, plugins.get(name)) for name in sorted([*self._own, *plugins])]
 
     def listing(self) -> list[str]:
-        """The lines of a list of :meth:`entries`: names and what they do, below each its options."""
+        """Return :meth:`entries` as lines, each with its options below."""
         entries = self.entries()
         width = max((len(entry.name) for entry in entries), default=0) + 3
         lines = []
@@ -133,9 +129,8 @@ class Registry(Generic[T]):
             return Entry(name, f"cannot be used{package}: {error}", ())
 
     def _plugins(self) -> dict[str, EntryPoint]:
-        """The entry points by name."""
-        # Of two installations of a package the first on the path counts; of two packages with one name the first by
-        # the package's name, and before these ours.
+        # Of two installations of a package the first on the path counts. Of two packages with the same name for a
+        # plug-in, the first by the package's name.
         packages = {str(one.name): one for one in reversed([*distributions()])}
         found: dict[str, EntryPoint] = {}
         for package, one in sorted(packages.items()):
@@ -150,7 +145,7 @@ class Registry(Generic[T]):
         return found
 
     def _load(self, name: str, target: str) -> type[T]:
-        # Behind the class, an entry point may name extras: "module:Class [extra]".
+        # An entry point may name extras after the class: "module:Class [extra]".
         place, _, attribute = (part.strip() for part in target.partition("[")[0].rpartition(":"))
         with nullcontext() if name in self._own else self._importing():
             module = self._import(name, place)
@@ -196,7 +191,7 @@ def _summary(found: type) -> str:
 
 
 def _line_in(error: BaseException) -> str:
-    """Where an import went wrong, unless the error says so itself or it was not found at all."""
+    """Return the place in the imported module, unless the error names it or the module was not found."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     where = frames[-1] if frames else None
     if where is None or isinstance(error, SyntaxError) or where.filename in (__file__, importlib.__file__):
@@ -205,14 +200,14 @@ def _line_in(error: BaseException) -> str:
 
 
 def _import_module(name: str) -> ModuleType:
-    # An installed command does not look for modules where it is called; `python -m` does, and people expect it.
+    # Unlike `python -m`, an installed command does not search the current folder, but people expect it.
     _look_in(current_folder())
     return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:
     path = path.resolve()
-    # Under a name of its own, so that a file called json.py does not take the place of the library's json.
+    # Under its own name, so that a file called json.py does not replace the library's json.
     name = f"offloop_file_{path.stem}_{zlib.crc32(bytes(path)):08x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -237,8 +232,9 @@ def _look_in(directory: str) -> None:
 
 
 def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The options of each of the chosen classes by its name, from texts such as ``speed.window_size=50``. A class's own
-    name can stand for the name that it was chosen by: ``Mine.size=3`` belongs to ``my.module:Mine``.
+    """Return the options of each chosen class, from texts such as ``speed.window_size=50``.
+
+    A class may go by its own name: ``Mine.size=3`` belongs to ``my.module:Mine``.
 
     Raises ConfigurationError: a text is not an option, or belongs to none of the classes."""
     options: dict[str, dict[str, str]] = {}

@@ -1,3 +1,1 @@
-"""Values without input or output: events, training time, intervals, demand, commands, what consumers report.
-
-Begin with ``event`` and ``timestamp``."""
+"""Values without input or output: events, training time, intervals, demand, commands. Begin with ``event``."""

@@ -1,7 +1,6 @@
-"""Commands to the trainer of a live run, and their outcomes.
+"""Commands to the training of a live run, and their outcomes.
 
-sender -> broker -> publishers -> applied at a boundary of the loop -> recorded in the stream -> reported to the sender
-"""
+sender -> broker -> publishers -> applied between two batches -> recorded in the stream -> reported to the sender"""
 
 import os
 from collections.abc import Mapping
@@ -19,48 +18,47 @@ COMMANDS: Mapping[str, str] = {
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
     "dump": "writes the flight recorder's batches, even while the loop hangs",
 }
-"""The commands, and their effects as ``offloop send --help`` shows them: at the next boundary between two batches, but
-for ``dump``, which the broker obeys."""
+"""Commands and their effects, as ``offloop send --help`` shows them. All but ``dump`` take effect between two
+batches."""
 
 DUMP = "dump"
 DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
-"""Reasons for writing a flight recorder: the argument of ``dump``."""
+"""Reasons for writing a flight recording: the argument of ``dump``."""
 
 WAIT_SECONDS = 30.0
-"""Default wait of a sender for its command to take effect."""
+"""Default time that a sender waits for its command to take effect."""
 
 MAX_ARGUMENTS = 8
 MAX_TEXT = 1000
 
 Argument: TypeAlias = str | int | float | bool | None
-"""The type of a command's arguments."""
 
 
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, rename={"name": "command"}):
-    """One command on its way."""
+    """A command to a training."""
 
     name: _Text
     arguments: Annotated[tuple[_Text | int | float | bool | None, ...], msgspec.Meta(max_length=MAX_ARGUMENTS)] = ()
     id: _Text = ""
-    """Its identity on the way and in the stream."""
+    """Identifies the command on its way and in the stream."""
     decided_at: int | None = None
-    """Batches trained at the event at which a callback sent it; ``None`` for a person's."""
+    """Batches trained at the event at which a callback sent it; ``None`` for a command from a person."""
     reason: _Text | None = None
-    """Why it was sent, and by whom."""
+    """Reason for the command, and its sender."""
 
     @classmethod
     def from_wire(cls, content: Any) -> "Command":
-        """Reads :meth:`to_wire`. Raises ProtocolError for anything else."""
+        """Read the form that :meth:`to_wire` returns. Raises ProtocolError for any other."""
         try:
             return msgspec.convert(content, cls)
         except (msgspec.ValidationError, RecursionError) as error:
             raise ProtocolError(f"a command is malformed: {error}") from None
 
     def to_wire(self) -> dict[str, Any]:
-        """As it travels."""
+        """Return the command as it is sent."""
         return {"arguments": (), "id": "", **msgspec.to_builtins(self)}
 
     def __str__(self) -> str:
@@ -72,19 +70,19 @@ class Outcome(NamedTuple):
 
     command: Command
     event: str | None
-    """The event at which it was applied; ``None`` when it has not been answered yet."""
+    """The event at which it was applied; ``None`` before it is answered."""
     batch: int | None
-    """Batches trained then."""
+    """Batches trained at that event."""
     error: str | None = None
     """Why it was not applied."""
     time_ns: int | None = None
-    """When it was answered, in nanoseconds since 1970 (UTC), if the stream has it."""
+    """Time of the answer in nanoseconds since 1970 (UTC); ``None`` if the stream does not have it."""
     done: str | None = None
-    """The file that was written, of a command that writes one."""
+    """Path of the file that the command wrote."""
 
     @property
     def delay(self) -> int | None:
-        """Batches between the decision and its effect."""
+        """Batches between the decision and the effect."""
         decided_at = self.command.decided_at
         return None if decided_at is None or self.batch is None else self.batch - decided_at
 
@@ -93,7 +91,7 @@ class Outcome(NamedTuple):
 
     @property
     def with_reason(self) -> str:
-        """As text, with the reason for the command, for readers other than its sender."""
+        """The outcome as text, with the reason for the command, for readers other than its sender."""
         reason = self.command.reason
         return self._described(f"'{self.command}' ({reason})" if reason else f"'{self.command}'")
 
@@ -109,7 +107,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def from_wire(cls, command: Command, content: Mapping[str, Any]) -> "Outcome":
-        """Reads an ``applied`` message."""
+        """Read an ``applied`` message."""
         event, error, done = (
             None if (value := content.get(name)) is None else str(value)[:MAX_TEXT]
             for name in ("event", "error", "done")
@@ -119,9 +117,7 @@ class Outcome(NamedTuple):
 
 
 def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = None) -> Command:
-    """The command of that name. A ``reason`` of more than 1,000 characters is shortened.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when there is none, or with other arguments than it takes."""
+    """Return a checked command. Raises ConfigurationError for an unknown name or arguments that it does not take."""
     if name not in COMMANDS:
         raise ConfigurationError(
             f"command {name!r} is unknown: {close_matches(name, list(COMMANDS))}use {', '.join(COMMANDS)}"
@@ -144,7 +140,6 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
 
 
 def new_command_id() -> str:
-    """A new identity of a command."""
     return os.urandom(8).hex()
 
 

@@ -1,4 +1,4 @@
-"""Demand: the events and fields that consumers request, and how often; and how far each consumer is."""
+"""Demand: the events and fields that consumers request, and how often; and the progress of each consumer."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -20,23 +20,25 @@ MAX_DELAY = 1.0
 _DELAY_KEY = "max_delay"
 
 BASE_EVENTS: frozenset[Event] = frozenset(Event) - (BATCH_EVENTS - {Event.BATCH_END})
-"""The events that are always published and recorded, so that late readers have a complete history. The
-others fire several times a batch, or once in each batch beside BATCH_END: they are published while they are
-requested."""
+"""Events that are always published and recorded, so that late readers have a complete history.
+
+All others occur several times a batch, or once in each batch besides ``BATCH_END``, and are published on request."""
 
 
 @dataclass(frozen=True)
 class EventDemand:
     """The demand of a consumer for one event.
 
-    ``every`` is the interval: 10 stands for the batches 10, 20, ... of the training (or of the evaluation or prediction
-    that the event belongs to), a text such as ``2ep``, ``0.25dur`` or ``1ep+end`` for a share of the training time, see
-    :func:`offloop.bus.types.intervals.is_due`. Base events, and with a number events that belong to no batch, come
-    every time. ``fields`` names further fields and how often each: one that is due brings its event with it. With
-    ``None`` the event is requested only for its fields: where none of them is available, it is not published.
+    Args:
+        every: The interval. 10 means batches 10, 20, ... of the training, or of the evaluation or prediction that the
+            event belongs to. A text such as ``2ep``, ``0.25dur`` or ``1ep+end`` is a share of the training time, see
+            :func:`offloop.bus.types.intervals.is_due`. Base events are due every time; so are, with a number, events
+            that belong to no batch. With ``None`` the event is requested only for its fields, and is not published
+            where none of them is available.
+        fields: Further fields, and the interval of each. A field that is due makes its event due.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for an interval that is none or a field that cannot have that
-    name."""
+    Raises:
+        ConfigurationError: An interval or the name of a field is invalid."""
 
     every: int | str | None = 1
     fields: Mapping[str, int | str] = field(default_factory=dict)
@@ -61,9 +63,7 @@ class EventDemand:
 
 
 def check_max_delay(seconds: Any, argument: str = "max_delay") -> float:
-    """Returns a delay of events in seconds.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else than a number from 0 to 1."""
+    """Return a delay of events in seconds. Raises ConfigurationError unless it is a number from 0 to 1."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_DELAY:
         raise ConfigurationError(
             f"{argument} is {seconds!r}; it is in seconds: use 0 to {MAX_DELAY:g}, 0 sends every event at once"
@@ -72,12 +72,11 @@ def check_max_delay(seconds: Any, argument: str = "max_delay") -> float:
 
 
 def shortest_delay(delays: Iterable[float | None]) -> float | None:
-    """The shortest of several delays; ``None`` where none of them is given."""
     return min((delay for delay in delays if delay is not None), default=None)
 
 
 _Intervals: TypeAlias = tuple[int | str, ...]
-"""Sorted numbers, none of them a multiple of another one, then sorted times; due when one of them is."""
+"""Sorted numbers, none a multiple of another, then sorted times. Due when one of them is."""
 _EVERY_BATCH: _Intervals = (1,)
 
 
@@ -101,24 +100,23 @@ def _are_due(intervals: _Intervals, number: int, position: EventPosition | None)
 
 
 class _EventIntervals(NamedTuple):
-    """The merged demand for one event: when it is due by itself, and when each of its fields is."""
+    """The merged demand for one event: the intervals of the event itself, of its fields, and of both."""
 
     own: _Intervals
     fields: Mapping[str, _Intervals]
     intervals: _Intervals
-    """When it is due, by itself or because a field brings it."""
 
     @classmethod
     def merge(cls, event: Event, own: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> Self:
         of_fields = MappingProxyType({name: _simplify(every) for name, every in fields.items()})
-        if event in BASE_EVENTS:  # they come in any case
+        if event in BASE_EVENTS:  # always due
             return cls(_EVERY_BATCH, of_fields, _EVERY_BATCH)
         own = _simplify(own)
         return cls(own, of_fields, _simplify(chain(own, *of_fields.values())))
 
     @classmethod
     def check(cls, event: Event, own: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> Self:
-        """As :meth:`merge`, of intervals that come from elsewhere. Raises ConfigurationError: one of them is none."""
+        """As :meth:`merge`, for intervals of a peer. Raises ConfigurationError for an invalid one."""
         checked = {name: [check_interval(one, event) for one in every] for name, every in fields.items()}
         return cls.merge(event, [check_interval(one, event) for one in own], checked)
 
@@ -126,16 +124,13 @@ class _EventIntervals(NamedTuple):
 class Demand:
     """The requested events and fields, how often each, and how soon. Immutable.
 
-    Intervals are kept apart when demands are merged: two consumers that request every 10th and every 15th batch cause
-    10, 15, 20, 30, ... and no more. Of their delays the shortest remains.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a ``max_delay`` that is not from 0 to 1."""
+    Merged demands keep their intervals: consumers that request every 10th and every 15th batch cause 10, 15, 20, 30,
+    ... and no more. The shortest delay applies."""
 
     __slots__ = ("_by_event", "max_delay")
     _by_event: Mapping[Event, _EventIntervals]
     max_delay: float | None
-    """By how many seconds events of a fast loop may be late, because they are sent together; ``None`` for as late as
-    the publisher sends them by itself."""
+    """Maximum delay in seconds of events that a fast loop sends together; ``None``: the publisher's default."""
 
     def __init__(self, events: Mapping[Event, EventDemand] | None = None, max_delay: float | None = None) -> None:
         self._by_event = {
@@ -148,12 +143,11 @@ class Demand:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Demand":
-        """A demand for events at every batch, without further fields."""
         return cls(dict.fromkeys(events, EventDemand()))
 
     @classmethod
     def merge(cls, demands: Iterable["Demand"]) -> "Demand":
-        """A demand that is due exactly when one of these is, and as soon as the one with the shortest delay."""
+        """Return a demand that is due exactly when one of these is."""
         demands = tuple(demands)
         own: dict[Event, list[int | str]] = {}
         fields: dict[Event, dict[str, list[int | str]]] = {}
@@ -173,60 +167,55 @@ class Demand:
 
     @property
     def content(self) -> "Demand":
-        """The same without :attr:`max_delay`: it decides what a stream contains."""
         return self._of(self._by_event, None)
 
     @property
     def events(self) -> frozenset[Event]:
-        """The requested events."""
         return frozenset(self._by_event)
 
     @property
     def fields(self) -> frozenset[str]:
-        """The requested fields, of any event."""
         return frozenset(name for found in self._by_event.values() for name in found.fields)
 
     def without(self, fields: Set[str]) -> "Demand":
-        """The same without events that are requested only for these fields."""
+        """Return the demand without events that are requested only for these fields."""
         return self._of(
             {event: found for event, found in self._by_event.items() if found.own or not fields >= found.fields.keys()},
             self.max_delay,
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """The event is due at a batch, by its :func:`offloop.bus.types.intervals.batch_number`; ``position`` is for
-        intervals other than numbers of batches."""
+        """Whether the event is due at a batch number. Intervals other than numbers need a ``position``."""
         found = self._by_event.get(event)
         return found is not None and _are_due(found.intervals, number, position)
 
     def due_fields(self, event: Event, number: int, position: EventPosition | None = None) -> tuple[str, ...]:
-        """The fields that are due at an event, judged as by :meth:`is_due`."""
+        """Return the fields that are due at an event, see :meth:`is_due`."""
         found = self._by_event.get(event)
         if found is None:
             return ()
         return tuple(name for name, intervals in found.fields.items() if _are_due(intervals, number, position))
 
     def has_field(self, event: Event, name: str) -> bool:
-        """The field is requested of the event."""
         found = self._by_event.get(event)
         return found is not None and name in found.fields
 
     def is_at_every_batch(self, event: Event) -> bool:
-        """A requested event is due at every batch, with fields or without."""
+        """Whether a requested event is due at every batch, with or without fields."""
         return self._by_event[event].intervals == _EVERY_BATCH
 
     def is_always_same(self, event: Event) -> bool:
-        """A requested event is due at every batch and has no fields: then nothing has to be counted."""
         return self.is_at_every_batch(event) and not self._by_event[event].fields
 
     def is_timed(self, event: Event) -> bool:
-        """The event is requested at intervals for which the number of the batch is not enough."""
         found = self._by_event.get(event)
         return found is not None and any(isinstance(one, str) for one in chain(found.intervals, *found.fields.values()))
 
     def to_wire(self) -> dict[str, Any]:
-        """As it travels: event to ``every``, a list of numbers and texts, empty for an event that is requested
-        only for its fields, and ``fields``, a map of name to such lists; and ``max_delay`` if it has one."""
+        """Return ``max_delay``, and event to ``every`` and ``fields``.
+
+        ``every`` is a list of numbers and texts, empty where the event is requested only for its fields; ``fields`` is
+        a map of name to such lists."""
         delay = {} if self.max_delay is None else {_DELAY_KEY: self.max_delay}
         return delay | {
             event.value: {
@@ -238,10 +227,9 @@ class Demand:
 
     @classmethod
     def from_wire(cls, value: Any) -> "Demand":
-        """Reads :meth:`to_wire`. Unknown events are skipped.
+        """Read the form that :meth:`to_wire` returns. Unknown events are skipped.
 
-        Raises :class:`offloop.bus.errors.ProtocolError` for anything else, and for more than the limits of this
-        module."""
+        Raises ProtocolError for any other form, and above the limits of this module."""
         try:
             parts = dict(msgspec.convert(value, dict[Any, Any]))
             delay = parts.pop(_DELAY_KEY, None)
@@ -271,10 +259,9 @@ _NAMES = {event.value for event in Event}
 
 
 def barrier_events_of(callbacks: Iterable[Any]) -> set[Event]:
-    """The events at which one of the callbacks may decide to stop the training.
+    """Return the events at which one of the callbacks may decide to stop the training.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for one that does not handle an event in its
-    ``barrier_events``."""
+    Raises ConfigurationError for a callback that does not handle one of its ``barrier_events``."""
     events: set[Event] = set()
     for callback in callbacks:
         barrier_events = {Event(event) for event in getattr(callback, "barrier_events", ())}
@@ -295,8 +282,6 @@ _EveryOnWire: TypeAlias = Annotated[list[int | str], msgspec.Meta(max_length=MAX
 
 
 class _Part(msgspec.Struct):
-    """The demand for one event on the wire."""
-
     every: _EveryOnWire = msgspec.field(default_factory=lambda: [1])
     fields: Annotated[dict[str, _EveryOnWire], msgspec.Meta(max_length=MAX_FIELDS)] = {}
 
@@ -310,23 +295,22 @@ class _Part(msgspec.Struct):
 
 
 class ConsumerProgress(NamedTuple):
-    """A consumer that a publisher has to know: it has barrier events, or borrows memory."""
+    """Progress of a consumer that has barrier events or borrows memory."""
 
     name: str | None
     barrier_events: frozenset[str]
-    """The events at which it may decide to stop the training."""
+    """Events at which it may decide to stop the training."""
     fields: frozenset[str]
-    """The fields beyond the usual ones that it asks for."""
+    """The fields on demand that it requests."""
     handled: Mapping[int, int]
-    """The number of the last handled event of each rank."""
 
     def to_wire(self, rank: int) -> list[Any]:
-        """The form in which it is reported to a publisher of that rank."""
+        """Return the form for a publisher of that rank."""
         return [self.name, sorted(self.barrier_events), sorted(self.fields), self.handled.get(rank, 0)]
 
     @classmethod
     def from_wire(cls, wire: Any, rank: int) -> "ConsumerProgress":
-        """Reads :meth:`to_wire`. Raises ProtocolError for anything else."""
+        """Read the form that :meth:`to_wire` returns. Raises ProtocolError for any other."""
         try:
             name, barrier_events, fields, handled = wire[:4]
             return cls(

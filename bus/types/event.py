@@ -1,4 +1,4 @@
-"""The events of a training run: the one vocabulary that trainers, recordings and callbacks share."""
+"""The events of a training run, shared by trainers, recordings and callbacks."""
 
 from difflib import get_close_matches
 from enum import Enum
@@ -9,20 +9,20 @@ from offloop.bus.errors import ConfigurationError
 class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
     """A place in the training loop at which algorithms run and a snapshot can be published.
 
-    Every event, where it is fired::
+    Each event, where it is fired::
 
-        INIT                                    # the first event of all, once per trainer
-        BEFORE_LOAD                             # model and optimizers are there
-        load a checkpoint if one was asked for
+        INIT                                    # the first event, once per trainer
+        BEFORE_LOAD                             # model and optimizers exist
+        load a checkpoint if one was requested
         AFTER_LOAD
 
         FIT_START
         for each iteration:                     # one, unless an iteration length is set
-            ITERATION_START                     # this and EPOCH_START not when resuming in the middle
+            ITERATION_START                     # not when resuming in the middle; EPOCH_START likewise
             for each epoch of the iteration:
                 EPOCH_START
                 while True:
-                    BEFORE_DATALOADER           # also when it turns out that there is no further batch
+                    BEFORE_DATALOADER           # also before the dataloader turns out to be exhausted
                     batch = next(dataloader)    # exhausted: leave this loop
                     AFTER_DATALOADER            # the batch is on its device
                     BATCH_START
@@ -39,17 +39,17 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
                         AFTER_BACKWARD
                     AFTER_TRAIN_BATCH           # gradients are complete, the weights still old: the place to clip
                     optimizer.step()
-                    timestamp goes to the next batch
+                    timestamp advances to the next batch
                     BATCH_END
                     evaluate() if due
                     BATCH_CHECKPOINT            # the place to save a state
-                timestamp goes to the next epoch
+                timestamp advances to the next epoch
                 EPOCH_END
                 evaluate() if due
                 EPOCH_CHECKPOINT
-            timestamp goes to the next iteration
-            ITERATION_END                       # these two only with an iteration length
-            ITERATION_CHECKPOINT
+            timestamp advances to the next iteration
+            ITERATION_END                       # only with an iteration length
+            ITERATION_CHECKPOINT                # only with an iteration length
         FIT_END
         evaluate() if the last state of the model has not been evaluated yet
 
@@ -86,11 +86,10 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
                 PREDICT_BATCH_END               # the outputs of the batch have been collected
             PREDICT_END
 
-    ``Event("batch_end")`` and ``Event("BATCH_END")`` are the same member, and it equals both strings in any case. The
-    hash is that of the value, so that a look-up in a set or dict costs what it costs for a plain string.
+    ``Event("batch_end")`` and ``Event("BATCH_END")`` are the same member, which equals both strings in any case. Its
+    hash is that of its value, so a look-up in a set or dict is as fast as with a string.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError`, with the names that come close, for an unknown name.
-    Reference: ``composer/core/event.py``."""
+    Raises ConfigurationError for an unknown name, with similar names. Reference: ``composer/core/event.py``."""
 
     INIT = "init"
     BEFORE_LOAD = "before_load"
@@ -150,7 +149,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
         return NotImplemented
 
     def __ne__(self, other: object) -> bool:
-        # str brings a `!=` of its own, which knows nothing of names and case.
+        # str has its own `!=`, which ignores names and case.
         equal = self.__eq__(other)
         return equal if equal is NotImplemented else not equal
 
@@ -165,22 +164,22 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
 
     @property
     def is_before_event(self) -> bool:
-        """It opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
+        """Whether it opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
         return "before" in self._words or self._words[-1] == "start"
 
     @property
     def is_after_event(self) -> bool:
-        """It closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
+        """Whether it closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
         return "after" in self._words or self._words[-1] == "end"
 
     @property
     def is_eval(self) -> bool:
-        """It belongs to an evaluation, within ``fit()`` or alone."""
+        """Whether it belongs to an evaluation, within ``fit()`` or alone."""
         return self._words[0] == "eval"
 
     @property
     def is_predict(self) -> bool:
-        """It belongs to ``predict()``."""
+        """Whether it belongs to ``predict()``."""
         return self._words[0] == "predict"
 
     @property

@@ -1,4 +1,4 @@
-"""The description of a training as a whole: its model, optimizer and data, and how it was started."""
+"""Hyperparameters: the model, optimizer, data and start of a training."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,22 +8,20 @@ from offloop.bus.strict_json import flatten, json_text
 from offloop.bus.types.event import Event
 
 FIELD = "hyperparameters"
-"""The field that holds them, a map."""
 
 EVENTS = frozenset((Event.INIT, Event.FIT_START, Event.EVAL_STANDALONE_START, Event.PREDICT_START))
-"""The events of the first rank at which it is read. A later one adds to those before it, or replaces values."""
+"""Events of the first rank at which hyperparameters are read. A later event adds or replaces values."""
 
 MOST = 1000
-"""So many of one event are read."""
+"""Maximum number of hyperparameters read from one event."""
 
 _OF_THE_START = ("command", "git", "version", "machine")
 
 
 def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
-    """The hyperparameters in an event's fields by name, maps within maps joined by ``/``; empty when there are none.
+    """Return the hyperparameters of an event by name, nested maps joined by ``/``.
 
-    Values are texts, numbers, booleans, ``None`` and lists of these: a peer may send anything, and what is something
-    else is JSON text."""
+    Values that are not texts, numbers, booleans, ``None`` or lists of these become JSON text."""
     given = fields.get(FIELD)
     if not isinstance(given, Mapping):
         return {}
@@ -32,19 +30,18 @@ def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def is_of_the_training(name: str) -> bool:
-    """A hyperparameter of the training itself; ``command``, ``git/``, ``version/`` and ``machine/`` may differ where
-    the same is computed."""
+    """Whether a hyperparameter belongs to the training itself.
+
+    ``command``, ``git/``, ``version/`` and ``machine/`` do not: they may differ between equal trainings."""
     return name.partition("/")[0] not in _OF_THE_START
 
 
 def chosen_first(names: Iterable[str]) -> list[str]:
-    """The names in the order in which people look for them: what the training was started with (``config/``), then the
-    other things that are named by one word (``seed``), then parts of the model, the optimizer and the machine."""
+    """Sort names for people: ``config/`` first, then names of one word, then the model, optimizer and machine."""
     return sorted(names, key=lambda name: (not name.startswith("config/"), "/" in name))
 
 
 def value_text(value: Any) -> str:
-    """A value for people."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,5 +1,4 @@
-"""Intervals: every so many batches, or after so much of the training. The trainer and the consumers both decide by
-:func:`is_due`, from the fields of every snapshot."""
+"""Intervals in batches or training time. Trainer and consumers both decide with :func:`is_due`."""
 
 import math
 from functools import lru_cache
@@ -12,7 +11,7 @@ from offloop.bus.types.timestamp import COUNTED_AT, TrainingTime
 
 MAX_INTERVAL = 2**31
 AT_END = "end"
-"""The interval that stands for the end of the training alone; ``1ep+end`` is both."""
+"""The interval for the end of the training alone; ``1ep+end`` combines both."""
 
 _LONGEST_TEXT = 40
 
@@ -26,7 +25,7 @@ MICROBATCH_EVENTS = frozenset(
         Event.AFTER_BACKWARD,
     }
 )
-"""The events that come once for each microbatch."""
+"""Events that occur once for each microbatch."""
 
 _IN_STEP = MICROBATCH_EVENTS | {
     Event.BEFORE_DATALOADER,
@@ -42,8 +41,8 @@ _AFTER_EPOCH = frozenset({Event.EPOCH_END, Event.EPOCH_CHECKPOINT})
 _AFTER_ITERATION = frozenset({Event.ITERATION_END, Event.ITERATION_CHECKPOINT})
 _AFTER = _AFTER_BATCH | _AFTER_EPOCH | _AFTER_ITERATION
 
-# For each event of a batch: by which of the three timestamps its batch is counted (training, evaluation, prediction),
-# and what is to be added because that timestamp does not count it yet.
+# Event of a batch to the index of the timestamp that counts its batch (training, evaluation, prediction), and 1 where
+# that timestamp does not count the batch yet.
 _COUNTED_BY: dict[Event, tuple[int, int]] = {
     **dict.fromkeys(_IN_STEP, (0, 1)),
     **dict.fromkeys(_AFTER_BATCH, (0, 0)),
@@ -53,7 +52,7 @@ _COUNTED_BY: dict[Event, tuple[int, int]] = {
     Event.PREDICT_BATCH_END: (2, 0),
 }
 BATCH_EVENTS = frozenset(_COUNTED_BY)
-"""The events that belong to a batch, of the training, an evaluation or a prediction."""
+"""Events that belong to a batch, of the training, an evaluation or a prediction."""
 
 _WITHIN_BATCH = BATCH_EVENTS - _AFTER
 
@@ -61,19 +60,19 @@ _EVENTS_OF = {TimeUnit.EPOCH: _AFTER_EPOCH, TimeUnit.ITERATION: _AFTER_ITERATION
 
 
 class EventPosition(NamedTuple):
-    """An event, and how far the training, the evaluation and the prediction were then; ``None`` for all zero."""
+    """An event, and the timestamps of training, evaluation and prediction at it; ``None`` means all zero."""
 
     event: Event
     timestamp: TrainingTime
     previous: TrainingTime | None = None
-    """The training time before the last batch, epoch or iteration ended."""
+    """Training time before the last batch, epoch or iteration ended."""
     eval_timestamp: TrainingTime | None = None
     predict_timestamp: TrainingTime | None = None
     max_duration: Time | None = None
     dataloader_len: int | None = None
     """Batches in an epoch."""
     microbatch: int = 0
-    """Index of the microbatch at an event that comes once for each."""
+    """Index of the microbatch, at events that occur once for each."""
 
 
 def batch_number(
@@ -82,10 +81,9 @@ def batch_number(
     eval_timestamp: TrainingTime | None = None,
     predict_timestamp: TrainingTime | None = None,
 ) -> int:
-    """Number of the batch that an event belongs to, from 1; 0 for one that belongs to none, such as EPOCH_END.
+    """Return the number of an event's batch, from 1; 0 for an event of no batch, such as EPOCH_END.
 
-    ``None`` is a training time of nothing but zeros. Batches of an evaluation or a prediction are counted by its
-    own."""
+    Evaluations and predictions count their own batches. ``None`` is a training time of zeros."""
     counted_by = _COUNTED_BY.get(event)
     if counted_by is None:
         return 0
@@ -95,25 +93,25 @@ def batch_number(
 
 
 def is_due(interval: int | str, position: EventPosition) -> bool:
-    """An interval is due at a position.
+    """Whether an interval is due at a position.
 
-    A number stands for batches, counted from 1, those of an evaluation or a prediction by themselves: 10 for the 10th,
-    20th, .... Events that belong to no batch come every time.
+    A number is in batches, counted from 1: 10 means the 10th, 20th, .... Evaluations and predictions count their own.
+    Events that belong to no batch are due every time.
 
     A text is a time such as ``2ep``, ``10ba``, ``30sp``, ``1000tok``, ``90sec``, ``1iter`` or ``0.25dur``, a share of
     the whole training. It is due
 
     - after a batch, an epoch or an iteration (at its END and CHECKPOINT events), where the count passes the next
-      multiple: epochs when one ends, iterations when one ends, everything else after a batch;
+      multiple: epochs at the end of an epoch, iterations at the end of an iteration, all else after a batch;
     - within a batch of the training, at the first batch of the interval, in its first microbatch: ``10ba`` at the
-      batches that begin when 0, 10, 20, ... are done, ``2ep`` at the first one of every second epoch;
-    - within a batch of an evaluation or a prediction, at every so many of its own from the first one on, and at the
-      first one alone for a time that is not in batches;
+      batches that begin when 0, 10, 20, ... are done, ``2ep`` at the first batch of every second epoch;
+    - within a batch of an evaluation or a prediction: a time in batches counts its own batches, from the first one on;
+      any other time is due at the first batch alone;
     - at other events, every time.
 
-    With ``+end`` it is due as well where ``max_duration`` is reached, after the batch, epoch or iteration with which it
-    is; a training that is stopped has reached it. ``end`` stands for that alone, and at other events for their coming
-    then. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``, with ``include_end_of_training``."""
+    With ``+end`` it is also due when ``max_duration`` is reached, after that batch, epoch or iteration. A stopped
+    training has reached it. ``end`` is due only then, also at all other events. Reference: ``composer/utils/misc.py``,
+    ``create_interval_scheduler``, with ``include_end_of_training``."""
     event = position.event
     if not isinstance(interval, str):
         return (
@@ -165,19 +163,19 @@ def _is_first(time: Time, position: EventPosition) -> bool:
         return timestamp.batch_in_epoch == 0 and timestamp.epoch % int(time.value) == 0
     if time.unit is TimeUnit.BATCH:
         return timestamp.batch % int(time.value) == 0
-    # Samples and the like of the batches to come are not known.
+    # Samples and tokens of the batches to come are not known.
     return timestamp.batch == 0
 
 
 def passes(step: Time, timestamp: TrainingTime, previous: TrainingTime | None) -> bool:
-    """The count of a time's unit has passed a multiple of it since ``previous``, ``None`` for the start."""
+    """Whether the count of a time's unit has passed a multiple of it since ``previous``, ``None`` for the start."""
     index, size = counter_of(step)
     before = 0 if previous is None else previous[index]
     return timestamp[index] // size > before // size
 
 
 def counter_of(time: Time) -> tuple[int, int]:
-    """Index of a time's unit in a :class:`TrainingTime`, and the time in what is counted there."""
+    """Return the index of a time's unit in a :class:`TrainingTime`, and the time in the unit of that counter."""
     index, scale = COUNTED_AT[time.unit]
     return index, int(time.value) * scale
 
@@ -190,8 +188,9 @@ def _in_units(time: Time, max_duration: Time | None, dataloader_len: int | None)
 
 
 def part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
-    """A share of a training, rounded up to whole units of its length; for one in epochs to whole batches, when their
-    number is known."""
+    """Return a share of a training, rounded up to whole units of its length.
+
+    A length in epochs is divided into batches when their number is known."""
     value, unit = whole.value, whole.unit
     if unit is TimeUnit.EPOCH and batches_per_epoch:
         value, unit = value * batches_per_epoch, TimeUnit.BATCH
@@ -200,9 +199,9 @@ def part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
 
 
 def check_interval(interval: object, event: Event | None = None) -> int | str:
-    """An interval as it travels: a number of batches, or a time in its one spelling.
+    """Return an interval in its one spelling: a number of batches or a time.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for anything else, and for what cannot be due at ``event``."""
+    Raises ConfigurationError for anything else, and for an interval that cannot be due at ``event``."""
     if type(interval) is int and 1 <= interval <= MAX_INTERVAL:
         return interval
     if not isinstance(interval, str):

@@ -1,4 +1,4 @@
-"""Metrics: their names, which of their values are better, and their values as plain numbers."""
+"""Metrics: names, directions (lower or higher is better), and values as plain numbers."""
 
 import functools
 import re
@@ -12,10 +12,9 @@ Mode: TypeAlias = Literal["min", "max"]
 Step = TypeVar("Step", int, float)
 
 LOSS = "loss/train/total"
-"""The full name of the training's loss."""
 
 GOALS = "metric.goals"
-"""The hyperparameter, or the entry of a run's ``config``, that says of metrics whether ``min`` or ``max`` is better."""
+"""The hyperparameter, or the entry of a run's ``config``, with ``min`` or ``max`` for each metric."""
 _GOALS = (f"{GOALS}/", f"config/{GOALS}/")
 
 
@@ -36,7 +35,7 @@ _QUALIFIERS = _set(
     "train training val valid validation eval evaluation test dev dataloader idx mean avg average total macro micro "
     "weighted step epoch rate score per token top at k l lsum"
 )
-"""Words behind a name that do not change which values are better: ``val_loss_epoch``, ``f1_score``."""
+"""Words at the end of a name that do not change its direction: ``val_loss_epoch``, ``f1_score``."""
 _LONGEST = 3
 _COUNTS = re.compile(
     r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)|(^|[/.])(n|num|number_of|grad)_"
@@ -44,14 +43,15 @@ _COUNTS = re.compile(
 )
 _PARTS_OF_LOSS = "loss/train/"
 _GROUPS = frozenset(("loss", "metrics", "throughput", "memory", "system"))
-"""Prefixes that offloop puts before names. What a user's own name begins with says something, and stays."""
+"""Prefixes that offloop puts before names. A prefix of the user's is part of the name."""
 _LISTED = 8
 
 
 def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) -> Mode | None:
-    """``min`` or ``max``, where the least or greatest value of a metric is its best: by ``goals``, or else by its name
-    where that is certain (``val_loss``, ``metrics/eval/MulticlassAccuracy``). ``None`` for all others, such as norms,
-    counts, rates and times: none of their values is better."""
+    """Return ``min`` or ``max``: whether the lowest or the highest value of a metric is its best.
+
+    ``goals`` decide, then the name where it is certain (``val_loss``, ``metrics/eval/MulticlassAccuracy``). ``None``
+    for all others, such as norms, counts, rates and times."""
     if goals:
         for name in filter(None, (metric, own_name(metric), *ends_of(metric))):
             if name in goals:
@@ -60,8 +60,9 @@ def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) 
 
 
 def goals_in(hyperparameters: Iterable[Mapping[str, Any]]) -> dict[str, Mode]:
-    """The goals under :data:`GOALS` in the hyperparameters of runs, by the metric's name or the end of it. The user's
-    replace those of the metric itself; where runs contradict each other, the metric is left out."""
+    """Return the goals in the hyperparameters of runs, by the metric's name or the end of it.
+
+    Metrics for which the runs disagree are left out."""
     found: dict[str, Mode | None] = {}
     for of_run in hyperparameters:
         own = {
@@ -75,8 +76,6 @@ def goals_in(hyperparameters: Iterable[Mapping[str, Any]]) -> dict[str, Mode]:
 
 
 def check_goals(config: Mapping[str, Any], argument: str) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for goals of metrics that are neither ``min`` nor
-    ``max``."""
     goals = config.get(GOALS, {})
     if not isinstance(goals, Mapping):
         raise ConfigurationError(
@@ -114,33 +113,30 @@ def _words(metric: str) -> list[str]:
 
 
 def own_name(metric: str) -> str | None:
-    """The name that a metric has besides its full one and the parts of that: ``loss`` or ``lr``."""
+    """Return the name that a metric has besides its full one and the ends of that: ``loss`` or ``lr``."""
     return "loss" if metric == LOSS else "lr" if metric.startswith("lr-") else None
 
 
 def ends_of(metric: str) -> list[str]:
-    """The parts of a metric's name behind each ``/``, the longest first."""
+    """Return the parts of a metric's name after each ``/``, the longest first."""
     parts = metric.split("/")
     return ["/".join(parts[place:]) for place in range(1, len(parts))]
 
 
 def is_of_evaluation(metric: str) -> bool:
-    """Evaluations give that metric, and not the training itself."""
     return metric.startswith("metrics/") and not metric.startswith("metrics/train/")
 
 
 def shown_step(metric: str, step: Step) -> Step:
-    """The step at which tables, charts and frames have a value that was logged for a step.
+    """Return the step at which tables, charts and frames show a value that was logged for a step.
 
-    A step counts batches from 0: that of a batch is the number of batches before it. Evaluations are logged for the
-    number of batches trained, where the next batch begins, and shown beside the last batch before them; one before the
-    first batch is at step 0. Those of an imported log are shown at the log's own steps."""
+    Steps count batches from 0. Evaluations are logged for the number of batches trained, and shown at the step of the
+    last batch before them; an evaluation before the first batch is at step 0. Imported logs keep their own steps."""
     return step - 1 if step >= 1 and is_of_evaluation(metric) else step
 
 
 def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:
-    """Metrics by name, with those that are lists or maps in parts, as ``NAME/0`` or ``NAME/KEY``; what is neither a
-    number nor a text is left out."""
+    """Return metrics by name; lists and maps in parts, as ``NAME/0`` or ``NAME/KEY``. Other values are left out."""
     flat: dict[str, float | str] = {}
     for name, value in values.items():
         if isinstance(value, float | int | str):
@@ -152,16 +148,16 @@ def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:
 
 
 class MetricNames:
-    """The metrics of these full names, by the names that they may be given by.
+    """Finds metrics by the names that users give.
 
-    A metric is named by its full name (``metrics/eval/accuracy``), by its short one, or by the part of the full name
-    behind any ``/``. ``loss`` always is ``loss/train/total``; of other names that an evaluation and the training share,
-    ``accuracy`` is that of the evaluation and ``train/accuracy`` that of the training."""
+    A metric is named by its full name (``metrics/eval/accuracy``), its short name, or the part of the full name after
+    any ``/``. ``loss`` always is ``loss/train/total``. Of other names that an evaluation and the training share,
+    ``accuracy`` is the evaluation's, and ``train/accuracy`` the training's."""
 
     def __init__(self, metrics: Iterable[str]) -> None:
         self._full = dict.fromkeys(metrics)
         self._by_name: tuple[dict[str, list[str]], ...] = ({}, {}, {})
-        """Metrics by name: own names, short names, and other ends; the first that has a name counts."""
+        """Metrics by name: own names, short names, other ends. The first map with the name decides."""
         for metric in self._full:
             own = own_name(metric)
             for known, names in zip(self._by_name, ([own] if own else [], _ends(metric), ends_of(metric)), strict=True):
@@ -169,14 +165,15 @@ class MetricNames:
                     known.setdefault(name, []).append(metric)
 
     def matches(self, name: str) -> list[str]:
-        """The full names of all metrics that a name may stand for."""
+        """Return the full names of all metrics that a name may mean."""
         if name in self._full:
             return [name]
         return next((known[name] for known in self._by_name if name in known), [])
 
     def find(self, name: str, missing: str = "there is no metric") -> str:
-        """The full name of the metric that a full or short name stands for; ``missing`` begins the message where there
-        is none. Raises ConfigurationError: there is none of that name, or there are several."""
+        """Return the full name of the metric with a full or short name; ``missing`` begins the error's message.
+
+        Raises ConfigurationError: no metric has the name, or several have."""
         found = self.matches(name)
         if len(found) == 1:
             return found[0]
@@ -186,20 +183,18 @@ class MetricNames:
         raise ConfigurationError(f"{missing} {name!r}: there are {known or 'none'}", name=name)
 
     def ambiguous(self, name: str, found: Iterable[str]) -> str:
-        """The message about a name that several metrics have."""
         return f"{name!r} may be {_listed(sorted(map(self.short, found)))}: write one of these"
 
     def short(self, metric: str) -> str:
-        """The short name of a metric, which stands for no other one: ``loss``, ``lr``, ``accuracy``,
-        ``train/accuracy``, ``samples_per_sec``. It is the full one without the prefix that offloop puts before names,
-        or without as much of that as can be left out: where two evaluators have the metric, ``eval/accuracy`` and
-        ``test/accuracy``."""
+        """Return the shortest unique name of a metric: ``loss``, ``lr``, ``accuracy``, ``train/accuracy``.
+
+        It is the full name without offloop's prefix, or without as much of it as stays unique: with the metric in two
+        evaluators, ``eval/accuracy`` and ``test/accuracy``."""
         own = own_name(metric)
         return next((one for one in ([own] if own else _ends(metric)) if self.matches(one) == [metric]), metric)
 
 
 def is_named(metric: str, name: str) -> bool:
-    """A name may stand for a metric."""
     return name in (metric, own_name(metric)) or metric.endswith(f"/{name}")
 
 
@@ -209,8 +204,9 @@ def _listed(names: list[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _ends(metric: str) -> tuple[str, ...]:
-    """Candidates for the short name, the shortest first. A metric of the training keeps ``train/``, so that a name does
-    not change its meaning when the first evaluation is logged."""
+    """Candidates for the short name, the shortest first.
+
+    A metric of the training keeps ``train/``, so that a name keeps its meaning when the first evaluation is logged."""
     group, _, rest = metric.partition("/")
     if group not in _GROUPS:
         return ()

@@ -1,4 +1,4 @@
-"""The phases of a batch: the events between which each lies, and the field ``phases``, read and checked."""
+"""The phases of a batch, their events, and the field ``phases``."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -15,24 +15,24 @@ BEGINS: Mapping[Event, str] = {
     Event.BEFORE_BACKWARD: "backward",
     Event.AFTER_TRAIN_BATCH: "optimizer",
 }
-"""The phase that begins with an event."""
+"""Event to the phase that begins with it."""
 ENDS: Mapping[Event, tuple[str, ...]] = {
     Event.AFTER_DATALOADER: ("data",),
     Event.AFTER_FORWARD: ("forward",),
-    # In loops that do not tell where the forward pass ends and the loss begins, both are one phase.
+    # A loop may not report where the forward pass ends and the loss begins: both are one phase then.
     Event.AFTER_LOSS: ("loss", "forward"),
     Event.AFTER_BACKWARD: ("backward",),
     Event.BATCH_END: ("optimizer",),
 }
-"""The phases that end with an event."""
+"""Event to the phases that end with it."""
 BETWEEN = frozenset({Event.FIT_START, Event.BATCH_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END})
-"""After these a batch begins: what an evaluation takes belongs to none."""
+"""Events after which a batch begins. The time of an evaluation belongs to no batch."""
 MAX_SPANS = 512
-"""The most spans of one batch; those of further microbatches are left out."""
+"""Maximum number of spans of a batch; spans of further microbatches are left out."""
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing")
-"""The measured phases of a batch in order: waiting for data, the passes through the model, the step of the optimizers,
-and the cost of publishing to the training thread."""
+"""The measured phases of a batch in order: waiting for data, the passes through the model, the optimizer steps, and the
+time that publishing takes in the training thread."""
 
 PARTS = (*PHASES, "other")
 """The parts of a step; ``other`` is the time in no phase."""
@@ -42,32 +42,30 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Span(NamedTuple):
-    """One phase of a batch; the passes through the model come once for each microbatch."""
+    """One phase of a batch. The passes through the model occur once for each microbatch."""
 
     phase: str
     start_ns: int
-    """From the beginning of the batch."""
+    """Nanoseconds from the beginning of the batch."""
     duration_ns: _Count
 
 
 class BatchPhases(NamedTuple):
-    """The phases of a batch on one rank."""
-
     began_ns: int
-    """End of the batch before, or of the evaluation between them: nanoseconds since 1970 (UTC), by the rank's clock."""
+    """End of the preceding batch or evaluation: nanoseconds since 1970 (UTC), by the rank's clock."""
     spans: tuple[Span, ...]
     on_device: bool
-    """The GPU was timed, and not the host, which runs ahead of it."""
+    """Whether the GPU was timed, and not the host, which runs ahead of it."""
     publishing_ns: int | None = None
-    """Cost of publishing to the training thread, the mean of the batches since the last report; ``None`` without one. A
-    batch with a report is not typical: other fields are computed in it too."""
+    """Time that publishing took in the training thread, the mean of the batches since the last report; ``None`` without
+    a report. A batch with a report is not typical: it computes further fields."""
 
     def starts(self, phase: str) -> list[int]:
         """Start of each span of a phase, in nanoseconds since 1970 (UTC)."""
         return [self.began_ns + span.start_ns for span in self.spans if span.phase == phase]
 
     def totals(self) -> dict[str, int]:
-        """Phase to the nanoseconds that it took, all microbatches together; of publishing, those of a typical batch."""
+        """Return the nanoseconds of each phase, all microbatches together; publishing as in a typical batch."""
         totals: dict[str, int] = {}
         for span in self.spans:
             totals[span.phase] = totals.get(span.phase, 0) + span.duration_ns
@@ -76,8 +74,7 @@ class BatchPhases(NamedTuple):
         return totals
 
     def split(self, step_ns: int) -> dict[str, float]:
-        """The seconds of each of :data:`PARTS` in a batch that took ``step_ns``; of publishing, those of a typical
-        batch."""
+        """Return the seconds of each of :data:`PARTS` in a batch of ``step_ns``; publishing as in a typical batch."""
         found = dict.fromkeys(PARTS, 0)
         for span in self.spans:
             if span.phase in found:
@@ -96,11 +93,9 @@ class _OnWire(msgspec.Struct):
 
 
 def read_phases(value: Any) -> BatchPhases | None:
-    """Reads the field as it travels, ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ...,
-    "publishing": [nanoseconds, batches]}``.
+    """Read ``{"began": ..., "spans": [[phase, start, duration], ...], "device": ..., "publishing": [ns, batches]}``.
 
-    ``None`` for a batch without it, and for a value of another form: a loop of your own may send anything under
-    that name."""
+    ``None`` for a batch without it and for any other form: a user's loop may send any value under that name."""
     try:
         read = msgspec.convert(value, _OnWire)
     except (msgspec.ValidationError, RecursionError):

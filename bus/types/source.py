@@ -1,4 +1,4 @@
-"""The source of a run's events, and the events and fields that it can never give."""
+"""The source of a run's events, and the events and fields that it never gives."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -10,10 +10,9 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 
 FIELDS = ("framework", "unavailable")
-"""The entries of a run's description about its source; the first event, ``INIT``, has them as fields."""
+"""Entries about the source in a run's description, and fields of the first event, ``INIT``."""
 
 IMPORTED = "an imported log"
-"""The name of the framework of imported runs."""
 
 _EVENTS = {event.value: event for event in Event}
 _MOST_FIELDS = 200
@@ -21,23 +20,21 @@ _LONGEST = 300
 
 
 class Source(NamedTuple):
-    """The source of a run's events."""
-
     name: str = "this training"
-    """As people know it, with its version: ``Lightning 2.6.6``."""
+    """Name with version: ``Lightning 2.6.6``."""
     events: frozenset[Event] = frozenset()
-    """The events that it never gives."""
+    """Events that it never gives."""
     fields: Mapping[str, str] = {}
-    """The fields that it never gives, and why."""
+    """Fields that it never gives, and the reason for each."""
 
     @property
     def is_imported(self) -> bool:
-        """A log was imported, whose steps are its own: see :func:`offloop.bus.types.metrics.shown_step`."""
+        """Whether it is an imported log, which has its own steps, see :func:`offloop.bus.types.metrics.shown_step`."""
         return self.name.startswith(IMPORTED)
 
     @classmethod
     def of(cls, values: Mapping[Any, Any]) -> "Source":
-        """Reads it from an event's fields or a run's description; malformed parts are left out."""
+        """Read the source from an event's fields or a run's description. Malformed parts are left out."""
         framework, unavailable = (_map(values.get(name)) for name in FIELDS)
         words = [framework.get("name"), framework.get("version")]
         name = " ".join(word[:_LONGEST] for word in words if isinstance(word, str) and word)
@@ -54,7 +51,7 @@ class Source(NamedTuple):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Its parts for programs; empty for an unknown source."""
+        """Return its parts for programs; empty for an unknown source."""
         if self == Source():
             return {}
         name = None if self.name == Source().name else self.name
@@ -68,8 +65,7 @@ class _Unavailable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_unavailable(unavailable: Any) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for a description that is not
-    ``{"events": [names], "fields": {name: reason}}``."""
+    """Raise ConfigurationError unless it is ``{"events": [names], "fields": {name: reason}}``."""
     try:
         msgspec.convert(unavailable, _Unavailable)
     except (msgspec.ValidationError, ConfigurationError) as error:
@@ -80,7 +76,7 @@ def check_unavailable(unavailable: Any) -> None:
 
 
 def shorten_names(names: Iterable[str], most: int = 3) -> str:
-    """Names as people list them: the first ones, and how many more there are."""
+    """Join names for people: the first ones, and the number of the others."""
     listed = list(names)
     if len(listed) > most + 1:
         return f"{', '.join(listed[:most])} and {len(listed) - most} more"

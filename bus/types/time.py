@@ -1,4 +1,4 @@
-"""Time as a number with a unit: how it is written, and how it adds, compares and scales."""
+"""Time as a number with a unit."""
 
 import datetime
 import math
@@ -13,7 +13,7 @@ from offloop.bus.errors import InvalidTimeError, TimeUnitError
 
 
 class TimeUnit(str, Enum):  # noqa: UP042 - str() of a member is its name, as people know it
-    """The unit of a :class:`Time`. Any case, value or name: ``TimeUnit("ep")``, ``TimeUnit("Epoch")``."""
+    """The unit of a :class:`Time`, by value or name in any case: ``TimeUnit("ep")``, ``TimeUnit("Epoch")``."""
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -45,13 +45,11 @@ _NUMBER_AND_UNIT = re.compile(rf"(.+?)\s*({'|'.join(unit.value for unit in TimeU
 class Time:
     """A whole number of a unit, or a share of the training: ``Time(10, "ep")``, ``Time(0.5, "dur")``. Immutable.
 
-    It adds to, compares with and is divided by times of the same unit, time strings (``"2ep"``) and plain numbers.
-    Times of two units are never equal, and ordering or adding them raises. ``*`` takes a number or a share; ``/`` gives
-    a share when it divides by a time, and a time, rounded towards zero, when it divides by a number.
+    Adds to, compares with and divides by times of the same unit, time strings (``"2ep"``) and plain numbers. Times of
+    two units are never equal; ordering or adding them raises TimeUnitError. ``*`` takes a number or a share. ``/`` by a
+    time gives a share; ``/`` by a number gives a time, rounded towards zero.
 
-    Raises :class:`offloop.bus.errors.InvalidTimeError` for a value that the unit cannot have and
-    :class:`offloop.bus.errors.TimeUnitError` for units that do not go together. Reference: ``composer/core/time.py``.
-    """
+    Raises InvalidTimeError for a value that the unit cannot have. Reference: ``composer/core/time.py``."""
 
     __slots__ = ("_unit", "_value")
 
@@ -71,9 +69,9 @@ class Time:
 
     @classmethod
     def from_input(cls, value: "TimeInput", unit: TimeUnit | str | None = None) -> "Time":
-        """Reads a time from what people pass: a time, a time string, a timedelta, or a number, which ``unit`` is for.
+        """Read a time, a time string, a timedelta, or a number of ``unit``.
 
-        Raises :class:`offloop.bus.errors.InvalidTimeError` for a number without a unit and for everything else."""
+        Raises InvalidTimeError for a number without a unit and for anything else."""
         if isinstance(value, Time):
             return value
         if isinstance(value, str):
@@ -86,10 +84,10 @@ class Time:
 
     @classmethod
     def from_timestring(cls, text: str) -> "Time":
-        """Reads ``10ep``, ``1e3ba``, ``0.25dur``, ``90sec``, ``1h30m``, ...: a number and a unit, or hours, minutes and
-        seconds, each at most once and in this order; in any case, with spaces around either part.
+        """Read a number and a unit (``10ep``, ``1e3ba``, ``0.25dur``, ``90sec``), or a clock time (``1h30m``).
 
-        Raises :class:`offloop.bus.errors.InvalidTimeError`, above all for a number without a unit."""
+        A clock time has hours, minutes and seconds, each at most once and in this order. Case and spaces around the
+        parts do not matter. Raises InvalidTimeError for anything else, such as a number without a unit."""
         if len(text) > _LONGEST_TEXT:
             raise InvalidTimeError(
                 f"invalid duration {text[:20]!r}... ({len(text)} characters): {_HOW_TO_WRITE}", value=text
@@ -107,7 +105,7 @@ class Time:
 
     @classmethod
     def from_timedelta(cls, duration: datetime.timedelta | str) -> "Time":
-        """A duration in whole seconds, rounded towards zero, from a timedelta or a string such as ``1h30m``."""
+        """Return a duration in whole seconds, rounded towards zero, from a timedelta or a string such as ``1h30m``."""
         if isinstance(duration, datetime.timedelta):
             return cls(int(duration.total_seconds()), TimeUnit.SECOND)
         time = cls.from_timestring(duration)
@@ -119,7 +117,7 @@ class Time:
         return time
 
     def to_timestring(self) -> str:
-        """The string that :meth:`from_timestring` reads back as an equal time."""
+        """Return the string that :meth:`from_timestring` reads as an equal time."""
         return f"{self._value}{self._unit.value}"
 
     def __str__(self) -> str:
@@ -141,8 +139,9 @@ class Time:
         return float(self._value)
 
     def __eq__(self, other: object) -> bool:
-        """Equal values of the same unit. A number is compared with the value alone; a string that is not a duration
-        raises, so that a misspelt condition does not just never hold."""
+        """Compare value and unit. A number is compared with the value alone.
+
+        A string that is not a duration raises, so that a misspelt condition does not stay false unnoticed."""
         if isinstance(other, str):
             other = Time.from_timestring(other)
         if isinstance(other, Time):
@@ -236,7 +235,6 @@ class Time:
 
 
 TimeInput: TypeAlias = Time | datetime.timedelta | str | float
-"""The types accepted as a time."""
 _Operand: TypeAlias = Time | str | float
 _NUMBERS = (int, float, Real)  # Real takes in numpy's scalars, but asking for it is slow
 _OPERANDS = (Time, str, *_NUMBERS)
@@ -244,7 +242,7 @@ _OPERANDS = (Time, str, *_NUMBERS)
 
 def _checked_value(value: float, unit: TimeUnit) -> float:
     try:
-        # Strings and bytes are refused although float() would read them: text goes through the grammar.
+        # Strings and bytes are refused although float() would read them: text has its own grammar.
         if isinstance(value, str | bytes):
             raise TypeError
         return float(value) if unit is TimeUnit.DURATION else operator.index(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How long a publisher or subscriber waits for others."""
+"""Time-outs of publishers and subscribers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,22 +9,22 @@ class Timeouts:
     """Time-outs in seconds. ``Publisher`` and ``Subscriber`` each take one as ``timeouts``."""
 
     default: ClassVar["Timeouts"]
-    """The one that is used where none is given."""
+    """The default of both."""
 
     answer: float = 5.0
     """For the broker's answer to a request."""
     silence: float = 5.0
     """For any message of a broker, before it counts as silent."""
     broker_start: float = 20.0
-    """For a broker of the publisher's own to be ready."""
+    """For the publisher's own broker to be ready."""
     welcome: float = 10.0
     """For the broker's welcome to a new publisher."""
     flush: float = 5.0
     """For the next acknowledgement, when a publisher is closed."""
     broker_exit: float = 3.0
-    """For the publisher's own broker to finish the recording, when it is closed."""
+    """For the publisher's own broker to finish the recording, when the publisher is closed."""
     copy: float = 2.0
-    """Until all of the run is in the NATS servers to which it is copied, when a publisher is closed."""
+    """For the copy of the run in NATS servers to be complete, when a publisher is closed."""
     gap: float = 5.0
     """For missing events, before a subscriber counts them as lost."""
 

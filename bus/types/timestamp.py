@@ -1,6 +1,4 @@
-"""Training time: how far a run is, counted in iterations, epochs, batches, samples, tokens and seconds.
-
-:class:`Time` is a number with a unit, :class:`Timestamp` all the counters of a run at one moment."""
+"""Training time: counters of iterations, epochs, batches, samples, tokens and seconds."""
 
 import datetime
 import operator
@@ -29,8 +27,7 @@ _new_tuple = tuple.__new__
 
 
 class TrainingTime(NamedTuple):
-    """The numbers of a :class:`Timestamp`, in the order in which they travel: ten counts and, in microseconds, four
-    durations."""
+    """The numbers of a :class:`Timestamp` in the order on the wire: ten counts, and four durations in microseconds."""
 
     iteration: int = 0
     epoch: int = 0
@@ -54,12 +51,10 @@ COUNTED_AT = {
     **{unit: (index, 1) for index, unit in enumerate(list(_COUNTERS.values())[:5])},
     TimeUnit.SECOND: (TrainingTime._fields.index("total_wct"), 1_000_000),
 }
-"""Index of each unit's count since the start in a :class:`TrainingTime`, and how much of that makes one."""
+"""Unit to the index of its total in a :class:`TrainingTime`, and the size of the unit there."""
 
 
 class _Counter:
-    """A counter of a :class:`Timestamp` as an attribute."""
-
     def __init__(self, description: str) -> None:
         self.__doc__ = description
 
@@ -71,8 +66,6 @@ class _Counter:
 
 
 class _Duration:
-    """A duration of a :class:`Timestamp` as an attribute."""
-
     def __init__(self, description: str) -> None:
         self.__doc__ = description
 
@@ -84,16 +77,16 @@ class _Duration:
 
 
 class Timestamp:
-    """The training time at one moment: ten counters and four durations. Immutable and cheap.
+    """The training time of a run at one moment. Immutable.
 
-    ``epoch``, ``batch``, ``sample``, ``token`` and ``iteration`` count from the start of the run, ``batch_in_epoch``
-    and its like from the last epoch or iteration boundary. The ``*_wct`` durations are wall clock time spent training.
+    ``epoch``, ``batch``, ``sample``, ``token`` and ``iteration`` count from the start of the run; ``batch_in_epoch``
+    and the like from the start of the epoch or iteration. The ``*_wct`` durations are wall clock time spent training.
 
-    It is compared with a time or a time string by the counter of that unit (``timestamp >= "100ba"``), with another
-    timestamp by all of its values, which orders the moments of a run. Counters take ints, times and time strings.
+    A time or time string is compared with the counter of its unit (``timestamp >= "100ba"``), another timestamp with
+    all values, which orders the moments of a run. Counters take ints, times and time strings.
 
-    Raises :class:`offloop.bus.errors.InvalidTimeError` for a value that is not a count and
-    :class:`offloop.bus.errors.TimeUnitError` for a count in another unit. Reference: ``composer/core/time.py``."""
+    Raises InvalidTimeError for a value that is not a count and TimeUnitError for a count in another unit. Reference:
+    ``composer/core/time.py``."""
 
     __slots__ = ("values",)
     values: TrainingTime
@@ -138,16 +131,15 @@ class Timestamp:
 
     @classmethod
     def from_values(cls, values: Iterable[int]) -> "Timestamp":
-        """Makes a timestamp of :attr:`values`, which were checked when they were written."""
+        """Return a timestamp of :attr:`values`, which are not checked."""
         self = cls.__new__(cls)
         self.values = values if type(values) is TrainingTime else TrainingTime._make(values)
         return self
 
     def get(self, unit: TimeUnit | str) -> Time:
-        """The counter of a unit since the start of the run; ``sec`` gives whole seconds of training.
+        """Return the counter of a unit since the start of the run; ``sec`` is in whole seconds of training.
 
-        Raises :class:`offloop.bus.errors.TimeUnitError` for ``dur``: a timestamp does not know how long the run will
-        be."""
+        Raises TimeUnitError for ``dur``: a timestamp does not contain the length of the run."""
         unit = TimeUnit(unit)
         if unit is TimeUnit.DURATION:
             raise TimeUnitError(
@@ -158,11 +150,11 @@ class Timestamp:
         return Time(self.values[index] // scale, unit)
 
     def copy(self, **changes: Any) -> "Timestamp":
-        """The same timestamp with some counters or durations changed: ``timestamp.copy(epoch=3)``."""
+        """Return a copy with some counters or durations changed: ``timestamp.copy(epoch=3)``."""
         return Timestamp(**{name: getattr(self, name) for name in TrainingTime._fields} | changes)
 
     def advance_batch(self, samples: int, tokens: int, microseconds: int) -> "Timestamp":
-        """:meth:`to_next_batch` for the training loop: plain numbers, nothing checked."""
+        """As :meth:`to_next_batch`, for the training loop: plain numbers, nothing is checked."""
         (iteration, epoch, batch, sample, token, epoch_i, token_i, batch_e, sample_e, token_e, total, in_i, in_e, _) = (
             self.values
         )
@@ -191,11 +183,11 @@ class Timestamp:
     def to_next_batch(
         self, samples: TimeInput = 0, tokens: TimeInput = 0, duration: datetime.timedelta | None = None
     ) -> "Timestamp":
-        """The timestamp after a batch of so many samples and tokens that took so long."""
+        """Return the timestamp after a batch with these samples, tokens and duration."""
         return self.advance_batch(_count(samples, "sample"), _count(tokens, "token"), _microseconds(duration))
 
     def to_next_epoch(self, tokens: TimeInput = 0, duration: datetime.timedelta | None = None) -> "Timestamp":
-        """The timestamp at the start of the next epoch; ``tokens`` and ``duration`` came after the last batch."""
+        """Return the timestamp at the start of the next epoch, with tokens and time since the last batch."""
         more_tokens, more_time = _count(tokens, "token"), _microseconds(duration)
         now = self.values
         return Timestamp.from_values(
@@ -213,7 +205,7 @@ class Timestamp:
         )
 
     def to_next_iteration(self, duration: datetime.timedelta | None = None) -> "Timestamp":
-        """The timestamp at the start of the next iteration; ``duration`` came after the last batch."""
+        """Return the timestamp at the start of the next iteration, with the time since the last batch."""
         now = self.values
         return Timestamp.from_values(
             TrainingTime(
@@ -287,11 +279,10 @@ def _microseconds(duration: datetime.timedelta | None) -> int:
 
 
 def wall_clock() -> Callable[[], int]:
-    """A new clock: a function that returns nanoseconds since 1970 (UTC) and never goes back.
+    """Return a clock: a function that returns nanoseconds since 1970 (UTC) and never goes back.
 
-    The system's time is read once, here, and from then on only what has passed since is added. Were it read each time,
-    a correction of the system's time in the middle of a run (NTP, an operator, a virtual machine that wakes up) would
-    put events before their predecessors and bend every throughput computed from them."""
+    It reads the system's time once and then adds elapsed time, so that a correction of the system's time (NTP, an
+    operator, a virtual machine that wakes up) cannot reorder events or distort throughput."""
     now = time.monotonic_ns
     anchor = time.time_ns() - now()
     return lambda: anchor + now()

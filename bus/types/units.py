@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as people read them, in units that the names of metrics say."""
+"""Numbers, sizes and times as text, in the unit that a metric's name implies."""
 
 import math
 import time
@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from offloop.bus.types.metrics import Mode
 
 Scale: TypeAlias = tuple[tuple[float, str], ...]
-"""The units that values of a metric are written in: how much each is in that of the metric, and the text behind the
-number; the smallest first. Empty for plain numbers."""
+"""Units of a metric: the size of each in the metric's own unit, and its suffix; the smallest first."""
 
 _SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 3_600, "days": 86_400}
 _BYTES = (" B", " KiB", " MiB", " GiB", " TiB")
@@ -20,7 +19,7 @@ _DIGITS = 5
 _SMALLEST_PLAIN, _MILLION, _LARGEST_PLAIN = 1e-4, 1e6, 1e9
 
 SECONDS: Scale = ((1e-6, " µs"), (1e-3, " ms"), (1.0, " s"))
-"""Of what is written in seconds however long it is."""
+"""For values that stay in seconds however long they are."""
 
 
 def _bytes(suffix: str = "", size: float = 1.0) -> Scale:
@@ -37,7 +36,7 @@ def _time(unit: float) -> Scale:
 
 
 _IN_HOURS = ("time/train", "time/val", "time/total")
-"""What :class:`~offloop.consumers.callbacks.SpeedMonitor` logs in hours, unless ``time/unit`` says otherwise."""
+"""Logged by :class:`~offloop.consumers.callbacks.SpeedMonitor` in hours, unless ``time/unit`` names another unit."""
 
 _ENDINGS: tuple[tuple[str, Scale], ...] = (
     ("_bytes_per_sec", _bytes("/s")),
@@ -53,7 +52,7 @@ _ENDINGS: tuple[tuple[str, Scale], ...] = (
 
 
 def scale_of(name: str, hyperparameters: Mapping[str, Any]) -> Scale:
-    """The units of a metric. Those of times are logged beside them, as ``time/remaining_estimate_unit``."""
+    """Return the units of a metric. Times have theirs in the hyperparameters, as ``time/remaining_estimate_unit``."""
     if name.startswith("time/phase/"):
         return SECONDS
     if name.startswith("time/"):
@@ -67,14 +66,14 @@ def scale_of(name: str, hyperparameters: Mapping[str, Any]) -> Scale:
 
 
 def number_text(value: float | None, scale: Scale = (), digits: int = _DIGITS) -> str:
-    """A value for people, with so many significant digits: ``0.1234``, ``1.5 GiB``, ``NaN``, ``-inf``."""
+    """Format a value with that many significant digits: ``0.1234``, ``1.5 GiB``, ``NaN``, ``-inf``."""
     if value is None:
         return ""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
     size = abs(value)
     if scale:
-        # Zero is zero of the metric's own unit, or of the one next to it.
+        # Zero is shown in the metric's own unit, or the next smaller one.
         fitting = [unit for unit in scale if unit[0] <= (size or 1.0)]
         factor, suffix = fitting[-1] if fitting else scale[0]
     elif size and not _SMALLEST_PLAIN <= size < _LARGEST_PLAIN:
@@ -89,7 +88,6 @@ _MOST_POWER = 300
 
 
 def _plain(value: float, digits: int) -> str:
-    """With so many significant digits, separators for thousands and no zeros at the end."""
     if not value:
         return "0"
     decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
@@ -98,8 +96,9 @@ def _plain(value: float, digits: int) -> str:
 
 
 def difference(direction: Mode | None, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
-    """The signed distance of a value from that of a baseline, and ``better`` or ``worse`` where the metric has a
-    direction. Both are empty where there is nothing to compare."""
+    """Return the signed distance of a value from a baseline, and ``better``, ``worse`` or ``""``.
+
+    Both are empty without a baseline or a finite distance."""
     if base is None or not abs(value - base) < math.inf:
         return "", ""
     apart = value - base
@@ -112,8 +111,7 @@ def difference(direction: Mode | None, value: float, base: float | None, scale: 
 
 
 def when(seconds: float | None) -> str:
-    """A time since 1970 in the local zone; empty if it is unknown, ``?`` if it has no date, as the time of a file
-    may."""
+    """Format seconds since 1970 in the local zone; empty if unknown, ``?`` for a time of a file that has no date."""
     if seconds is None:
         return ""
     try:
@@ -123,7 +121,7 @@ def when(seconds: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A number of seconds: ``4.3s``, ``2m05s``, ``25h00m``."""
+    """Format seconds: ``4.3s``, ``2m05s``, ``25h00m``."""
     if seconds < 59.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -132,6 +130,6 @@ def duration(seconds: float) -> str:
 
 
 def lasted(started: float | None, ended: float | None, *, live: bool) -> str:
-    """The duration between two times, or up to now."""
+    """Format the time between two moments, or until now."""
     end = time.time() if live else ended
     return "?" if end is None or started is None else duration(max(end - started, 0.0))
