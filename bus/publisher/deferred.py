@@ -1,5 +1,4 @@
-"""Events that wait for a value which is on its way, such as a loss that is being copied from a GPU, and what of an
-event can be sent when not all of it can."""
+"""Events that wait for values still on a device, and events of which a part cannot be sent."""
 
 import logging
 from collections import deque
@@ -18,7 +17,7 @@ _LONGEST_REASON = 500
 
 
 class PendingEvent(NamedTuple):
-    """The arguments of an event's frame, kept until its fields are complete."""
+    """Arguments of an event's frame, kept until its fields are complete."""
 
     encode: Callable[..., bytes]
     seq: int
@@ -30,7 +29,7 @@ class PendingEvent(NamedTuple):
     context: bytes
 
     def to_frame(self, left_out: LeftOut) -> bytes:
-        """The frame, without the fields that cannot be sent: the event has its number already."""
+        """Encode the event without fields that cannot be sent: its number is assigned already."""
         try:
             frame: bytes = self.encode(*self[1:])
             check_size(len(frame))
@@ -41,18 +40,17 @@ class PendingEvent(NamedTuple):
 
 
 class PendingEvents(deque[PendingEvent]):
-    """A queue of events in order, each of which becomes a frame once its values are there, and after all before it."""
+    """Queue of events in order. An event becomes a frame once its values have arrived and all earlier ones are sent."""
 
     def __init__(self, left_out: LeftOut) -> None:
         super().__init__()
         self._left_out = left_out
 
     def move(self, outbox: Outbox, *, wait: bool) -> None:
-        """Puts the frames of the events at the front whose values are there into ``outbox``; with ``wait`` those of all
-        events, waiting for their values."""
+        """Move complete events at the front into ``outbox``; with ``wait`` move all, waiting for their values."""
         while self:
             event = self[0]
-            # Where a signal handler has raised in here, it may be there already.
+            # A signal handler may have raised after put(): then it is in the outbox already.
             if event.seq > outbox.seq:
                 fields = _complete(event, wait)
                 if fields is None:
@@ -62,7 +60,7 @@ class PendingEvents(deque[PendingEvent]):
 
 
 def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
-    """The fields with their values, or ``None`` while one is on its way."""
+    """Return the fields with their values, or ``None`` while a value has not arrived."""
     late = deferred_values(event.fields)
     if not wait and not all(_is_ready(value) for value in late.values()):
         return None
@@ -70,8 +68,7 @@ def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
     for name, value in late.items():
         try:
             fields[name] = value.value()
-        # A device that has failed raises whatever it likes for everything that is still to come from it; the run's
-        # end, and the error that caused it, must get out all the same.
+        # A failed device raises any error for every later value. The run's end and its cause must still be sent.
         except Exception as error:  # noqa: BLE001
             _log.warning("event %d is sent without %s: %s", event.seq, name, error)
             fields.update({name: None, "not_sent": str(error)})
@@ -86,8 +83,9 @@ def _is_ready(value: Deferred) -> bool:
 
 
 def keep_sendable(fields: dict[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """The fields of an event without those that cannot be packed, and of ``logged`` the values that can be. Of more
-    than an event can hold the largest are left out. ``not_sent`` says what is missing, and why."""
+    """Return the fields that can be sent, at most one event's size: the largest are left out first.
+
+    ``logged`` keeps each value that can be packed. ``not_sent`` lists missing names and reasons."""
     parts: list[tuple[int, dict[str, Any], str]] = []
     reasons: list[str] = [fields["not_sent"]] if isinstance(fields.get("not_sent"), str) else []
 

@@ -1,4 +1,4 @@
-"""A run's description of itself in ``run.json``: what its user says, and the program that publishes it."""
+"""Description of a run in ``run.json``: the user's info and the publishing program."""
 
 import os
 import subprocess
@@ -23,9 +23,9 @@ _PACKAGES = ("offloop", "torch", "torchmetrics", "numpy", "pyzmq", "msgpack", "m
 
 
 def describer(info: Info) -> Callable[[str], dict[str, Any]]:
-    """A function of the run's name that returns its description, without secrets.
+    """Return a function of the run's name that returns its description without secrets.
 
-    The function raises ConfigurationError for what cannot be written down."""
+    That function raises ConfigurationError for values that cannot be stored."""
     process_info = describe_process()
 
     def describe(name: str) -> dict[str, Any]:
@@ -36,12 +36,12 @@ def describer(info: Info) -> Callable[[str], dict[str, Any]]:
             size = len(encode_control("hello", {"info": described}))
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
-                f"what is to be written down about the run cannot be ({error}): use numbers, text, lists, maps and None"
+                f"the run's info cannot be stored ({error}): use numbers, text, lists, maps and None"
             ) from None
         if size > _MAX_INFO:
             raise ConfigurationError(
-                f"what is to be written down about the run has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "
-                "the largest out of info (of a training, config)"
+                f"the run's info has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "
+                "the largest values out of info (of a training, config)"
             )
         return described
 
@@ -49,8 +49,9 @@ def describer(info: Info) -> Callable[[str], dict[str, Any]]:
 
 
 def describe_process() -> dict[str, Any]:
-    """Command and folder of this process without secrets, host, versions, git commit; ``None`` for what git does not
-    say soon."""
+    """Return command, folder, host, versions and git commit of this process, without secrets.
+
+    Git values are ``None`` where git does not answer soon."""
     commit = _git("rev-parse", "HEAD")
     changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
     return {
@@ -78,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    # A status need not write the index, for which it would wait for others.
+    # Without the lock git status does not write the index, and so does not wait for other processes.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(

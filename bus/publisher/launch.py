@@ -1,4 +1,4 @@
-"""The broker that a publisher starts for its own run, in a process of its own."""
+"""The broker process that a publisher starts for its own run."""
 
 import json
 import logging
@@ -19,23 +19,21 @@ from offloop.bus.types.timeouts import Timeouts
 _log = logging.getLogger("offloop")
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
-"""Why a broker may not take up a run now and may later: a disk that takes nothing, a lock that is still held."""
+"""Errors of a broker that may pass: the disk is full or read-only, another process still holds the lock."""
 RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
-"""Seconds before a broker is started again, by how often it has died in a row."""
+"""Seconds before the next start, by the number of deaths in a row."""
 STEADY_SECONDS = 10.0
-"""For which a broker has to live for its next death to count as the first one."""
+"""A broker that lived this long starts a new row of deaths."""
 _COPY_POLL_SECONDS = 0.05
 
 
 class BrokerProcess:
-    """The process that serves one run. It is started again when it dies, and then resumes the attempt where its
-    recording ends.
+    """Process that serves one run. After a restart it resumes the attempt at the end of its recording.
 
-    With ``is_new`` it takes the first of the names that a new run may get, see
-    :func:`offloop.bus.runs.directory.free_name`. ``run_id`` is the identity of a run that is new here, ``servers`` are
-    those of NATS to which it is copied, by default those that the environment names.
+    With ``is_new`` it takes the first free name, see :func:`offloop.bus.runs.directory.free_name`. ``run_id`` is the
+    identity of a new run. ``servers`` are the NATS servers that receive a copy, by default those of the environment.
 
-    Raises OffloopError: the one that the process named, when it could not begin."""
+    Raises OffloopError: the error that the process reported when it could not start."""
 
     def __init__(
         self,
@@ -49,7 +47,6 @@ class BrokerProcess:
     ) -> None:
         self._root = root
         self.name = name
-        """The name of the run that it serves."""
         self._environment = {} if servers is None else {STREAM_VARIABLE: servers}
         self._timeouts = timeouts
         if is_new:
@@ -68,10 +65,10 @@ class BrokerProcess:
         return processes.start_module("offloop.bus.broker", *arguments, env=self._environment, **pipes)
 
     def _first_answer(self) -> dict[str, Any]:
-        """The line in which a new broker says that it is ready. Raises the error that it names, or its last words."""
+        """Return the broker's first line. Raise the error that it names, or its last line on stderr."""
         process = self._process
         assert process.stdout is not None and process.stderr is not None  # noqa: PT018  they are pipes
-        # Not select(), which refuses descriptors from 1024 on: a training may have many files open.
+        # select() refuses descriptors from 1024 on, and a training may have many files open.
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
         try:
@@ -79,7 +76,7 @@ class BrokerProcess:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
             process.kill()
-            *_, why = ["it said nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]
+            *_, why = ["it printed nothing", *process.stderr.read().decode(errors="replace").strip().splitlines()]
             self.kill()
             raise BrokerError(f"the broker did not start: {why}") from None
         except BaseException:
@@ -97,7 +94,7 @@ class BrokerProcess:
                 pipe.close()
 
     def ended(self) -> str | None:
-        """Its end in words; ``None`` while it runs."""
+        """How it ended; ``None`` while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -105,23 +102,24 @@ class BrokerProcess:
 
     @property
     def has_finished(self) -> bool:
-        """It exited because its run has ended."""
+        """Its run has ended, and it exited normally."""
         return self._process.poll() == 0
 
     def refusal(self) -> OffloopError | None:
-        """Why it does not serve the run again, if one that was started again has said so before it ended."""
+        """Return the error that a restarted broker reported before it exited, if any."""
         out = self._process.stdout
         if self._process.poll() is None or out is None or out.closed:
             return None
         try:
-            # It has ended, so what it said is all there, and reading does not wait.
+            # The process has exited, so the read does not wait.
             answer = json.loads(out.readline())
             return error_by_name(answer["error"], str(answer["message"]))
         except (ValueError, KeyError, TypeError):
             return None
 
     def restart(self) -> bool:
-        """Starts it again, without waiting for it, unless it has died again and again just now; whether it did.
+        """Start it again without waiting, unless it has died repeatedly just now; return whether it was started.
+
         Raises OSError: no process can be started."""
         now = time.monotonic()
         if now < self._not_before:
@@ -134,13 +132,12 @@ class BrokerProcess:
         return True
 
     def kill(self) -> None:
-        """Ends it at once."""
         self._process.kill()
         self._process.wait()
         self._close_pipes()
 
     def leave(self, seconds: float) -> None:
-        """Waits so long for it to finish the recording; then it continues by itself."""
+        """Wait so many seconds for the end of the recording; later it continues by itself."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -151,16 +148,16 @@ class BrokerProcess:
             self._report_copy(servers)
 
     def _report_copy(self, servers: str) -> None:
-        """Says at the end of the run what its bridge has not copied."""
+        """Warn about recordings that the bridge has not copied by the end of the run."""
         path, give_up = self._root / self.name, time.monotonic() + self._timeouts.copy
         try:
             attempt = read_run(path).last.number
         except OffloopError:
-            return  # said elsewhere: the run's directory cannot be read
+            return  # the unreadable run directory is reported elsewhere
         while True:
             bridge = read_bridge(path)
             if bridge is not None and not bridge.is_running and bridge.attempt not in (0, attempt):
-                bridge = None  # it has left that behind for an attempt before
+                bridge = None  # the state of a bridge of an earlier attempt
             if bridge is not None and bridge.has_all(attempt):
                 return
             copies = bridge is None or bridge.state == "copying" or not bridge.has_tried
@@ -175,7 +172,7 @@ class BrokerProcess:
 
 
 def error_by_name(name: str, message: str, run: str | None = None) -> OffloopError:
-    """The error that a broker named, about this run, so that users catch the same one wherever it arose."""
+    """Return the error that a broker named, so that callers catch the same class wherever it arose."""
     kind = vars(errors).get(name)
     if not (isinstance(kind, type) and issubclass(kind, OffloopError)):
         return BrokerError(message)

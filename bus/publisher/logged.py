@@ -1,4 +1,4 @@
-"""What a loop of one's own logs, until it travels with an event."""
+"""Values that a loop logs, until an event carries them."""
 
 import operator
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.types.deferred import Deferred, LeftOut, is_deferred
 
 Entries: TypeAlias = list[list[Any]]
-"""The field ``logged``: pairs of step and values by name."""
+"""The field ``logged``: pairs of a step and its values by name."""
 
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 _LARGEST_STEP = (1 << 53) - 1
@@ -18,35 +18,34 @@ _MOST_BYTES = 4 * _LONGEST_NAME + 16
 _MANY = 1000
 _KNOWN_NAMES = 10_000
 MAX_LOGGED = MAX_FRAME // 4
-"""Bytes of logged values in a call at most, and about half of what travels with an event."""
+"""Most bytes of logged values in one call, and about half of the bytes that one event carries."""
 
 
 class LoggedValues:
-    """Gathers values by step."""
+    """Values gathered by step."""
 
     def __init__(self, left_out: LeftOut) -> None:
         self.bound = 0
-        """Bytes that they take at most."""
+        """Upper bound of their size in bytes."""
         self.count = 0
-        """Number of added values, replaced ones included."""
+        """Number of added values, including replaced ones."""
         self.step = 0
-        """The step that was added last."""
+        """The step of the last values."""
         self._names: set[str] = set()
         self._steps: dict[int, dict[str, Any]] = {}
         self.has_late = False
-        """One of the values has not arrived yet."""
+        """At least one value has not arrived yet."""
         self._left_out = left_out
 
     def step_for(self, values: Mapping[str, Any]) -> int:
-        """The step that values belong to which come without one: a name that comes again begins the next."""
+        """Return the step for values logged without one: a repeated name starts the next step."""
         return self.step if self._names.isdisjoint(values) else self.step + 1
 
     def has_other_than(self, step: int) -> bool:
-        """There are values of another step."""
         return bool(self._steps) and step not in self._steps
 
     def add(self, values: Mapping[str, Any], step: int) -> None:
-        """Adds values that :func:`check_values` has returned."""
+        """Add values checked by :func:`check_values`."""
         self.has_late = self.has_late or any(type(one) not in (int, float) for one in values.values())
         self._steps.setdefault(step, {}).update(values)
         self.count += len(values)
@@ -56,33 +55,32 @@ class LoggedValues:
         self._names.update(values)
 
     def entries(self) -> "Entries | Deferred":
-        """All of it, as a field of an event."""
+        """Return all values as a field of an event."""
         entries = [[step, values] for step, values in self._steps.items()]
         return _LateEntries(entries, self._left_out) if self.has_late else entries
 
     def clear(self) -> None:
-        """Begins anew, at the same step; what :meth:`entries` gave stays as it is."""
+        """Start empty at the same step. Values returned by :meth:`entries` stay unchanged."""
         self.count, self.bound, self._steps, self.has_late = 0, 0, {}, False
 
     def is_full(self) -> bool:
-        """They have to be sent before more is added."""
+        """They must be sent before more values are added."""
         self.bound = sum(map(_size, self._steps.values()))
         return self.bound > MAX_LOGGED
 
 
 class _LateEntries:
-    """Entries with values that are on their way."""
+    """Entries of which some values have not arrived yet."""
 
     def __init__(self, entries: Entries, left_out: LeftOut) -> None:
         self._entries = entries
         self._left_out = left_out
 
     def ready(self) -> bool:
-        """All values have arrived."""
         return all(one.ready() for _, values in self._entries for one in values.values() if is_deferred(one))
 
     def value(self) -> Entries:
-        """The entries with their values, without those that are not numbers or cannot be read."""
+        """Return the entries without values that are not numbers or cannot be read."""
         return [[step, dict(self._read(values))] for step, values in self._entries]
 
     def _read(self, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -94,8 +92,9 @@ class _LateEntries:
 
 
 def check_values(values: Mapping[str, Any], known: set[str]) -> dict[str, "float | Deferred"]:
-    """Values that can be logged, as they are sent. ``known`` are names that need not be looked at again. Raises
-    ConfigurationError: one of them cannot be."""
+    """Return the values in the form in which they are sent. Names in ``known`` are not checked again.
+
+    Raises ConfigurationError: a value or name cannot be logged."""
     if type(values) is not dict and not isinstance(values, Mapping):
         raise ConfigurationError(f"values are of type {type(values).__name__}: log a map of names to numbers")
     checked = {
@@ -110,12 +109,11 @@ def check_values(values: Mapping[str, Any], known: set[str]) -> dict[str, "float
 
 
 def _size(values: Mapping[str, Any]) -> int:
-    """The most bytes that values take in an event."""
+    """Upper bound of their size in an event, in bytes."""
     return sum(len(name.encode()) + 16 for name in values)
 
 
 def checked_step(step: Any) -> int:
-    """A step as a whole number. Raises ConfigurationError: it is none from 0 on."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -126,8 +124,7 @@ def checked_step(step: Any) -> int:
 
 
 def check_name(name: Any, known: set[str]) -> str:
-    """A name that values can be logged under, which is ``known`` from here on. Raises ConfigurationError: it is
-    none."""
+    """Return a valid name of a logged value and add it to ``known``, or raise ConfigurationError."""
     if not isinstance(name, str):
         raise ConfigurationError(
             f"{repr(name)[:100]} cannot be the name of a logged value: use text, such as 'train/accuracy'"
@@ -147,10 +144,9 @@ def check_name(name: Any, known: set[str]) -> str:
 
 
 def check_value(name: str, value: Any) -> "float | Deferred":
-    """A value as it is sent. Raises ConfigurationError: it is not a number."""
     kind = type(value)
     if kind is float or (kind is int and _SMALLEST <= value <= _LARGEST):
-        return value  # type: ignore[no-any-return]  # its type was looked at
+        return value  # type: ignore[no-any-return]  # its type is checked above
     if is_deferred(value):
         return value
     if getattr(value, "is_cuda", False):
@@ -164,7 +160,7 @@ def check_value(name: str, value: Any) -> "float | Deferred":
 def _number(name: str, value: Any) -> float:
     kind = type(value)
     if kind is float or (kind is int and _SMALLEST <= value <= _LARGEST):
-        return value  # type: ignore[no-any-return]  # its type was looked at
+        return value  # type: ignore[no-any-return]  # its type is checked above
     try:
         if isinstance(value, str | bytes):
             raise TypeError("text is not a number")

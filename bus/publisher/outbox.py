@@ -1,4 +1,4 @@
-"""Events on their way to a broker: kept until it has them on disk, sent together, bounded."""
+"""Send buffer of one rank's events: bounded, sent in batches, kept until the broker has recorded them."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +14,7 @@ BATCH_BYTES = 64 * 1024
 
 
 class _Batch(NamedTuple):
-    """Frames in one message, which costs sender and receiver far more than a frame in it."""
+    """Frames in one message: a message costs sender and receiver far more than a frame in it."""
 
     message: bytes
     first: int
@@ -23,14 +23,13 @@ class _Batch(NamedTuple):
 
 
 class Outbox:
-    """The frames of one rank in order, numbered from 1 as they are put in, until they are acknowledged.
+    """The frames of one rank in order, numbered from 1, until they are acknowledged.
 
-    Sent frames stay in the send buffer, so that they can be sent again (:meth:`retransmit`) to a broker that was
-    restarted or has lost some of them. The buffer is bounded in bytes: past the bound the oldest frames are removed. A
-    frame that was sent before has most likely arrived already; one that was not is lost, and counted as dropped.
+    Sent frames are kept for :meth:`retransmit`, to a broker that was restarted or has lost some. Above ``limit`` bytes
+    the oldest frames are removed. A removed frame that was sent has most likely arrived; an unsent one counts as
+    dropped.
 
-    A signal handler may raise after any call in here, as Ctrl-C does: what belongs together is done without a call in
-    between."""
+    A signal handler may raise after any call here, as Ctrl-C does. So dependent changes have no call between them."""
 
     def __init__(self, send: Callable[[bytes, int], object], limit: int) -> None:
         self._send = send
@@ -38,44 +37,43 @@ class Outbox:
         self._frames: deque[bytes] = deque()
         self._unsent: deque[_Batch] = deque()
         self._sent: deque[_Batch] = deque()
-        # How many frames at the front are in a batch already.
+        # Number of frames at the front that are in a batch already.
         self._taken = 0
         self._announce = False
         self.seq = 0
-        """Number of the frame that was put in last: how many ever were."""
+        """Number of the last frame, and so of all frames ever put in."""
         self.base_seq = 0
-        """What :meth:`put` was given with it."""
+        """The ``base_seq`` of the last frame."""
         self.last_sent = 0
-        """Number of the frame that was handed to the socket last."""
+        """Number of the last frame handed to the socket."""
         self.paused = False
-        """While true nothing is sent: no broker serves the run."""
+        """Send nothing: no broker serves the run."""
         self.size = 0
-        """Bytes kept, whether sent or not."""
+        """Bytes of all kept frames, sent or not."""
         self.size_high = 0
-        """The most bytes that were ever kept."""
+        """Maximum of :attr:`size` so far."""
         self.sent = 0
-        """Frames handed to the socket, those sent once more not counted."""
+        """Frames handed to the socket, each counted once."""
         self.resent = 0
-        """Frames sent again."""
         self.dropped = 0
-        """Frames given up before they were sent, because the bound was reached."""
+        """Frames removed unsent because the limit was reached."""
 
     def __len__(self) -> int:
-        """Number of unsent frames."""
-        # A copy, because another thread may send meanwhile.
+        # Unsent frames; a copy, because another thread may send meanwhile.
         return len(self._frames) + sum(batch.last - batch.first + 1 for batch in tuple(self._unsent))
 
     @property
     def first(self) -> int:
-        """Number of the oldest frame that is kept; of the next one when none is."""
+        """Number of the oldest kept frame, or of the next frame if none is kept."""
         for batches in (self._sent, self._unsent):
             if batches:
                 return batches[0].first
         return self.seq - len(self._frames) + 1
 
     def put(self, frame: bytes, base_seq: int = 0) -> None:
-        """Puts a frame at the end; ``base_seq`` is the number of base events up to it. Raises ConfigurationError: it is
-        larger than the protocol allows."""
+        """Append a frame; ``base_seq`` is the number of base events up to it.
+
+        Raises ConfigurationError: the frame is larger than the protocol allows."""
         size = len(frame)
         if size > MAX_FRAME:
             check_size(size)
@@ -87,7 +85,7 @@ class Outbox:
             self._make_room()
 
     def skip_to(self, seq: int) -> None:
-        """Continues behind the number ``seq``: frames between the last one and that are missing for good."""
+        """Continue after number ``seq``: the frames between are lost for good."""
         self._remove_taken()
         while self._frames:
             self._gather()
@@ -117,7 +115,7 @@ class Outbox:
                 del self._frames[0]
 
     def send(self) -> None:
-        """Sends what the socket takes now; the rest stays for the next time."""
+        """Send as many frames as the socket takes without waiting."""
         if self.paused:
             return
         self._remove_taken()
@@ -142,11 +140,11 @@ class Outbox:
             self.size_high = self.size
 
     def _new_in(self, batch: _Batch) -> int:
-        """The number of frames in a batch that were neither sent nor dropped before."""
+        """Return the number of frames in a batch that were neither sent nor dropped before."""
         return max(0, batch.last - max(batch.first - 1, self.sent + self.dropped))
 
     def _gather(self) -> None:
-        """Takes the frames of the next message from the front of the queue."""
+        """Move the frames of the next message from the queue into a batch."""
         queue = self._frames
         first, rest = self.seq - len(queue) + 1, deque[bytes]()
         size = sum(map(len, queue)) if len(queue) <= BATCH_FRAMES else BATCH_BYTES + 1
@@ -176,19 +174,18 @@ class Outbox:
             del self._frames[0]
 
     def acknowledge(self, number: int) -> None:
-        """Forgets the frames up to ``number``: they are on disk."""
+        """Forget frames up to ``number``: the broker has them on disk."""
         for batches in (self._sent, self._unsent):
             while batches and batches[0].last <= number:
                 self.size -= batches[0].size
                 del batches[0]
 
     def retransmit(self) -> None:
-        """Sends all kept frames again, after a message with the number of the oldest."""
+        """Queue all kept frames again, after a message with the number of the oldest."""
         unsent, sent = deque([*self._sent, *self._unsent]), deque[_Batch]()
         self._unsent, self._sent, self._announce = unsent, sent, True
 
     def clear(self) -> None:
-        """Forgets everything."""
         self._frames.clear()
         self._unsent.clear()
         self._sent.clear()

@@ -1,4 +1,4 @@
-"""From what a loop of one's own reports to the events of a stream."""
+"""Turns the reports of a user's own training loop into events."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,22 +16,17 @@ from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 LOG_VALUES = 1000
-_LOG_NS = 1_000_000_000  # for which logged values wait for an event that they travel with
+_LOG_NS = 1_000_000_000  # logged values wait at most so long for an event that carries them
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 
 Send: TypeAlias = Callable[..., None]
-"""``Publisher.send``. It is not kept: a publisher that is dropped ends at once."""
+"""``Publisher.send``. It is passed and not kept, so that an unreferenced publisher is closed at once."""
 
 
 class OwnLoop:
-    """Where a loop of one's own is, and what it has logged. One call at a time.
+    """Progress and logged values of a user's loop. Its calls must not overlap.
 
-    Args:
-        clock: gives nanoseconds since 1970.
-        info: the run's description, of which the first event has the source.
-        world_size: number of ranks.
-        left_out: counts values that cannot be sent.
-    """
+    ``clock`` gives nanoseconds since 1970. The first event carries the source from ``info``."""
 
     def __init__(
         self,
@@ -49,23 +44,23 @@ class OwnLoop:
         self._previous: TrainingTime | None = None
         self._counts_batches = False
         self.reached = Timestamp().values
-        """Training time of the last event."""
+        """Training time at the last event."""
         self.logged = LoggedValues(left_out)
         self._logged_names: set[str] = set()
         self._logged_at = 0
 
     def take_timestamp(self, fields: dict[str, Any]) -> TrainingTime:
-        """Removes the counters from the fields; the time spent training is by default that since this was made."""
+        """Remove the counters from the fields. ``total_wct`` defaults to the time since construction."""
         fields.setdefault("total_wct", self._total_wct())
         return Timestamp(**{name: fields.pop(name) for name in TrainingTime._fields if name in fields}).values
 
     def before(self, timestamp: TrainingTime) -> TrainingTime | None:
-        """The training time before that one."""
-        # The first batch begins where every training does, also in a loop that says nothing before its end.
+        """Training time at the start of the batch that ends at ``timestamp``."""
+        # Every training starts at 0, also in a loop that publishes nothing before its first batch ends.
         return self._previous or (Timestamp().values if timestamp.batch == 1 else None)
 
     def prepare(self, fields: dict[str, Any]) -> bytes:
-        """Gives the fields of an event the form in which they are sent; returns its packed context, taken from them."""
+        """Convert the fields to their form on the wire; remove and return the packed context."""
         context = self._pack_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
         if "lr" in fields and not isinstance(fields["lr"], dict):
             rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
@@ -87,7 +82,7 @@ class OwnLoop:
         context: bytes,
         has_deferred: bool,
     ) -> None:
-        """Publishes an event, with what was logged before it."""
+        """Publish an event, with the values logged before it."""
         if self._introduction:
             self._introduce(send, event, fields, context)
         carries = self.logged.count and event in BASE_EVENTS and "logged" not in fields
@@ -102,11 +97,9 @@ class OwnLoop:
         self._counts_batches = self._counts_batches or timestamp.batch > 0
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values that can be logged; raises ConfigurationError for others."""
         return check_values(values, self._logged_names)
 
     def log(self, send: Send, values: dict[str, Any], step: int | None) -> None:
-        """Logs checked values for a step."""
         logged = self.logged
         if step is None:
             step = self.reached[2] if self._counts_batches else logged.step_for(values)
@@ -117,7 +110,7 @@ class OwnLoop:
         logged.add(values, step)
 
     def publish_logged(self, send: Send) -> None:
-        """Publishes what was logged with an event of its own."""
+        """Publish the logged values in an event of their own."""
         logged = self.logged
         if not logged.count:
             return
@@ -126,7 +119,7 @@ class OwnLoop:
         if self._introduction:
             self._introduce(send, Event.BATCH_END, fields, context)
         if self._counts_batches:
-            # An event at which nothing is done but what was asked for: the batch has ended already.
+            # The batch has ended already. Nothing else happens at this event unless it is requested.
             send(Event.ITERATION_CHECKPOINT, self.reached, None, fields, context, has_late, _in_turn=True)
         else:
             before = Timestamp.from_values(self.reached)
@@ -134,20 +127,20 @@ class OwnLoop:
             self.reached = Timestamp(batch=began + 1, total_wct=self._total_wct()).values
             previous = Timestamp(batch=began, total_wct=before.total_wct).values
             send(Event.BATCH_END, self.reached, previous, fields, context, has_late, _in_turn=True)
-        # What is sent twice, where a signal handler has raised, is logged once.
+        # clear() comes last: after a signal handler's exception values may be sent twice, and count once.
         logged.clear()
 
     def _total_wct(self) -> timedelta:
         return timedelta(microseconds=(self._clock() - self._began) // 1000)
 
     def _is_due(self, step: int) -> bool:
-        """What was logged goes out before something is logged for that step."""
+        """Return whether logged values must be sent before others are logged for ``step``."""
         if not self._counts_batches:
             return self.logged.has_other_than(step)
         return self.logged.count >= LOG_VALUES or self._clock() - self._logged_at >= _LOG_NS
 
     def _introduce(self, send: Send, event: Event, fields: dict[str, Any], context: bytes) -> None:
-        """Says what the events come from, with the first one or before it: consumers look for that at INIT."""
+        """Send the source at INIT, where consumers expect it, with or before the first event."""
         introduction = self._introduction
         if event is Event.INIT:
             fields.update(introduction)
@@ -171,7 +164,7 @@ class OwnLoop:
 
 
 def check_loss(loss: Any) -> None:
-    """Refuses a loss that the loop would have to wait for."""
+    """Refuse a loss on a GPU: reading it would make the loop wait."""
     if getattr(loss, "is_cuda", False):
         raise ConfigurationError(
             "the loss is on a GPU: make gpu = offloop.trainer.device.GpuDevice() once and publish "

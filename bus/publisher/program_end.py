@@ -11,7 +11,7 @@ _outermost: FrameType | None = None
 
 
 def watch_main_thread() -> None:
-    """Remembers the outermost frame of the main thread, which shows at exit whether the program came to its end."""
+    """Remember the outermost frame of the main thread: at exit it shows whether the program ran to its end."""
     global _outermost
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:
@@ -20,10 +20,10 @@ def watch_main_thread() -> None:
 
 
 def error_at_exit(left: BaseException | None = None) -> BaseException | None:
-    """The exception that has ended the program, for exit handlers; ``None`` when it came to its end.
+    """Return the exception that ended the program, for exit handlers; ``None`` if it ran to its end.
 
-    Of a ``SystemExit`` Python has cleared everything by now, also its code; that there was one is seen by where the
-    program was left. Nothing says whether it was a failure: that is ``left``, by default what ends a run as stopped."""
+    Python has cleared a ``SystemExit`` and its code by now. The position of the outermost frame shows that there was
+    one. Whether it was a failure is unknown: then ``left`` is returned, by default an error that means stopped."""
     error: BaseException | None = getattr(sys, "last_value", None)
     frame = _outermost
     has_returned = frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _RETURNS

@@ -1,5 +1,4 @@
-"""The sending end: what a training loop uses. Between start and close it waits for a peer only where the loop asks for
-that (:meth:`Publisher.wait_until_handled`)."""
+"""The publisher: publishes the events of a training loop."""
 
 import atexit
 import logging
@@ -49,7 +48,7 @@ MIN_BACKLOG_BYTES = 64 * 1024
 _FIT = frozenset((Event.FIT_START, Event.FIT_END))
 _FLUSH_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
-_EXCHANGE_NS = 50_000_000  # for which it publishes before it reads what the broker has sent
+_EXCHANGE_NS = 50_000_000  # between two reads of the broker's messages
 _REPORT_NS = 1_000_000_000
 _REMEMBERED_COMMANDS = 1000
 _ENDING = 10_000
@@ -57,85 +56,91 @@ _ENDING = 10_000
 
 class _EventEncoder(NamedTuple):
     encode: Callable[..., bytes]
-    counts: int
-    """1 for base events, 0 for others."""
-    is_urgent: bool
-    """It is sent at once."""
+    counts: int  # 1 for base events, 0 for others
+    is_urgent: bool  # sent at once
 
 
 @dataclass(frozen=True)
 class PublisherStatistics:
-    """Counts of a publisher since it began."""
+    """Counts of a publisher since its start."""
 
     published: int
     """Events passed to the publisher."""
     sent: int
-    """Events handed to the broker's connection, each counted once."""
+    """Events handed to the broker's connection. Each counts once."""
     acknowledged: int
-    """Events that the broker has recorded."""
+    """Events recorded by the broker."""
     lag: int
-    """Events published and not acknowledged yet."""
+    """Events published and not yet acknowledged."""
     resent: int
-    """Events sent once more, to a broker that was started again or that had lost something."""
+    """Events sent again, to a broker that was restarted or has lost some."""
     dropped: int
-    """Events given up unsent because the send buffer reached its bound."""
+    """Unsent events removed because the send buffer was full."""
     held: int
-    """Events that wait now for a value that is not computed yet."""
+    """Events that wait for a value that is not computed yet."""
     backlog: int
-    """Events in the send buffer that are not sent yet: they are gathered to be sent together, or the broker does not
-    read fast enough."""
+    """Unsent events in the send buffer. They wait for their batch, or for a broker that reads slowly."""
     backlog_bytes: int
-    """Size of the send buffer: all events that are not acknowledged, sent or not."""
+    """Size of the send buffer: all events without an acknowledgement, sent or not."""
     backlog_bytes_high: int
-    """The largest size that the send buffer has had."""
+    """Maximum of :attr:`backlog_bytes` so far."""
     broker_restarts: int
-    """Number of times that the broker was lost and found or started again."""
+    """Number of times that the broker was lost and found again or restarted."""
     values_left_out: int
-    """Values and fields that could not be sent, such as a text that is not UTF-8: all else of their event was."""
+    """Values and fields that could not be sent, such as text that is not UTF-8. The rest of their event was sent."""
     nanoseconds_per_event: float
-    """Processor time that publishing costs the thread that trains: the mean of encoding (measured at one event in 64)
-    and of sending and listening (measured always). Without what the caller does before it publishes."""
+    """Mean processor time of an event in the training thread: encoding (measured for one event in 64) plus sending and
+    receiving (always measured). The caller's own work before it publishes is not included."""
 
 
 class Publisher(SerialCalls):
-    """Publishes one rank's events to the broker of a run, and starts that broker when none is named.
+    """Publishes one rank's events to the run's broker. Starts the broker unless ``broker`` names one.
 
-    Publishing is bounded in time and memory: an event is encoded and handed to a socket that does not wait. While the
-    broker does not read, events are kept (``backlog_bytes``, 64 MiB by default) and sent later; past that bound the
-    oldest are dropped and counted. Inner events and ``batch_end`` are gathered, because waking other processes costs
-    the loop more than the sending, and sent with the first event or :meth:`poll` that comes ``max_delay`` seconds or
-    more after the last sending, or sooner where a consumer's demand has a shorter delay. All other events are sent at
-    once, with what was gathered before.
+    Publishing takes bounded time and memory: each event is encoded and handed to a socket that does not wait. While the
+    broker does not read, events stay in the send buffer. When that is full, the oldest are dropped and counted.
 
-    Any thread may call it, and so may signal handlers and finalizers, also in the middle of another call: nothing waits
-    for that other call, which does what was requested as its last act. Only :meth:`close` waits for another thread.
+    Inner events and ``batch_end`` are sent in batches, because waking other processes costs the loop more than sending.
+    A batch is sent at the first event or :meth:`poll` after ``max_delay``. All other events are sent at once, together
+    with the waiting batch.
 
-    Where several hosts have brokers of their own, ``local_world_size`` is how many of the ranks publish to this one:
-    its run ends with them. The first of them starts the broker, and the others join it at its :attr:`address`.
-    ``attempt`` and ``run_id`` are what all hosts have agreed on, see :func:`offloop.bus.runs.writing.next_attempt`.
+    Any thread, signal handler or finalizer may call the methods, also during another call. A call during another call
+    returns at once, and the running call executes it last. Only :meth:`close` waits for another thread.
 
-    ``run_name`` defaults to a new name. Where a run has that name already, this one gets it with a number,
-    ``NAME-2``, as :attr:`run_name`; with ``resume`` it is the next attempt of the run of that name, if there is one, as
-    it is where ``torchrun`` has started a failed process again. ``broker`` is the :attr:`address` of the
-    first rank's publisher on this host, for further ranks; the first one starts the broker, which copies the run to the
-    NATS servers at ``stream_to``, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. ``events`` are
-    published in any case, further ones while a consumer requests them; the live set is :attr:`requested_events`.
-    ``info``, or what a function ``info(run_name)`` returns, goes into ``run.json``; where it has ``unavailable``, such
-    as ``{"events": ["epoch_end"], "fields": {"gradient_norm": "why"}}``, consumers that wait for these say so at once.
-    ``clock`` gives nanoseconds since 1970. ``on_command`` is called with each
-    :class:`~offloop.bus.types.commands.Command` that comes, once, while an event is published or in :meth:`poll`; it is
-    to be answered with :meth:`answer`. Without it ``stop`` sets :attr:`stop_requested`, and others are refused.
-    ``timeouts`` says how long it waits for the broker. ``flight`` is the memory of a flight recorder, which the caller
-    fills, and from which the broker writes a recording when there is a reason.
+    Args:
+        run_name: The run's name, by default a new one. If a run has this name already, the new run is ``NAME-2`` and so
+            on, see :attr:`run_name`.
+        runs_dir: Folder of the runs, by default that of :func:`offloop.bus.runs_dir`.
+        broker: The :attr:`address` of the first rank's publisher on this host, for further ranks.
+        rank: This process's rank, from 0.
+        world_size: Number of ranks.
+        local_world_size: Number of ranks that publish to this broker, where several hosts have brokers of their own.
+            The broker's run ends with them.
+        info: Contents for ``run.json``, or a function of the run's name that returns them. With ``unavailable``, such
+            as ``{"events": ["epoch_end"], "fields": {"gradient_norm": "reason"}}``, consumers that request these report
+            it at once.
+        events: Events that are always published. Others are published while a consumer requests them.
+        clock: Returns nanoseconds since 1970.
+        max_delay: Longest delay of a batch, in seconds. A consumer can request a shorter one.
+        backlog_bytes: Size of the send buffer in bytes, by default 64 MiB.
+        on_command: Called once with each :class:`~offloop.bus.types.commands.Command`, while an event is published or
+            in :meth:`poll`. It must call :meth:`answer`. By default ``stop`` sets :attr:`stop_requested`, and other
+            commands are refused.
+        timeouts: How long to wait for the broker.
+        attempt: Number of the attempt that all hosts agreed on, see :func:`offloop.bus.runs.writing.next_attempt`.
+        run_id: Identity of the run that all hosts agreed on.
+        flight: Memory of a flight recorder. The caller fills it; the broker writes it to a recording when triggered.
+        stream_to: NATS servers that receive a copy, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``.
+        resume: Continue the run of that name, if it exists, with a new attempt. This is always so in a process that
+            ``torchrun`` has restarted.
 
     Raises:
-        ConfigurationError: an argument cannot be what it is, or this is a Python without its global lock (GIL).
-        RunIsLiveError: the run that is to be resumed has a live publisher.
-        RunDirectoryError: the run's directory cannot be written.
-        BrokerError: the broker did not start, or refused.
+        ConfigurationError: An argument is invalid, or this Python runs without its global lock (GIL).
+        RunIsLiveError: The run to resume has a live publisher.
+        RunDirectoryError: The run's directory cannot be written.
+        BrokerError: The broker did not start, or refused.
     """
 
-    _closed = True  # until it is made
+    _closed = True  # until __init__ has succeeded
 
     def __init__(
         self,
@@ -177,33 +182,31 @@ class Publisher(SerialCalls):
             resume=resume,
         )
         self.run_name: str = session.run_name
-        """The run's name: another one than was given if that was taken."""
+        """Name of the run. It differs from the given name if that was taken."""
         self.attempt: int = session.welcome["attempt"]
         self.info = session.info
-        """The run's description in ``run.json``: what was given as ``info``, and the process."""
+        """The run's description in ``run.json``: the given ``info`` and data of this process."""
         self.address = session.address
-        """Address of the run's broker, for further ranks."""
+        """Address of the broker, for further ranks."""
         self.stop_requested = False
-        """A command has requested the end of the training: a loop of your own looks here after each batch."""
+        """A command requested the end of the training. Check it after each batch of your own loop."""
         self.stop_reason: str | None = None
-        """Why, and who has asked."""
+        """Reason and sender of that command."""
         self.fit_has_ended = False
-        """``FIT_END`` was published, and no further ``FIT_START``."""
+        """``FIT_END`` was published, and no ``FIT_START`` after it."""
         self._audience = audience = Audience(self.run_name, rank, events)
         self.requested_events = audience.requested_events
-        """The events to publish now. It is changed in place, so that a loop can keep it at hand."""
+        """Events to publish now. The set is changed in place, so a loop can keep a reference."""
         self.kept_events: frozenset[Event] = frozenset()
-        """The events that stay in :attr:`requested_events` when no broker will take the run any more: for ranks that do
-        something together at them."""
+        """Events that stay in :attr:`requested_events` after the broker is lost for good: ranks synchronize there."""
         self.demand = Demand()
-        """The merged demand of all consumers."""
+        """Merged demand of all consumers."""
         self.demand_version = 0
-        """A number that changes whenever :attr:`demand` does."""
+        """Changes whenever :attr:`demand` does."""
         self.expected_consumers = audience.expected
-        """Names of consumers that are waited for to come: a name is taken out when its consumer has come, also when it
-        has left since."""
+        """Names of awaited consumers that have not joined yet."""
         self.left_out = LeftOut(self.run_name)
-        """Values that could not be published."""
+        """Counts values that could not be published."""
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)
         self._topic = Topic(self.run_name, frames.END, rank)
@@ -240,16 +243,19 @@ class Publisher(SerialCalls):
     # -- loops of one's own -------------------------------------------------------------------------------------------
 
     def publish(self, event: Event | str, **fields: Any) -> None:
-        """Publishes an event of a loop of your own, if it is requested.
+        """Publish an event of your own loop, if it is requested.
 
-        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and the like say where the training stands;
-        ``total_wct`` (a timedelta) is the time spent training, by default what has passed since this publisher was
-        made. ``lr`` is a rate or a list of rates, or a map of optimizer name to rates; ``loss`` a number, whatever
-        ``float`` takes, or a :class:`~offloop.bus.types.deferred.Deferred`. Anything else becomes a field of the
-        snapshot, if MessagePack can hold it.
+        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and so on set the training time. ``total_wct``
+        (a timedelta) is the time spent training, by default the time since this publisher was made. ``lr`` is a rate, a
+        list of rates, or a map of optimizer names to rates. ``loss`` is a number, a value that ``float`` accepts, or a
+        :class:`~offloop.bus.types.deferred.Deferred`. Other names become fields of the snapshot; MessagePack must be
+        able to hold their values.
 
-        Raises ConfigurationError: no such event, or a value that cannot be sent, such as a loss on a GPU: reading it
-        would make the loop wait, and whether it may is yours to say; ClosedError: the publisher is closed."""
+        Raises:
+            ConfigurationError: The event is unknown, or a value cannot be sent. A loss on a GPU is refused, because
+                reading it would make the loop wait.
+            ClosedError: The publisher is closed.
+        """
         event = Event(event)
         if self._closed:
             self._check_lost()
@@ -266,11 +272,11 @@ class Publisher(SerialCalls):
                 return
             context = loop.prepare(fields)
             me = get_ident()
-            if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
+            if self._waiting or self._inside:  # SerialCalls._in_turn, inlined
                 if self._is_ending:
                     self._check_lost()
                     return
-                # The caller may change a list in it before it is sent.
+                # The caller may change a list in it before the event is sent.
                 fields = frames.copy_map(fields)
                 if has_deferred:
                     fields["loss"] = loss
@@ -291,19 +297,22 @@ class Publisher(SerialCalls):
             ) from None
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs numbers of a loop of your own under their names; the callback ``metrics`` hands them to loggers, and
-        dashboards show them.
+        """Log numbers of your own loop by name, for dashboards and, with the callback ``metrics``, for loggers.
 
-        Without ``step`` it is the number of batches that the last event counted. Before an event has counted any, the
-        first step is 0, and a name that comes again begins the next. Values are numbers, NaN and infinities among
-        them, whatever ``float`` takes, or a :class:`~offloop.bus.types.deferred.Deferred`. Of several values of a name
-        for a step the last one counts.
+        Values travel with the next published event. In a loop whose events count no batches, each step becomes a batch,
+        which is sent when the next step is logged. :meth:`poll` and :meth:`close` send waiting values.
 
-        They travel with the next event that is published. In a loop whose events count no batches, each step is a
-        batch, and travels when the next one is logged. :meth:`poll` and :meth:`close` send what waits.
+        Args:
+            values: Numbers, including NaN and infinities, values that ``float`` accepts, or
+                :class:`~offloop.bus.types.deferred.Deferred`. The last value of a name at a step counts.
+            step: By default the number of batches at the last event. Before an event has counted a batch, steps start
+                at 0, and a repeated name starts the next step.
 
-        Raises ConfigurationError: a value that is not a number, such as text or an image, or one on a GPU; or more than
-        an event can hold. Nothing of the call is logged then; ClosedError: the publisher is closed."""
+        Raises:
+            ConfigurationError: A value is not a number or is on a GPU, or the values exceed the size of an event. No
+                value of the call is logged.
+            ClosedError: The publisher is closed.
+        """
         if self._closed:
             self._check_lost()
             return
@@ -313,7 +322,7 @@ class Publisher(SerialCalls):
         if not checked:
             return
         me = get_ident()
-        if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
+        if self._waiting or self._inside:  # SerialCalls._in_turn, inlined
             if self._is_ending:
                 self._check_lost()
                 return
@@ -328,23 +337,23 @@ class Publisher(SerialCalls):
                 self._catch_up()
 
     def _check_lost(self) -> None:
-        """Raises :class:`ClosedError` unless it was closed because no broker would take the run any more, or because
-        the program ends, beside a thread that is left."""
+        """Raise ClosedError, unless the broker is lost for good or the program is ending while other threads run."""
         if not self._state.lost and not self._is_left:
             raise ClosedError(
                 f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
             )
 
     def is_requested(self, event: Event | str, field: str, batch: int) -> bool:
-        """Whether a consumer requests a field of an event at that batch, counted from 1: for loops of your own, which
-        then compute it and pass it to :meth:`publish`."""
+        """Return whether a consumer requests a field of an event at a batch, counted from 1.
+
+        Your own loop then computes the field and passes it to :meth:`publish`."""
         return field in self.demand.due_fields(Event(event), batch)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     @staticmethod
     def pack_context(context: dict[str, Any]) -> bytes:
-        """Packs what changes rarely, once for many :meth:`send`."""
+        """Pack values that change rarely, once for many calls of :meth:`send`."""
         return pack_map(context)
 
     def send(
@@ -358,20 +367,24 @@ class Publisher(SerialCalls):
         *,
         _in_turn: bool = False,
     ) -> None:
-        """Publishes an event without checking whether it is requested: the fast way, for loops that look into
-        :attr:`requested_events` themselves.
+        """Publish an event without checking whether it is requested.
 
-        ``timestamp`` and ``previous`` are the 14 values of a :class:`~offloop.bus.types.timestamp.Timestamp`;
-        ``context`` comes from :meth:`pack_context`.
+        This is the fast way, for loops that check :attr:`requested_events` themselves.
 
-        With ``has_deferred`` there may be :class:`Deferred` values among the fields. The event, and every one after
-        it, is then held back in order until they are there; that is looked up at later events, and waited for only at
-        FIT_END and :meth:`close`. ``fields`` may be kept until then."""
+        Args:
+            event: The event.
+            timestamp: The 14 values of a :class:`~offloop.bus.types.timestamp.Timestamp`.
+            previous: Those of the preceding batch's end, if known.
+            fields: The snapshot's fields. With ``has_deferred`` they may be kept until the event is sent.
+            context: Result of :meth:`pack_context`.
+            has_deferred: Fields may contain :class:`Deferred` values. Then this event and all later ones are held, in
+                order, until the values have arrived. Later events check for them; only FIT_END and :meth:`close` wait.
+        """
         if not _in_turn:
             me = get_ident()
-            if self._waiting or self._inside:  # as SerialCalls._in_turn, without a call
+            if self._waiting or self._inside:  # SerialCalls._in_turn, inlined
                 if not has_deferred:
-                    # What cannot be sent is refused where it is given.
+                    # Fields that cannot be sent are refused here, where the caller gets the error.
                     check_size(len(self._encoders[event].encode(1, 1, 0, timestamp, previous, fields, context)))
                 self._postpone(
                     partial(self.send, event, timestamp, previous, fields, context, has_deferred, _in_turn=True)
@@ -380,14 +393,14 @@ class Publisher(SerialCalls):
             self._inside = me
         try:
             if self._closed:
-                # By another thread or a signal handler, after the caller has checked whether the event is requested.
+                # By another thread or a signal handler, after the caller checked requested_events.
                 return
             now = self._clock()
             if now < self._last_time:
                 now = self._last_time
             encode, counts, is_urgent = self._encoders[event]
-            # An event has its number once it is in one of these: one that cannot be packed leaves no hole, nor does one
-            # in which a signal handler raises.
+            # The number is taken only when the event is queued: an event that cannot be packed, or is interrupted by a
+            # signal handler, leaves no hole.
             last = self._pending[-1] if self._pending else self._outbox
             seq = last.seq + 1
             base_seq = last.base_seq + counts
@@ -423,16 +436,15 @@ class Publisher(SerialCalls):
             self._put(mark.to_frame(self.left_out), mark.base_seq)
 
     def demand_in_effect(self, timestamp: TrainingTime) -> None:
-        """Records in the stream that the demand is met from here on."""
+        """Record in the stream that the current demand is met from here on."""
         self._in_turn(partial(self._publish_mark, frames.DEMAND, timestamp, {"demand": self.demand.to_wire()}))
 
     def mark_checkpoint(self, action: Literal["save", "load"], timestamp: TrainingTime, run: str | None = None) -> None:
-        """Records in the stream that a checkpoint of this training time is saved here, or was loaded: consumers keep
-        the state that their callbacks have here, or continue from the one that they had there. ``run`` is the run that
-        a loaded checkpoint is of, by default this one.
+        """Record in the stream that a checkpoint of this training time is saved here or was loaded.
 
-        To be called by the first rank, before it writes the file, so that a checkpoint that exists has its mark. It
-        waits for values on a device that earlier events lack, as the copies for the file do."""
+        Consumers store their callbacks' states here, or restore them. The first rank calls this before it writes the
+        file, so that each existing checkpoint has its mark. The call waits for values of earlier events that are still
+        on a device. ``run`` is the loaded checkpoint's run, by default this one."""
 
         def publish() -> None:
             self._publish_mark(frames.CHECKPOINT, timestamp, {"action": action, "run": run or self.run_name})
@@ -441,7 +453,7 @@ class Publisher(SerialCalls):
         if not self._closed:
             self._in_turn(publish)
 
-    # Of calls that came while another one was at work, see SerialCalls.
+    # -- calls that arrived during another call, see SerialCalls ------------------------------------------------------
 
     def _refuses_waiting(self) -> bool:
         if self._closed and not self._state.lost and not self._is_left:
@@ -457,8 +469,9 @@ class Publisher(SerialCalls):
     # -- the broker ---------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Sends what waits and reads what the broker said, without waiting. :meth:`send` does it by itself; this is for
-        loops that pause."""
+        """Send waiting events and read the broker's messages, without waiting.
+
+        :meth:`send` does this by itself. A loop that pauses calls it."""
         if not self._closed and not self._inside:
             self._in_turn(self._poll)
 
@@ -469,9 +482,9 @@ class Publisher(SerialCalls):
             self._flush(wait=False)
 
     def wait(self) -> None:
-        """As :meth:`poll`, after a moment in which something may come."""
+        """Wait a moment for a message, then :meth:`poll`."""
         if self._inside:
-            # Who is at work there listens; the socket is for one at a time.
+            # The running call reads the socket, which only one thread may use.
             time.sleep(POLL_SECONDS)
         elif not self._closed:
             self._in_turn(self._wait)
@@ -493,7 +506,7 @@ class Publisher(SerialCalls):
         self._flushing_time += thread_time_ns() - began
 
     def _exchange(self) -> None:
-        # One at a time, because a command may have another event published, and that reads messages too.
+        # One message at a time: a command may publish an event, and that reads messages too.
         while not self._closed and (message := self._session.receive()) is not None:
             if message.kind == "command":
                 self._take_command(message.content)
@@ -516,7 +529,7 @@ class Publisher(SerialCalls):
         except ProtocolError as error:
             _log.warning("run %s: skipped a command: %s", self.run_name, error)
             return
-        # One that is sent again, because a broker died or its answer was lost, may have come before.
+        # A command is sent again after a broker's death or a lost answer.
         if not command.id or command.id not in self._commands:
             self._commands.append(command.id)
             self._on_command(command)
@@ -532,8 +545,9 @@ class Publisher(SerialCalls):
     def answer(
         self, command: Command, event: Event, timestamp: TrainingTime, error: str | None = None, done: str | None = None
     ) -> None:
-        """Reports to the sender, and records, that a command has taken effect at an event, or with ``error`` why it has
-        not. ``timestamp`` is the training time of that, as for :meth:`send`; ``done`` is the file that was written."""
+        """Report to the sender, and record, that a command took effect at an event, or with ``error`` why it failed.
+
+        ``timestamp`` is the training time of the event, as for :meth:`send`. ``done`` is the file that was written."""
         outcome = {"event": event.value, "error": redact(error), **({} if done is None else {"done": done})}
 
         def publish() -> None:
@@ -558,22 +572,22 @@ class Publisher(SerialCalls):
 
     @property
     def consumers(self) -> Collection[ConsumerProgress]:
-        """The consumers that have barrier events or request further fields; as far as the broker has said."""
+        """Consumers with barrier events or requested fields, as reported by the broker."""
         return self._audience.consumers
 
     def is_handled(self, seq: int, field: str) -> bool:
-        """Whether every consumer that asks for a field has handled an event, by its number: until then
-        it may have borrowed memory with that field."""
+        """Return whether every consumer that requests a field has handled an event, given by number.
+
+        Until then a consumer may use borrowed memory with that field."""
         return self._audience.has_handled(seq, field)
 
     def wait_until_handled(
         self, event: Event, names: Collection[str] | None, seconds: float, leave: Callable[[], bool] = lambda: False
     ) -> set[str]:
-        """Waits until each consumer with an event among its barrier events is through with everything published so far:
-        those of these names, or all. No longer than ``seconds``, nor when ``leave`` says so; returns the names of those
-        that are not.
+        """Wait until consumers have handled all published events at their barrier event; return the names of late ones.
 
-        The one place where a publisher waits in the course of a training."""
+        This is the only method that makes a running training wait. ``names`` limits it to some consumers. It waits at
+        most ``seconds``, and only while ``leave()`` is false."""
         if self._closed or not self._audience.late(event, names, self._seq + 1):
             return set()
         self._next_exchange = 0
@@ -593,16 +607,21 @@ class Publisher(SerialCalls):
         return self._closed
 
     def close(self, status: str = "finished", error: str | None = None, reason: str | None = None) -> None:
-        """Ends the stream: sends what is left and how the run ended (``finished``, ``failed`` or ``stopped``), and
-        waits until the broker has it on disk, but no longer than five seconds without progress. ``reason`` says why
-        it was stopped, by default :attr:`stop_reason`. Can be called more than once."""
+        """End the stream: send waiting events and the run's end, and wait until the broker has recorded them.
+
+        The wait lasts at most five seconds without progress. Further calls have no effect.
+
+        Args:
+            status: ``finished``, ``failed`` or ``stopped``.
+            error: The error of a failed run.
+            reason: Why the run was stopped, by default :attr:`stop_reason`.
+        """
         if self._closed:
             return
         if status not in ("finished", "failed", "stopped"):
             raise ConfigurationError(f"a run cannot end {status!r}: use 'finished', 'failed' or 'stopped'")
         self._in_turn(partial(self._close, status, error, reason))
-        # Another thread may be at work here; nothing is waited for in a signal handler, which the call below it cannot
-        # overtake.
+        # Another thread may be inside a call. A signal handler does not wait: the call it interrupted cannot continue.
         deadline = time.monotonic() + self._patience
         while not self._closed and self._inside != get_ident():
             if time.monotonic() > deadline and not self._is_ending:
@@ -621,12 +640,12 @@ class Publisher(SerialCalls):
             try:
                 self._loop.publish_logged(self.send)
                 self._flush(wait=True)
-                # What others publish from here on is refused.
+                # Calls from other threads are refused from here on.
                 self._is_ending = True
                 self._do_waiting()
                 self._loop.publish_logged(self.send)
             finally:
-                # Whatever has failed before, such as a command of the user's, the stream comes to its end.
+                # The stream ends properly, whatever failed above, such as a user's command handler.
                 self._is_ending = True
                 if not self._closed:
                     self._pending.move(self._outbox, wait=True)
@@ -641,8 +660,9 @@ class Publisher(SerialCalls):
             self._shut()
 
     def close_left(self, error: BaseException | None) -> None:
-        """As :meth:`close`, for a run that the program has left, by this error. What comes after the end of the
-        training (``FIT_END``) does not change how it ended."""
+        """Close a run that the program left without :meth:`close`, by this error.
+
+        Errors after the end of the training (``FIT_END``) do not change the run's status."""
         if self.fit_has_ended and isinstance(error, KeyboardInterrupt):
             error = None
         if error is None and self.stop_requested:
@@ -670,7 +690,7 @@ class Publisher(SerialCalls):
             self.close_left(KeyboardInterrupt(LEFT))
 
     def _forget(self) -> None:
-        """In a forked child: the stream stays the parent's."""
+        """Release the stream in a forked child: it belongs to the parent."""
         self._closed = True
         self._waiting.clear()
         self.requested_events.clear()
@@ -679,32 +699,31 @@ class Publisher(SerialCalls):
 
     @property
     def _seq(self) -> int:
-        """The number of the last event."""
         return (self._pending[-1] if self._pending else self._outbox).seq
 
     @property
     def next_seq(self) -> int:
-        """The number of the event that is published next."""
+        """Number of the next event."""
         return self._seq + 1
 
     @property
     def run_dir(self) -> Path:
-        """The run's directory, as the broker sees it."""
+        """Directory of the run, as the broker sees it."""
         return self._state.run_dir
 
     @property
     def recording(self) -> Path:
-        """The recording of this attempt."""
+        """Recording of this attempt."""
         return self._state.recording
 
     @property
     def recorded_all(self) -> bool:
-        """The broker has all published events on disk."""
+        """The broker has recorded all published events."""
         state = self._state
         return not state.lost and state.write_error is None and state.acknowledged >= self._seq
 
     def statistics(self) -> PublisherStatistics:
-        """Counts of what was published, sent and recorded."""
+        """Return counts of published, sent and recorded events."""
         state, outbox = self._state, self._outbox
         encoding = self._encoding_time / max(1, self._encodings_timed)
         return PublisherStatistics(
@@ -725,8 +744,9 @@ class Publisher(SerialCalls):
 
 
 def ending_for(error: BaseException | None) -> tuple[str, str | None, str | None]:
-    """The status, error and reason for :meth:`Publisher.close` of a run that ``error`` has ended. What a
-    ``KeyboardInterrupt`` carries is the reason."""
+    """Return status, error and reason for :meth:`Publisher.close` after ``error`` ended the run.
+
+    The text of a ``KeyboardInterrupt`` is the reason."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return "finished", None, None
     if isinstance(error, KeyboardInterrupt):
@@ -735,7 +755,6 @@ def ending_for(error: BaseException | None) -> tuple[str, str | None, str | None
 
 
 def check_backlog_bytes(value: int) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` for a bound in which no event could be kept."""
     if not isinstance(value, int) or value < MIN_BACKLOG_BYTES:
         raise ConfigurationError(
             f"backlog_bytes is {value!r}: it bounds the memory for events that are not on disk yet, in bytes, "

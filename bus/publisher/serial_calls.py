@@ -1,4 +1,4 @@
-"""Calls of several threads and signal handlers, one at a time, without a wait."""
+"""Calls from several threads and signal handlers, executed one at a time without waiting."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -7,16 +7,15 @@ from threading import get_ident
 
 
 class SerialCalls(ABC):
-    """Lets one call at a time into the state of an object. A call that comes meanwhile, from another thread or a signal
-    handler, returns at once: the one at work does it as its last act.
+    """Executes calls one at a time. A call that arrives meanwhile is queued, and the running call executes it last.
 
-    Python switches to another thread or to a signal handler only after calls and jumps back: nothing comes between a
-    look at ``_waiting`` and ``_inside`` and the note after it. Frequent calls do as :meth:`_in_turn` does, themselves.
-    """
+    Such calls come from other threads and from signal handlers, and return at once. Python switches threads and runs
+    signal handlers only after calls and backward jumps. So nothing runs between a check of ``_waiting`` and ``_inside``
+    and the assignment after it. Frequent calls inline :meth:`_in_turn`."""
 
     def __init__(self) -> None:
-        self._inside = 0  # the thread that is in a call, by its number; 0 when none is
-        self._waiting: deque[Callable[[], object]] = deque()  # the calls that came meanwhile
+        self._inside = 0  # identifier of the thread that executes a call, or 0
+        self._waiting: deque[Callable[[], object]] = deque()
 
     def _in_turn(self, call: Callable[[], object]) -> None:
         me = get_ident()
@@ -33,7 +32,7 @@ class SerialCalls(ABC):
 
     def _postpone(self, call: Callable[[], object]) -> None:
         self._waiting.append(call)
-        # The call that was at work may have come to its end in between.
+        # The running call may have ended in between.
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -48,7 +47,7 @@ class SerialCalls(ABC):
                 self._inside = 0
 
     def _do_waiting(self) -> None:
-        """Does what waits now. More may come as fast as it is done, which must not keep a stream from its end."""
+        """Execute the calls that wait now. Calls that arrive meanwhile must not delay the end of a stream."""
         left = len(self._waiting)
         while left and self._waiting:
             left -= 1
@@ -60,11 +59,11 @@ class SerialCalls(ABC):
             try:
                 del self._waiting[0]
                 call()
-            # Its caller has left, and who is here has nothing to do with it.
+            # The caller has returned, and the executing thread is not responsible for it.
             except Exception as error:  # noqa: BLE001
                 self._note_failed(error)
             except BaseException:
-                # Raised by a signal handler, which is not to cost a call of another thread.
+                # Raised by a signal handler: another thread's call must not get lost.
                 if self._progress() == before:
                     self._waiting.appendleft(call)
                 raise
@@ -74,7 +73,7 @@ class SerialCalls(ABC):
 
     @abstractmethod
     def _progress(self) -> object:
-        """A value that changes with each call that has done something."""
+        """Value that changes with each call that had an effect."""
 
     @abstractmethod
     def _note_failed(self, error: Exception) -> None: ...

@@ -1,4 +1,4 @@
-"""A publisher's session with its broker: it starts one in the run's directory, or joins that of its first rank."""
+"""A publisher's session with its broker, which it starts or joins."""
 
 import contextlib
 import logging
@@ -28,15 +28,15 @@ _log = logging.getLogger("offloop")
 SEND_QUEUE = 1000
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 0.2
-"""For which the last messages of a broker that has exited are waited for before another one is started."""
+"""How long to wait for the last messages of a broker that has exited, before the next one is started."""
 _FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command", "statistics"))
 
 
 class BrokerSession:
-    """A session with a broker that has said ``welcome``; ``process`` is that broker's when it is ours. It carries out
-    what its :attr:`state` asks for, and never waits but in :meth:`wait`, :meth:`flush` and :meth:`close`.
+    """Session with a broker that has sent ``welcome``. Carries out the actions of its :attr:`state`.
 
-    At most ``backlog_bytes`` of events are kept. It stays until :meth:`close`, also without a reference to it."""
+    ``process`` is the broker's process if this publisher started it. Only :meth:`wait`, :meth:`flush` and :meth:`close`
+    wait. The session lives until :meth:`close`, also without a reference to it."""
 
     def __init__(
         self,
@@ -51,18 +51,18 @@ class BrokerSession:
         self.address = address
         self.process = process
         self.info = describe(self.run_name)
-        """The run's description in ``run.json``."""
+        """Description of the run in ``run.json``."""
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
         self._is_silent = False
-        self._exited: float | None = None  # when our own broker was found to have finished
+        self._exited: float | None = None  # when the own broker was found to have finished
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket = self._connect()
             self.welcome = self._greet()
             self._hello["new"] = False
             if (name := str(self.welcome.get("run", self.run_name))) != self.run_name:
-                # What was said of the run may depend on its name.
+                # The description may depend on the run's name.
                 self.run_name, self.info = name, describe(name)
                 self._hello |= {"run": name, "info": self.info}
                 self.welcome = self._greet()
@@ -72,7 +72,6 @@ class BrokerSession:
             raise
         outbox = Outbox(self._send, backlog_bytes)
         self.state = SessionState(self.run_name, self.welcome, outbox, timeouts, time.monotonic())
-        """What it has come to."""
         in_use.add(self)
 
     def _connect(self) -> "zmq.Socket[bytes]":
@@ -80,7 +79,7 @@ class BrokerSession:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        # The broker knows a publisher by this name, so that it stays the same one through a reconnect.
+        # The broker identifies a publisher by this name, also after a reconnect.
         dealer.setsockopt(zmq.IDENTITY, b"p" + os.urandom(16))
         dealer.connect(self.address)
         return dealer
@@ -96,9 +95,7 @@ class BrokerSession:
                 attempt, *place = (message.content.get(name) for name in ("attempt", "path", "recording"))
                 if type(attempt) is int and all(isinstance(part, str) for part in place):
                     return message.content
-                raise BrokerError(
-                    f"what answers at {self.address} is not a broker: its welcome lacks what it must have"
-                )
+                raise BrokerError(f"the process at {self.address} is not a broker: its welcome lacks a required value")
             if message.kind == "refused":
                 reason = message.content.get("reason", "the broker refused without a reason")
                 raise error_by_name(str(message.content.get("error")), str(reason), self.run_name)
@@ -108,7 +105,7 @@ class BrokerSession:
         )
 
     def receive(self) -> Control | None:
-        """The next message that is for the publisher: commands, the demand, and how far consumers are."""
+        """Return the next message for the publisher: a command, the demand, or the consumers' progress."""
         state = self.state
         while not state.lost and (message := self._next()) is not None:
             self._do(state.receive(message, time.monotonic()))
@@ -123,16 +120,17 @@ class BrokerSession:
         self.socket.send(message, flags)
 
     def _renew(self, demand: Any) -> None:
-        """Connects anew and says that the attempt continues, with the ``demand`` that the last broker reported. Where
-        the system has no room for a connection, the last one is still there."""
+        """Connect anew and continue the attempt, with the last known ``demand``.
+
+        If the system cannot make a connection, the old one is kept."""
         again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
         before, self.socket = self.socket, self._connect()
-        # What waits in it is for a broker that has forgotten us.
+        # Its unsent messages are for the old broker.
         before.close(linger=0)
         self._send(encode_control("hello", again))
 
     def tick(self) -> None:
-        """Looks after a broker that is silent or dead."""
+        """Check for a silent or dead broker."""
         self._restart_broker()
         self._do(self.state.tick(time.monotonic()))
 
@@ -155,7 +153,7 @@ class BrokerSession:
         if how is None:
             self._exited = None
             return
-        # The last acknowledgement of a broker that has finished may still be on its way here.
+        # The last acknowledgement of a finished broker may still be on its way.
         if process.has_finished:
             now = time.monotonic()
             self._exited = now if self._exited is None else self._exited
@@ -171,22 +169,19 @@ class BrokerSession:
                 self._do(self.state.broker_restarted(how, time.monotonic()))
 
     def report(self, statistics: dict[str, Any]) -> None:
-        """Reports to the broker how the publisher is doing."""
         self._do([self.state.report(statistics)])
 
     def say(self, kind: str, content: dict[str, Any]) -> None:
-        """Sends the broker a message that may be lost."""
+        """Send a message that may get lost."""
         if not self.state.outbox.paused and not self.state.lost:
             with contextlib.suppress(zmq.Again):
                 self._send(encode_control(kind, content))
 
     def wait(self) -> None:
-        """Waits a moment for the broker's next message."""
         self.socket.poll(round(POLL_SECONDS * 1000))
 
     def flush(self, last: int) -> None:
-        """Waits until the broker has everything up to ``last``, the end of the stream, on disk, for as long as it makes
-        progress. What it has not recorded then is reported."""
+        """Wait while the broker records events up to ``last`` and makes progress; warn about unrecorded ones."""
         state = self.state
         state.end(last)
         before, deadline = None, 0.0
@@ -203,11 +198,11 @@ class BrokerSession:
             state.outbox.send()
             self.wait()
             while self.receive() is not None:
-                pass  # commands and demand have no effect any more
+                pass  # commands and demand have no effect after the end
             self.tick()
 
     def close(self) -> None:
-        """Ends the connection; a broker that did not answer in time is not waited for again."""
+        """Close the connection. A broker that was silent in :meth:`flush` is not waited for again."""
         in_use.discard(self)
         self._context.destroy(linger=0)
         if self.process is not None:
@@ -233,10 +228,11 @@ def connect(
     stream_to: str | None = None,
     resume: bool = False,
 ) -> BrokerSession:
-    """Joins the broker at ``broker``, or starts one in the run's directory; the arguments are those of
-    :class:`offloop.bus.Publisher`. With ``is_replay`` the broker learns that what comes was recorded before.
+    """Join the broker at ``broker``, or start one in the run's directory. Arguments are those of Publisher.
 
-    Raises OffloopError: one of its errors that says why that did not work."""
+    With ``is_replay`` the broker learns that the events were recorded before.
+
+    Raises OffloopError: the session could not begin."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     if not 0 <= rank < world_size:
         raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
@@ -268,7 +264,7 @@ def connect(
         "pid": pid,
         "started": processes.start_time(pid),
         "host": socket.gethostname(),
-        # Who we are, through restarts of the broker: another process must not continue our numbers.
+        # Identity across restarts of the broker: another process must not continue this one's numbers.
         "publisher_id": os.urandom(16).hex(),
         "replay": is_replay,
         "flight": flight,
@@ -279,7 +275,7 @@ def connect(
         return BrokerSession(broker, hello, describe, backlog_bytes, timeouts)
     servers = find_servers(stream_to)
     root = absolute_runs_dir(where)
-    # Before a process is started and a directory made.
+    # Check the path's length and the description before a directory is made and a process is started.
     socket_address(root / name / SOCKET_FILES[0])
     describe(name)
     process = BrokerProcess(root, name, timeouts, run_id=run_id, servers=servers, is_new=is_new)

@@ -1,4 +1,4 @@
-"""What a publisher knows of its broker and does about it: a state machine without sockets, processes or a clock."""
+"""State machine of a publisher's session with its broker, without sockets, processes or a clock."""
 
 import logging
 from pathlib import Path
@@ -13,20 +13,20 @@ from offloop.bus.types.timeouts import Timeouts
 _log = logging.getLogger("offloop")
 
 PROBE_SECONDS = 0.5
-"""For which a publisher with unacknowledged events waits for any message before it asks the broker for one."""
+"""After this long without a message, a publisher with unacknowledged events asks the broker for one."""
 HELLO_AGAIN_SECONDS = 2.0
-"""For which a publisher that has lost its broker waits for a welcome before it says hello again."""
+"""After this long without a welcome, a publisher that lost its broker sends hello again."""
 
 
 class Hello(NamedTuple):
-    """Connect anew and say that the attempt continues."""
+    """Action: connect anew and continue the attempt."""
 
     demand: Any
-    """The last broker's report, in the form of the wire."""
+    """The last reported demand, in wire format."""
 
 
 class Say(NamedTuple):
-    """Send a message that may be lost."""
+    """Action: send a message that may get lost."""
 
     kind: str
     content: dict[str, Any]
@@ -36,21 +36,21 @@ Action: TypeAlias = Hello | Say
 
 
 class SessionState:
-    """One rank's session with its broker, through the broker's death and return. Each method takes what has happened
-    and returns what is to be done about it; ``now`` is the time in seconds on a steady clock.
+    """One rank's session with its broker, across the broker's death and return.
 
+    Each method takes an occurrence and returns the actions to carry out. ``now`` is in seconds on a monotonic clock.
     Events wait in ``outbox`` until they are acknowledged. While no broker serves the run, the outbox is paused."""
 
     def __init__(self, run_name: str, welcome: dict[str, Any], outbox: Outbox, timeouts: Timeouts, now: float) -> None:
         self.outbox = outbox
         self.acknowledged = 0
-        """The last event that the broker has on disk."""
+        """Number of the last event that the broker has on disk."""
         self.write_error: str | None = None
-        """Why the broker records nothing at the moment."""
+        """Why the broker cannot record at the moment."""
         self.restarts = 0
-        """Number of times that the broker was lost and another one found or started."""
+        """Number of times that the broker was lost and found again or restarted."""
         self.lost = False
-        """No broker will take the run any more."""
+        """No broker will serve the run any more."""
         self._run_name = run_name
         self._timeouts = timeouts
         self._demand: Any = None
@@ -58,7 +58,7 @@ class SessionState:
         self._probed = self._greeted = 0.0
         self._is_silence_reported = False
         self._delay: str | None = None
-        self._reported_lost = 0  # the last event that was reported as lost
+        self._reported_lost = 0  # last event reported as lost
         self._end: int | None = None
         self._ended = False
         self._note_welcome(welcome)
@@ -68,10 +68,10 @@ class SessionState:
         """No further event will be acknowledged."""
         return self.lost or (self.write_error is not None and self._ended)
 
-    # -- what the broker says -----------------------------------------------------------------------------------------
+    # -- messages from the broker -------------------------------------------------------------------------------------
 
     def receive(self, message: Control, now: float) -> list[Action]:
-        """A message has come. Kinds that are not known come from a newer broker: they are skipped."""
+        """Apply a message. Unknown kinds come from a newer broker and are skipped."""
         self._heard = now
         kind, content = message.kind, message.content
         if kind == "ack":
@@ -116,11 +116,11 @@ class SessionState:
         self.run_dir = Path(str(welcome.get("path")))
         """The run's directory, as the broker sees it."""
         self.recording = self.run_dir / str(welcome.get("recording"))
-        """The recording of the attempt."""
+        """Recording of the attempt."""
         self._demand = welcome.get("demand", self._demand)
 
     def _was_ended_by_broker(self, welcome: dict[str, Any]) -> bool:
-        """Whether a broker has written the end of the stream itself, possibly in the place of an event of ours."""
+        """Whether a broker has written the stream's end itself, possibly in place of an event of this publisher."""
         acknowledged, ended = welcome.get("acknowledged"), welcome.get("ended")
         return (isinstance(acknowledged, int) and acknowledged > self.outbox.seq) or ended not in (None, self._end)
 
@@ -132,8 +132,9 @@ class SessionState:
             self._is_silence_reported = False
 
     def _retransmit(self, after: Any) -> None:
-        """Retransmits all kept events to a broker that has everything up to ``after``. Events between the two are lost,
-        and reported once."""
+        """Send all kept events again to a broker that has everything up to ``after``.
+
+        Events between ``after`` and the oldest kept one are lost; each loss is reported once."""
         lost = self.outbox.first - 1
         if isinstance(after, int) and lost > max(after, self._reported_lost):
             _log.warning(
@@ -148,7 +149,7 @@ class SessionState:
         if not self.outbox.paused:
             _log.warning("the broker of run %s refuses a request: %s", self._run_name, why)
         elif isinstance(why, TEMPORARY):
-            # Hello is said again.
+            # tick() sends hello again.
             self._report_delay(why)
         else:
             self._give_up(f"refuses events: {why}")
@@ -158,22 +159,22 @@ class SessionState:
             self._delay = str(why)
             _log.warning("run %s is not recorded yet, and it is tried again: %s", self._run_name, why)
 
-    # -- a broker that is lost ----------------------------------------------------------------------------------------
+    # -- a lost broker ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
+        """Check for silence; called regularly."""
         outbox = self.outbox
         actions: list[Action] = []
         if self.lost:
             return actions
         if outbox.paused:
             if now - self._greeted > HELLO_AGAIN_SECONDS:
-                # The broker that heard the last one may be gone already.
+                # The last hello may have reached a broker that died since.
                 actions = self._greet(now)
         elif not outbox.size:
             self._heard = now
         elif now - max(self._heard, self._probed) > PROBE_SECONDS:
-            # A broker that was started again is silent to a publisher that it does not know, unless it is spoken to.
+            # A restarted broker does not know this publisher, and is silent until it receives a message.
             self._probed = now
             actions = [self.report({})]
         if now - self._heard <= self._timeouts.silence:
@@ -188,15 +189,15 @@ class SessionState:
         return actions
 
     def end(self, last: int) -> None:
-        """Event ``last`` ends the stream."""
+        """Record that event ``last`` ends the stream."""
         self._end = last
 
     def report(self, statistics: dict[str, Any]) -> Say:
-        """A report of the publisher's counts, and of the event that the broker must have by now."""
+        """Return a report of the counts and of the last event sent, which the broker must have by now."""
         return Say("report", {**statistics, "last_sent": self.outbox.last_sent})
 
     def _lose(self, what: str, now: float) -> list[Action]:
-        """The broker is lost: until one says welcome, what is published is kept."""
+        """Note the loss of the broker: events are kept until the next welcome."""
         if self.outbox.paused:
             return []
         _log.warning(
@@ -212,24 +213,24 @@ class SessionState:
         return [Hello(self._demand)]
 
     def broker_failed(self, error: Exception) -> None:
-        """No connection could be made for a :class:`Hello`, or no process for our own broker: the system may have room
-        for one later."""
+        """Note that no connection or process could be made for the moment."""
         self._report_delay(error)
 
     def broker_died(self, refusal: OffloopError | None) -> None:
-        """The process of our own broker has ended, and has said before why it does not serve the run, if it did not.
-        Unless the run is :attr:`lost` now, it is to be started again."""
+        """Note the end of the own broker's process, with the error it reported, if any.
+
+        Unless the run is :attr:`lost` afterwards, the broker must be started again."""
         if refusal is not None and not isinstance(refusal, TEMPORARY):
             self._give_up(f"does not take it up again: {refusal}")
         elif refusal is not None:
             self._report_delay(refusal)
 
     def broker_restarted(self, how: str, now: float) -> list[Action]:
-        """Our own broker was started again; ``how`` says what became of the last one."""
+        """Note that the own broker was started again; ``how`` is how the previous one ended."""
         return self._greet(now) if self.outbox.paused else self._lose(f"{how}; another one is started", now)
 
     def _give_up(self, why: str) -> None:
-        """No broker will take the run any more: the training continues, and what it publishes is lost."""
+        """Note that no broker will serve the run: the training continues, its further events are lost."""
         _log.warning(
             "the broker of run %s %s: the training continues, nothing after event %d is recorded",
             *(self._run_name, why, self.acknowledged),
@@ -238,7 +239,7 @@ class SessionState:
         self.outbox.clear()
 
     def close(self) -> None:
-        """Ends the session: reports what was given up."""
+        """End the session and warn about dropped events."""
         dropped = self.outbox.dropped
         self.outbox.clear()
         if dropped:

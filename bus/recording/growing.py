@@ -1,4 +1,4 @@
-"""A growing recording as its bridge reads it: the bytes that are never replaced."""
+"""A growing recording, as its bridge reads it: only bytes that are never replaced."""
 
 import time
 from collections import deque
@@ -24,38 +24,36 @@ class Backlog:
         self._total = self._before = 0
 
     def add(self, end: int, total: int) -> None:
-        """Adds a part that ends at an offset; the file has ``total`` events or windows up to there."""
+        """Add the part that ends at an offset; the file has ``total`` events or windows up to there."""
         self._total = total
         self._parts.append(_Part(end, total, time.monotonic()))
 
     def drop(self, offset: int) -> int:
-        """Forgets the parts before an offset; returns the number of events or windows behind it."""
+        """Forget parts before an offset; return the number of events or windows after it."""
         while self._parts and self._parts[0].end <= offset:
             self._before = self._parts.popleft().total
         return self._total - (self._before if offset else 0)
 
     @property
     def seconds(self) -> float:
-        """Age of the oldest of these parts."""
+        """Age of the oldest part."""
         return time.monotonic() - self._parts[0].seen if self._parts else 0.0
 
 
 class GrowingRecording(FileSource):
-    """A recording that a broker writes. What lies before its last whole check record is never written
-    anew; what follows may be cut off.
+    """A recording that a broker writes. Bytes up to its last whole check record are final; later ones may be cut off.
 
     Raises RecordingError: it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, follow=False)
         self.end = 0
-        """Offset behind the last whole check record."""
+        """Offset of the end of the last whole check record."""
         self.check: CheckRecord | None = None
-        """That check record."""
         self.backlog = Backlog()
 
     def look(self) -> int:
-        """Looks for further check records; returns :attr:`end`."""
+        """Read new check records; return :attr:`end`."""
         for head in walk(self, self.end or len(MAGIC)):
             if head.check is not None:
                 self.check, self.end = head.check, head.end
@@ -63,5 +61,5 @@ class GrowingRecording(FileSource):
         return self.end
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
-        """The next range to send: from ``offset`` up to ``end``, at most ``most`` bytes."""
+        """Return the next range to send, from ``offset`` to ``end``, at most ``most`` bytes."""
         return self.read_at(offset, min(end - offset, most))

@@ -1,5 +1,4 @@
-"""The file beside a recording in which a host keeps its windows, see :mod:`offloop.bus.protocol.host_windows`: one
-after the other as they are sent, only ever appended to, by one process at a time."""
+"""File beside a recording with a host's windows, see :mod:`offloop.bus.protocol.host_windows`; one process appends."""
 
 import contextlib
 import fcntl
@@ -19,19 +18,17 @@ _READ_BYTES = 4 * MAX_WINDOW
 
 
 def windows_path(recording: Path, attempt: int) -> Path:
-    """Path of the windows of an attempt."""
     return recording.with_name(f"windows-{attempt}")
 
 
 class WindowsWriter:
-    """Appends windows to a file; cuts off one that a killed process has left unfinished.
+    """Appends windows to a file. Cuts off a window left incomplete by a killed process.
 
-    Raises BlockingIOError: another process writes it; RecordingError: the file cannot be written."""
+    Raises BlockingIOError: another process writes the file; RecordingError: it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.last: HostWindow | None = None
-        """The last window in it."""
         try:
             self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
@@ -50,13 +47,13 @@ class WindowsWriter:
             raise
 
     def append(self, window: HostWindow) -> None:
-        """Raises :class:`~offloop.bus.errors.RecordingError` when the window cannot be written."""
+        """Raise RecordingError if the window cannot be written."""
         data = encode_window(window)
         try:
             if os.write(self._descriptor, data) < len(data):
                 raise OSError(None, "there is no room")
         except OSError as error:
-            # Behind a part of one, none can be read.
+            # Windows after an incomplete one could not be read.
             with contextlib.suppress(OSError):
                 os.truncate(self._descriptor, self._end)
             raise self._failure(error) from None
@@ -71,29 +68,29 @@ class WindowsWriter:
 
 
 class GrowingWindows:
-    """A host's windows as they are written; none while there is no such file."""
+    """A host's windows while they are written; none while the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: FileSource | None = None
         self.end = 0
-        """Offset behind the last whole window."""
+        """Offset of the end of the last whole window."""
         self.backlog = Backlog()
         self._total = 0
 
     @property
     def size(self) -> int:
-        """As :attr:`end`."""
+        """Equal to :attr:`end`."""
         return self.end
 
     def look(self) -> int:
-        """Looks for further windows; returns :attr:`end`."""
+        """Read new windows; return :attr:`end`."""
         for _ in self.windows():
             pass
         return self.end
 
     def windows(self) -> Iterator[HostWindow]:
-        """The windows that have come since the last look, up to a damaged one."""
+        """Yield windows added since the last call, up to a damaged one."""
         while len(data := self.read_at(self.end, _READ_BYTES)) > 0:
             begin = self.end
             for size in _sizes(data):
@@ -109,7 +106,7 @@ class GrowingWindows:
                 return
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
-        """The window that begins there: one goes into a message. Raises RecordingError: it is longer than that."""
+        """Return the window at an offset, as one message. Raise RecordingError if it has more than ``most`` bytes."""
         data = self.read_at(offset, min(MAX_WINDOW, end - offset))
         if (size := next(_sizes(data), 0)) > most:
             raise RecordingError(
@@ -119,7 +116,7 @@ class GrowingWindows:
         return data[:size]
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, fewer where it ends. Raises RecordingError where they cannot be read."""
+        """Read bytes, fewer at the end of the file. Raise RecordingError if the disk fails."""
         if self._file is None:
             if not self.path.exists():
                 return b""
@@ -127,7 +124,6 @@ class GrowingWindows:
         return self._file.read_at(offset, size)
 
     def close(self) -> None:
-        """Closes the file. Can be called more than once."""
         if self._file is not None:
             self._file.close()
             self._file = None

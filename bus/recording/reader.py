@@ -1,4 +1,4 @@
-"""The cursor over a recording: open, seek, read what is there, and read on as it grows."""
+"""Reader of a recording: from any position, also while the file grows, was cut off, or is damaged."""
 
 import zlib
 from collections.abc import Iterator
@@ -20,25 +20,25 @@ class Record(NamedTuple):
     body: bytes
 
 
-_new_record = tuple.__new__  # what Record(...) calls, at half the cost
+_new_record = tuple.__new__  # the implementation of Record(...), at half the cost
 
 
 @dataclass
 class _FilePart:
-    """The records read since the last check record."""
+    """Records read since the last check record."""
 
     problems: Damage = field(default_factory=Damage)
     chunk_lost: bool = False
-    """One of the problems is a chunk, as far as is known without the check record."""
+    """A chunk is among the problems, as far as is known without the check record."""
     messages: int = 0
 
 
 class RecordingReader:
-    """Reads a recording from its front, also one that is still being written, was cut off, or is damaged.
+    """Reads a recording from the front, also one that grows, was cut off, or is damaged.
 
-    :meth:`read` gives what is there and can be called again later for what came after. Every chunk whose own bytes are
-    good is given, in order, whatever happened around it. The recording is a file, or anything that is a
-    :class:`~offloop.bus.recording.records.ByteSource`, with a ``name`` for messages.
+    :meth:`read` yields the existing records. A later call yields those added since. Every chunk with intact bytes is
+    read, in order, also after damage. The source is a file or a :class:`~offloop.bus.recording.records.ByteSource`,
+    with a ``name`` for messages.
 
     Raises RecordingError: the file is missing or cannot be opened."""
 
@@ -46,18 +46,18 @@ class RecordingReader:
         self._source: records.ByteSource = records.FileSource(source) if isinstance(source, Path) else source
         self._name = name or str(source)
         self.cut: str | None = None
-        """The record within which the recording ends, after :meth:`read`, if it does."""
+        """The incomplete record at the end, after :meth:`read`, if any."""
         self.finished = False
-        """The end of a closed recording has been read."""
+        """The end of a closed recording was read."""
         self.metadata: dict[str, str] = {}
-        """``run``, ``attempt``, ``protocol_version`` and ``id`` of the recording, once the front has been read."""
+        """``run``, ``attempt``, ``protocol_version`` and ``id``, once the front was read."""
         self.positions: dict[int, records.Position] = {}
-        """The position of each rank by the last check record."""
+        """Position of each rank in the last check record."""
         self._begun = False
         self._damage = Damage()
         self._lost = False
         self._tried_again = -1
-        # Since the last check record, by offset: checksum and number of messages.
+        # Checksum and number of messages by offset, since the last check record.
         self._given: dict[int, tuple[int, int]] = {}
         self.position = 0
 
@@ -68,19 +68,17 @@ class RecordingReader:
         self.close()
 
     def close(self) -> None:
-        """Closes the recording."""
         self._source.close()
 
     @property
     def position(self) -> int:
-        """Offset up to which the recording has been read for good: the end of a check record. Reading continues from
-        an offset that is set here."""
+        """Offset of the last final byte: the end of a check record. Reading continues from an offset set here."""
         return self._position
 
     @position.setter
     def position(self, offset: int) -> None:
         self._position = self._offset = offset
-        # Messages in front of the position, where that is known.
+        # Number of messages before the position, if known.
         self._total: int | None = None if offset else 0
         self._part = _FilePart()
         self._given.clear()
@@ -88,7 +86,7 @@ class RecordingReader:
 
     @property
     def damage(self) -> list[str]:
-        """Damaged places with their offsets: the first hundred, and the number of others."""
+        """Damaged places with their offsets: the first hundred, and the number of further ones."""
         damage = Damage()
         damage.add_all(self._damage)
         damage.add_all(self._part.problems)
@@ -96,15 +94,14 @@ class RecordingReader:
 
     @property
     def lost(self) -> bool:
-        """Messages that the recording held were not given."""
+        """Some recorded messages could not be read."""
         return self._lost or self._part.chunk_lost
 
     def read(self) -> Iterator[list[Record]]:
-        """Gives the records from ``position`` to the end of what is there now, chunk by chunk.
+        """Yield the records from ``position`` to the present end, chunk by chunk.
 
-        Raises RecordingError: it is not a recording, or the disk does not give it."""
-        # What follows the last check record, the footer too, may have been replaced meanwhile by a broker that
-        # continues the attempt.
+        Raises RecordingError: the file is not a recording, or the disk cannot read it."""
+        # A broker that resumes the attempt replaces everything after the last check record, including the footer.
         self.finished, self.cut = False, None
         self._offset, self._part = self._position, _FilePart()
         if not self._has_front():
@@ -131,7 +128,7 @@ class RecordingReader:
                 if front:
                     self._end_within(f"its first {len(records.FRONT)} bytes")
                 return False
-            # Where the front was lost there may be zeros of any length.
+            # A lost front may have become zeros of any length.
             within = records.FRONT_BYTES if any(front) else None
             if front != records.FRONT and next(records.sound_records(self._source, 0, within), None) is None:
                 raise RecordingError(
@@ -166,7 +163,7 @@ class RecordingReader:
         return messages
 
     def _take_check_record(self, head: RecordHead, check: CheckRecord) -> list[Record]:
-        """Compares what was read since the last check record with what this one says."""
+        """Compare the records read since the last check record with its contents."""
         part = self._part
         missing = check.total - (check.before if self._total is None else self._total) - part.messages
         between = f"between offsets {self._position} and {head.offset}"
@@ -174,7 +171,7 @@ class RecordingReader:
             part.problems.add(f"{self._name} has lost {missing} messages {between}")
         if not part.problems and not self._is_as_written(check, head.offset):
             part.problems.add(
-                f"{self._name} is damaged {between}: what stands there is not what was written, but no message is lost"
+                f"{self._name} is damaged {between}: the bytes differ from the written ones, but no message is lost"
             )
         if self._total is not None or check.start == self._position:
             part.chunk_lost = missing > 0
@@ -189,7 +186,7 @@ class RecordingReader:
         return check.start == self._position and zlib.crc32(part) == check.checksum
 
     def _commit(self) -> None:
-        """Never reads again up to the offset."""
+        """Make the offset final: bytes before it are not read again."""
         self._damage.add_all(self._part.problems)
         self._lost |= self._part.chunk_lost
         if self._total is not None:
@@ -200,15 +197,15 @@ class RecordingReader:
         self._position = self._offset
 
     def _pass(self, problem: DamageError) -> list[Record] | None:
-        """Continues behind what cannot be read; ``None`` at the end of what is there."""
+        """Continue after unreadable bytes; return ``None`` at the present end."""
         is_cut = isinstance(problem, records.EndsWithinError)
         if is_cut and self._source.is_coming:
-            # All of a long record would be searched anew with each piece of it that comes.
+            # The whole of a long record would be searched again with each piece that arrives.
             self._end_within(str(problem))
             return None
         sound = self._next_sound()
         if sound is not None and self._tried_again != self._offset:
-            # In a file that grows, what was not whole a moment ago may be, with more behind it.
+            # In a growing file a record may have become complete since the read, with others after it.
             self._tried_again = self._offset
             self._source.forget(self._offset)
             return []
@@ -225,7 +222,7 @@ class RecordingReader:
             return None
         if isinstance(sound.what, Chunk):
             return self._take_chunk(sound, sound.what)
-        assert sound.check is not None  # the only other kind
+        assert sound.check is not None  # the only other possibility
         return self._take_check_record(sound, sound.check)
 
     def _next_sound(self) -> RecordHead | None:
@@ -252,14 +249,14 @@ class RecordingReader:
 
 
 def _messages_in(chunk: Chunk) -> list[Record]:
-    """The messages of a chunk.
+    """Decode the messages of a chunk.
 
-    Raises DamageError: a record is longer than the chunk, or there are more than so few compressed bytes can hold."""
+    Raises DamageError: a record is longer than the chunk, or the chunk has more messages than its size allows."""
     data, most = chunk.data, records.MESSAGES_PER_BYTE * chunk.data_size
     topics: dict[int, str] = {}
     found: list[Record] = []
     append, front_size, body = found.append, records.MESSAGE_FRONT.size, records.MESSAGE.size
-    # Opcode, length and channel of the last message: nearly always the next one's too.
+    # Opcode, length and channel of the last message; the next message nearly always has the same.
     front, size, topic = b"", 0, ""
     offset, end = 0, len(data)
     while offset < end:

@@ -1,4 +1,4 @@
-"""Recordings as people use them: iterate over a file's snapshots."""
+"""Recordings as users read them: iterate over a file's snapshots."""
 
 import itertools
 import os
@@ -18,23 +18,28 @@ from offloop.bus.types.event import Event
 
 
 class Recording(RunStream):
-    """The recorded stream of one attempt of a run; iterate over it, with ``for`` or ``async for``, for its snapshots.
-    The file is open while an iteration is at work; ``with`` closes it where one is left before its end.
+    """The recorded stream of one attempt. Iterate over it with ``for`` or ``async for``.
 
-    ``path`` is a recording, or a run's directory (then ``attempt`` chooses one; the newest by default). The file may
-    belong to a live run, or be truncated: every complete record is read, and ``damage`` names the rest.
+    The file may belong to a live run, or be truncated: every complete record is read, and :attr:`damage` names the
+    unreadable places. The file is open during an iteration. ``with`` closes it where an iteration is left early.
 
-    Raises RecordingError: there is no such file, or it is not a recording."""
+    Args:
+        path: A recording, or a run's directory.
+        attempt: The attempt to read from a run's directory, by default the newest.
+
+    Raises:
+        RecordingError: The file does not exist, or is not a recording.
+    """
 
     ending: Ending | None = None
-    """The run's ending, after an iteration to the end of the file; ``lost`` when the file does not have it."""
+    """The run's ending, after an iteration to the end of the file. ``lost`` if the file has none."""
     damage: str | None = None
-    """The unreadable places with their offsets, after an iteration; ``None`` for an intact file."""
+    """Unreadable places with their offsets, after an iteration. ``None`` for an intact file."""
 
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
         self.path = self.recording = _find(Path(path), attempt)
         with RecordingReader(self.path) as reader:
-            # The name stands in a metadata record before the first chunk, and in every check record.
+            # The name is in a metadata record before the first chunk, and in every check record.
             for _ in reader.read():
                 if reader.metadata:
                     break
@@ -43,16 +48,15 @@ class Recording(RunStream):
             self.run_name = metadata["run"]
             self.attempt = int(metadata["attempt"])
             self.run_id = metadata.get("id")
-            """The run's identity: see :attr:`offloop.bus.RunInfo.id`; ``None`` in a recording that does not say
-            it."""
+            """The run's identity, see :attr:`offloop.bus.RunInfo.id`. ``None`` in a recording without one."""
         except (KeyError, ValueError):
             raise RecordingError(
-                f"{self.path} is not a recording: it does not say of which run; nothing in it can be read",
+                f"{self.path} is not a recording: it does not name its run, and cannot be read",
                 path=self.path,
             ) from None
         reason = metadata.get("flight")
         self.flight = None if reason is None else (reason, metadata.get("flight_detail", ""))
-        """Why a flight recorder wrote it, in one word and in several; ``None`` for every other recording."""
+        """Why a flight recorder wrote it: one word, and a description. ``None`` for other recordings."""
         self.run_dir = self.path.parent
         self._iterations: weakref.WeakSet[Generator[list[Snapshot], None, None]] = weakref.WeakSet()
         self._order = StreamOrder(self.run_name, self.attempt, None)
@@ -63,7 +67,7 @@ class Recording(RunStream):
         return self.snapshots()
 
     def close(self) -> None:
-        """Ends all iterations and closes their files; a new iteration opens the file again."""
+        """End all iterations and close their files. A new iteration opens the file again."""
         for one in list(self._iterations):
             one.close()
 
@@ -77,33 +81,35 @@ class Recording(RunStream):
         return in_turns(self.snapshots())
 
     def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
-        """As :meth:`offloop.bus.protocol.stream.RunStream.skip_to`, in every iteration from now on."""
+        """Begin all later iterations at this place, see :meth:`offloop.bus.protocol.stream.RunStream.skip_to`."""
         self._begin, self._begin_after = offset, positions
 
     def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        """As :meth:`batches`."""
+        """Iterate asynchronously, as :meth:`batches`."""
         return in_turns(self.batches(events, after=after), 1)
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Events that are missing in the recording, as far as the iteration has come."""
+        """Gaps found by the iteration so far."""
         return tuple(self._order.gaps)
 
     def snapshots(
         self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[Snapshot]:
-        """The snapshots of the given events, in the order in which the broker sent them out; all when ``events`` is
-        ``None``. ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last snapshot that
-        need not come again."""
+        """Iterate over snapshots in the order in which the broker forwarded them.
+
+        Args:
+            events: Events to include, by default all.
+            after: Position to continue from: for each rank ``(seq, base_seq)`` of the last snapshot already read.
+        """
         return itertools.chain.from_iterable(self.batches(events, after=after))
 
     def batches(
         self, events: Iterable[Event] | None = None, *, after: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[list[Snapshot]]:
-        """As :meth:`snapshots`, many at a time. What else the recording says, such as :attr:`gaps`, comes between the
-        batches."""
+        """Iterate as :meth:`snapshots`, in lists. :attr:`gaps` and other marks change between the lists."""
         iteration = self._iterate(events, after)
         self._iterations.add(iteration)
         return iteration
@@ -125,8 +131,9 @@ class Recording(RunStream):
         self.ending = order.ending or Ending("lost")
 
     def part(self, begin: int, end: int, rank: int = 0) -> Iterator[list[Snapshot]]:
-        """The snapshots of one rank from one place of the file to another, many at a time: ``begin`` and ``end`` are
-        offsets at which parts of the file begin, and the part at ``end`` is the last one."""
+        """Iterate over one rank's snapshots, in lists, from offset ``begin`` through the file part at offset ``end``.
+
+        Both are offsets at which file parts begin."""
         order, topics = StreamOrder(self.run_name, self.attempt, None), f"/{rank}"
         with RecordingReader(self.path) as reader:
             reader.position = begin
@@ -138,28 +145,28 @@ class Recording(RunStream):
                         yield batch
 
     def answered(self) -> tuple[Outcome, ...]:
-        """The commands that the training answered, in order, as far as the iteration has come."""
+        """Return the commands that the training answered, in order, up to the iteration's place."""
         return tuple(self._order.outcomes)
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """The checkpoints that were saved and loaded, in order, as far as the iteration has come."""
+        """Return the saved and loaded checkpoints, in order, up to the iteration's place."""
         return tuple(self._order.checkpoints)
 
     def read_endings(self) -> list[Ending]:
-        """The endings of the ranks that have ended; faster than an iteration."""
+        """Return the endings of the finished ranks. Faster than an iteration."""
         return self._read_marks(END).endings
 
     def has_all_ranks(self, found: Collection[int]) -> bool:
-        """These are as many ranks as published to this recording's broker, by those that have ended."""
+        """Return whether ``found`` are as many ranks as published to this recording's broker."""
         order = self._read_marks(END)
         return bool(order.endings) and len(found) >= order.expected_ranks
 
     def read_commands(self) -> list[Outcome]:
-        """The commands that its trainer answered, in order, and what became of each; faster than an iteration."""
+        """Return all answered commands, in order, with their outcomes. Faster than an iteration."""
         return self._read_marks(COMMAND).outcomes
 
     def read_checkpoints(self) -> list[CheckpointMark]:
-        """The checkpoints that were saved and loaded, in order; faster than an iteration."""
+        """Return all saved and loaded checkpoints, in order. Faster than an iteration."""
         return self._read_marks(CHECKPOINT).checkpoints
 
     def _read_marks(self, name: str) -> StreamOrder:

@@ -1,5 +1,4 @@
-"""The records that a recording is made of: MCAP (https://mcap.dev/spec) with one record of our own, the check record.
-``docs/protocol.md`` has the details. First as bytes, then in a file, by their heads and by their checksums."""
+"""Records of a recording: MCAP (https://mcap.dev/spec) plus the check record, see ``docs/protocol.md``."""
 
 import functools
 import os
@@ -25,20 +24,20 @@ FRONT_BYTES = 4096
 BLOCK_BYTES = 1 << 20
 MAGIC = b"\x89MCAP0\r\n"
 MAX_RECORD = 32 * 1024 * 1024
-"""Bytes of a record, in the file and decompressed: twice a frame, so that a chunk fits."""
+"""Limit of a record's bytes, in the file and decompressed: twice a frame, so that a chunk fits."""
 MAX_CHECK = 16 * 1024 * 1024
 MAX_RANKS = MAX_TOPICS = 0xFFFF
 MAX_NAME = 1024
-"""Bytes of a text: topics have at most 256."""
+"""Limit of a text's bytes; topics have at most 256."""
 MESSAGES_PER_BYTE = 4
-"""Numbered messages take at least a byte each, however well they are compressed: more of them cannot be events."""
+"""Each numbered message takes at least a byte, however well compressed. More messages per byte cannot be events."""
 
 HEAD = struct.Struct("<BQ")
-"""Opcode and length, in front of every record."""
+"""Opcode and length, at the start of every record."""
 MESSAGE = struct.Struct("<BQHIQQ")
 """The head of a message's record, then channel, sequence, log time and publish time; the data follow."""
 MESSAGE_FRONT = struct.Struct("<BQH")
-"""The head of a message's record and its channel."""
+"""The head of a message's record, and its channel."""
 
 _CHUNK = struct.Struct("<BQQQQI4s4sQ")
 _ZSTD = (b"\4\0\0\0", b"zstd")
@@ -54,15 +53,15 @@ OP_PADDING = 0x81
 _HEAD_BYTES = 64
 _SKIPPED = (OP_HEADER, OP_METADATA, OP_MESSAGE_INDEX)
 
-# Both stand at a fixed distance behind the beginning of their record, so a reader that has lost its way finds the next
-# record by them, whatever has become of the record's opcode and length.
+# Each is at a fixed distance from the start of its record. After damage a reader finds the next record by them,
+# even if that record's opcode and length are damaged.
 SIGNS = re.compile(b"|".join(re.escape(sign) for sign in (b"".join(_ZSTD), CHECK_SIGN)))
 _SIGN_OFFSETS = {b"".join(_ZSTD): 37, CHECK_SIGN: HEAD.size}
 SIGN_BYTES = 8
 
 
 class _Zstandard(threading.local):
-    """A decompressor for each thread: two threads in one crash the process."""
+    """One decompressor for each thread: two threads in one crash the process."""
 
     def __init__(self) -> None:
         self.decompress = zstandard.ZstdDecompressor().decompress
@@ -76,24 +75,23 @@ class DamageError(Exception):
 
 
 class Position(NamedTuple):
-    """The last event of one rank."""
+    """Last event of one rank."""
 
     seq: int
     base_seq: int
     time: int
-    """Of the last event, in nanoseconds since 1970."""
+    """Time of the event, in nanoseconds since 1970."""
     ended: bool
-    """The rank's ``$end`` has come."""
+    """The rank's ``$end`` is recorded."""
 
 
 def has_sign(front: bytes) -> bool:
-    """The sign of a check record or a chunk is at its place in a record that begins like this."""
+    """Return whether a record that begins with these bytes is a check record or chunk, by its sign."""
     return any(front.startswith(sign, offset) for sign, offset in _SIGN_OFFSETS.items())
 
 
 def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = None) -> Iterator[tuple[bytes, int]]:
-    """The signs of check records and chunks, and where their records begin; ``read`` gives the bytes at an offset, at
-    most so many."""
+    """Yield signs of check records and chunks with the offsets of their records. ``read`` gets offset and size."""
     offset, most = begin, FRONT_BYTES
     while end is None or offset < end:
         size = most if end is None else min(most, end - offset)
@@ -105,7 +103,7 @@ def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = 
         if len(block) < most:
             return
         most = min(2 * most, BLOCK_BYTES)
-        # A sign may lie across the end of a block.
+        # A sign may cross the end of a block.
         offset += len(block) - SIGN_BYTES + 1
 
 
@@ -116,35 +114,34 @@ _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
-    """The check record behind each chunk: the contents of the file before it, and how far the ranks have come.
+    """Check record after a chunk: contents of the file before it, and the progress of each rank.
 
-    The bytes from the end of one to the beginning of the next are a *file part*: a chunk, nothing, or the front of the
-    file. The check record ends it."""
+    The bytes between two check records are a *file part*: a chunk, nothing, or the front of the file. The check record
+    after them belongs to the part."""
 
     start: int
-    """Offset at which its part begins: that of the chunk, if there is one."""
+    """Offset at which its part begins."""
     before: int
-    """Messages in the file in front of the part."""
+    """Number of messages in the file before the part."""
     total: int
-    """Messages in the file, with those of the part."""
+    """Number of messages in the file, including the part."""
     checksum: int
     """CRC-32 of the part's bytes."""
     metadata: dict[_Text, _Text]
-    """As in the metadata record at the front."""
+    """Copy of the metadata record at the front."""
     topics: Annotated[dict[int, _Text], msgspec.Meta(max_length=MAX_TOPICS)]
-    """Channels that are used for the first time in the part."""
+    """Channels first used in the part."""
     positions: Annotated[dict[int, Position], msgspec.Meta(max_length=MAX_RANKS)]
-    """Of each rank, the position after the part."""
+    """Position of each rank after the part."""
 
     def encode(self) -> bytes:
-        """The whole record."""
         payload = msgspec.msgpack.encode(self)
         length = _CHECK.size - HEAD.size + len(payload)
         return _CHECK.pack(OP_CHECK, length, CHECK_SIGN, _payload_checksum(payload), len(payload)) + payload
 
     @classmethod
     def size(cls, front: bytes) -> int:
-        """Bytes of a check record that begins like this. Raises DamageError: it is not a check record."""
+        """Return the size of a check record that begins with these bytes, or raise DamageError."""
         if len(front) < _CHECK.size:
             raise DamageError("it is too short for a check record")
         _, _, sign, _, size = _CHECK.unpack_from(front)
@@ -154,13 +151,13 @@ class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def decode(cls, record: bytes) -> "CheckRecord":
-        """Reads a check record; its opcode and length are not looked at, so that damage there costs nothing.
+        """Decode a check record. Its opcode and length are ignored, so damage there loses nothing.
 
-        Raises DamageError: it is not a check record, or its checksum does not hold."""
+        Raises DamageError: it is not a check record, or its checksum is wrong."""
         size = cls.size(record)
         payload = record[_CHECK.size : size]
         if len(record) < size or _CHECK.unpack_from(record)[3] != _payload_checksum(payload):
-            raise DamageError("the check record's checksum does not hold")
+            raise DamageError("the check record's checksum is wrong")
         try:
             return _decode_check(payload)
         except (ValueError, RecursionError) as error:
@@ -178,43 +175,43 @@ def _payload_checksum(payload: bytes) -> int:
 
 
 class Chunk(NamedTuple):
-    """A chunk whose bytes are known to be good."""
+    """A chunk with intact bytes."""
 
     data: bytes
-    """Uncompressed: channels and messages."""
+    """Channels and messages, uncompressed."""
     data_size: int
-    """Bytes, compressed."""
+    """Size in bytes, compressed."""
     checksum: int
-    """CRC-32 of the uncompressed bytes; 0 when there is none."""
+    """CRC-32 of the uncompressed bytes, or 0 for none."""
 
     @classmethod
     def size(cls, front: bytes) -> int:
-        """Bytes of a chunk's record that begins like this. Raises DamageError: it is not a chunk of ours."""
+        """Return the size of a chunk's record that begins with these bytes, or raise DamageError."""
         return _CHUNK.size + cls._head(front)[2]
 
     @classmethod
     def decode(cls, record: bytes) -> "Chunk":
-        """Reads a chunk; its opcode and the record's length are not looked at, so that damage there costs nothing.
+        """Decode a chunk. Its opcode and the record's length are ignored, so damage there loses nothing.
 
-        Raises DamageError: it is not a chunk, its checksum does not hold, or it claims to hold too much."""
+        Raises DamageError: it is not a chunk, its checksum is wrong, or it claims too many bytes."""
         size, checksum, data_size = cls._head(record)
         packed = memoryview(record)[_CHUNK.size : _CHUNK.size + data_size]
         if len(packed) < data_size:
             raise DamageError("it ends before its messages do")
         try:
-            # The library takes what a frame claims for how much memory it needs.
+            # The library allocates as much memory as a frame claims.
             if zstandard.frame_content_size(packed) not in (size, -1):
                 raise DamageError("its messages are not as long as it says")
             data = _zstandard.decompress(packed, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise DamageError(f"its messages cannot be decompressed: {error}") from None
         if len(data) != size or (checksum and zlib.crc32(data) != checksum):
-            raise DamageError("its checksum does not hold")
+            raise DamageError("its checksum is wrong")
         return cls(data, data_size, checksum)
 
     @staticmethod
     def _head(front: bytes) -> tuple[int, int, int]:
-        """Bytes uncompressed, their checksum, and bytes compressed."""
+        """Return uncompressed size, checksum and compressed size."""
         if len(front) < _CHUNK.size:
             raise DamageError("it is too short for a chunk")
         *_, size, checksum, algorithm_size, algorithm, data_size = _CHUNK.unpack_from(front)
@@ -226,7 +223,7 @@ class Chunk(NamedTuple):
 
 
 def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_time: int) -> bytes:
-    """A chunk's record: ``data`` are its channels and messages, ``packed`` the same compressed."""
+    """Encode a chunk's record: ``data`` are its channels and messages, ``packed`` is the same compressed."""
     length = _CHUNK.size - HEAD.size + len(packed)
     return (
         _CHUNK.pack(OP_CHUNK, length, start_time, end_time, len(data), zlib.crc32(data), *_ZSTD, len(packed)) + packed
@@ -237,26 +234,25 @@ def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_ti
 
 
 def encode(record: mcap.records.McapRecord) -> bytes:
-    """Any record of the library's."""
+    """Encode any record of the mcap library."""
     builder = RecordBuilder()
     record.write(builder)
     return bytes(builder.end())
 
 
 FRONT = MAGIC + encode(mcap.records.Header(profile=PROFILE, library=PROFILE))
-"""The first bytes of every recording."""
+"""First bytes of every recording."""
 BACK = encode(mcap.records.DataEnd(0)) + encode(mcap.records.Footer(0, 0, 0)) + MAGIC
-"""The last bytes of a closed recording. It has no index: tools read it straight through."""
+"""Last bytes of a closed recording. It has no index: tools read the file from start to end."""
 
 
 def channel_record(identity: int, topic: str) -> mcap.records.Channel:
-    """The channel of a topic."""
     return mcap.records.Channel(id=identity, topic=topic, message_encoding="msgpack", metadata={}, schema_id=0)
 
 
-@functools.lru_cache(64)  # chunk after chunk has the same ones
+@functools.lru_cache(64)  # most chunks repeat the same channels
 def read_channel(content: bytes) -> tuple[int, str]:
-    """Number and topic of a channel. Raises DamageError: it is malformed."""
+    """Return number and topic of a channel, or raise DamageError."""
     try:
         identity, _, size = _CHANNEL.unpack_from(content)
         topic = content[_CHANNEL.size : _CHANNEL.size + size].decode()
@@ -271,10 +267,10 @@ def read_channel(content: bytes) -> tuple[int, str]:
 
 
 class Hole(NamedTuple):
-    """Bytes that are lost for good."""
+    """A range of bytes that is lost for good."""
 
     end: int
-    """Offset behind the last of them."""
+    """Offset after the last lost byte."""
     why: str
 
 
@@ -283,26 +279,24 @@ class ByteSource(Protocol):
 
     @property
     def hole(self) -> Hole | None:
-        """The bytes that are lost behind those that are here, where some are known to be."""
+        """The known loss directly after the available bytes, if any."""
 
     @property
     def is_coming(self) -> bool:
-        """More of what was asked for is on its way."""
+        """More of the requested bytes are on their way."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """The bytes from ``offset`` on, at most ``size``; fewer, or none, where they are not there yet."""
+        """Return at most ``size`` bytes; fewer, or none, where they do not exist yet."""
 
     def forget(self, offset: int) -> None:
-        """Reads from ``offset`` on anew, where a copy is kept: it may be of bytes that have been replaced since."""
+        """Drop any cached copy from ``offset`` on: the bytes may have been replaced."""
 
     def close(self) -> None:
-        """Releases what it holds. Can be called more than once."""
+        """Release resources. Can be called more than once."""
 
 
 class FileSource:
-    """A recording in a file.
-
-    With ``follow`` it may be a symbolic link.
+    """A recording in a file; a symbolic link only with ``follow``.
 
     Raises RecordingError: the file is missing, cannot be opened, or is a directory."""
 
@@ -322,13 +316,10 @@ class FileSource:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return os.fstat(self._descriptor).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """The bytes from ``offset`` on, at most ``size``; fewer where the file ends.
-
-        Raises RecordingError: the disk does not give them."""
+        """Return at most ``size`` bytes; fewer at the end of the file. Raise RecordingError if the disk fails."""
         try:
             return os.pread(self._descriptor, size, offset)
         except OSError as error:
@@ -337,21 +328,20 @@ class FileSource:
             ) from None
 
     def forget(self, offset: int) -> None:
-        """Does nothing: no copy is kept."""
+        """Do nothing: no copy is cached."""
 
     def close(self) -> None:
-        """Closes the file. Can be called more than once."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class EndsWithinError(DamageError):
-    """A record ends behind the end of what is there."""
+    """A record is incomplete: it ends after the available bytes."""
 
 
 class RecordHead(NamedTuple):
-    """A record whose length is that of what it holds; a check record is intact."""
+    """A record with a plausible length; a check record is intact."""
 
     offset: int
     end: int
@@ -359,18 +349,18 @@ class RecordHead(NamedTuple):
     front: bytes = b""
     """Its first bytes."""
     what: CheckRecord | Chunk | None = None
-    """What it holds, where that has been read: its checksum holds."""
+    """Its decoded contents, if they were read and are intact."""
 
     @property
     def check(self) -> CheckRecord | None:
-        """The check record, if it is one."""
+        """Its contents, if it is a check record."""
         return self.what if isinstance(self.what, CheckRecord) else None
 
 
 def head_at(source: ByteSource, offset: int) -> RecordHead:
-    """The record that begins at an offset; other than a check record it may end behind what is there.
+    """Return the record at an offset. Except for check records, its end may not exist yet.
 
-    Raises DamageError: no record of a recording begins there; EndsWithinError: too little of it is there."""
+    Raises DamageError: the bytes are not a record; EndsWithinError: too few bytes exist."""
     front = source.read_at(offset, _HEAD_BYTES)
     if len(front) < HEAD.size:
         raise EndsWithinError("the head of a record")
@@ -396,9 +386,9 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
 
 
 def read_record(source: ByteSource, offset: int, size: int, front: bytes) -> bytes:
-    """The bytes of a record that begins with ``front``.
+    """Return the bytes of a record that begins with ``front``.
 
-    Raises EndsWithinError: they are not all there, or another record has taken their place meanwhile."""
+    Raises EndsWithinError: some do not exist yet, or the record was replaced meanwhile."""
     record = source.read_at(offset, size)
     if len(record) < size or not record.startswith(front[:size]):
         raise EndsWithinError(f"a record of {size} bytes")
@@ -406,7 +396,7 @@ def read_record(source: ByteSource, offset: int, size: int, front: bytes) -> byt
 
 
 def sound_records(source: ByteSource, begin: int, end: int | None = None) -> Iterator[RecordHead]:
-    """The check records and chunks from ``begin`` on whose checksums hold, whatever their opcodes and lengths are."""
+    """Yield check records and chunks with correct checksums, whatever their opcodes and lengths are."""
     for sign, offset in find_signs(source.read_at, begin, end):
         kind: type[CheckRecord | Chunk] = CheckRecord if sign == CHECK_SIGN else Chunk
         with suppress(DamageError):
@@ -417,8 +407,9 @@ def sound_records(source: ByteSource, begin: int, end: int | None = None) -> Ite
 
 
 def walk(file: FileSource, offset: int = len(MAGIC)) -> Iterator[RecordHead]:
-    """The records of a file from one on that begins at ``offset``, up to the end of the data or of what is whole.
-    Behind damage comes the next check record."""
+    """Yield a file's records from the record at ``offset`` to the end of the data, or to the last complete record.
+
+    Damage is skipped up to the next check record."""
     size, opcode = file.size, OP_HEADER
     while opcode != OP_DATA_END:
         try:
@@ -435,7 +426,7 @@ def walk(file: FileSource, offset: int = len(MAGIC)) -> Iterator[RecordHead]:
 
 
 def next_check_record(recording: Path, offset: int) -> RecordHead | None:
-    """The first check record of a recording behind ``offset``, where a part begins; ``None`` where there is none.
+    """Return the first check record after ``offset``, where a file part begins; ``None`` if there is none.
 
     Raises RecordingError: the recording cannot be read."""
     with closing(FileSource(recording)) as file:

@@ -1,5 +1,4 @@
-"""A recording record by record, for commands that go through all of it: each record decoded, and the gaps between
-them, lost or cut out."""
+"""A recording as decoded records with the gaps between them, for commands that process all of it."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -29,24 +28,24 @@ from offloop.bus.types.timestamp import TrainingTime
 
 
 class CutRange(NamedTuple):
-    """Events of one rank that the original has and a cut of it has not, from number ``first`` to ``last``.
+    """Events of one rank, from number ``first`` to ``last``, that were removed by a cut.
 
-    It is recorded as the mark ``$cut``, numbered like the last of these events, whose place it takes."""
+    It is recorded as the mark ``$cut``, which takes place and number of the last of them."""
 
     rank: int
     first: int
     last: int
     base_first: int
-    """Number of the first base event among them; one more than ``base_last`` when there is none."""
+    """Number of the first base event among them, or ``base_last + 1`` if there is none."""
     base_last: int
-    """Number of base events up to the last of them."""
+    """Number of base events up to the last event."""
     time: int
-    """When the last of them happened, in nanoseconds since 1970."""
+    """Time of the last event, in nanoseconds since 1970."""
     timestamp: TrainingTime
-    """Training time at the last of them, see :attr:`offloop.bus.types.timestamp.Timestamp.values`."""
+    """Training time of the last event, see :attr:`offloop.bus.types.timestamp.Timestamp.values`."""
 
     def encode(self, run: str, attempt: int) -> "Recorded":
-        """The mark as it is recorded."""
+        """Encode the mark."""
         topic = Topic(run, CUT, self.rank)
         fields = {"first": self.first, "base_first": self.base_first}
         encode = event_encoder(topic, attempt)
@@ -56,14 +55,13 @@ class CutRange(NamedTuple):
 
     @classmethod
     def one(cls, record: "Recorded") -> "CutRange":
-        """The range of a single event."""
         event, rank = record.event, record.topic.rank
         base_first = base_before(record) + 1
         return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, event.timestamp)
 
     @classmethod
     def of(cls, record: "Recorded") -> "CutRange | None":
-        """Reads the mark; ``None`` for every other record, and for one that is malformed."""
+        """Decode the mark; return ``None`` for other records and malformed marks."""
         if record.topic.name != CUT:
             return None
         event = record.event
@@ -76,48 +74,45 @@ class CutRange(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """One event or mark of a recording."""
-
     topic: Topic
     event: EventBody
     body: bytes
-    """As it was recorded."""
+    """The recorded bytes."""
 
 
 def is_mark(record: Recorded) -> bool:
-    """It is a mark of the stream instead of an event."""
+    """Return whether the record is a mark of the stream and not an event."""
     return record.topic.name.startswith("$")
 
 
 def is_base(record: Recorded) -> bool:
-    """It is counted among the base events, as marks are."""
+    """Return whether it counts as a base event. Marks do."""
     return is_mark(record) or record.topic.name in _BASE_NAMES
 
 
 def base_before(record: Recorded) -> int:
-    """Number of base events before it in its rank."""
+    """Return the number of base events before it in its rank."""
     return record.event.base_seq - is_base(record)
 
 
 def is_known(record: Recorded) -> bool:
-    """It is an event that this version knows."""
+    """Return whether this version knows the event."""
     return record.topic.name in _NAMES
 
 
 def snapshot_of(record: Recorded) -> Snapshot:
-    """An event as callbacks see it; one that this version does not know, as a ``batch_end`` of its time."""
+    """Return the event as callbacks see it; an unknown event appears as ``batch_end``."""
     event = Event(record.topic.name) if is_known(record) else Event.BATCH_END
     return Snapshot(event, record.topic.run, record.topic.rank, record.event)
 
 
 class RecordSource:
-    """Goes through everything whole in a recording, in the order of the file; may be gone through again.
+    """Iterates over all intact records of a recording, in the order of the file; can be iterated again.
 
-    What is damaged or foreign is left out and named in ``damage``, numbers that are lost are in ``gaps``, what a cut
-    has left out in ``left_out``; all of these once the iteration has come to its end. ``ranks`` chooses whose records
-    to give.
+    At the end ``damage`` names damaged and foreign records, which are skipped. ``gaps`` are lost numbers, ``left_out``
+    are ranges removed by a cut. ``ranks`` limits the records to some ranks.
 
-    Raises RecordingError: there is no such file, or it is not a recording."""
+    Raises RecordingError: the file does not exist, or is not a recording."""
 
     def __init__(self, path: Path, ranks: Collection[int] | None = None) -> None:
         recording = Recording(path)
@@ -132,21 +127,21 @@ class RecordSource:
         self.left_out: list[Gap] = []
         self._left_out_records = Damage()
         self.lost = False
-        """Something in the file cannot be read."""
+        """Some bytes or records cannot be read."""
         self.ranks: set[int] = set()
-        """The ranks of which something is recorded."""
+        """Ranks with records."""
         self._topics: dict[str, Topic | None] = {}
         self._last: dict[int, int] = {}
         self._order = StreamOrder(self.run, self.attempt, None)
 
     @property
     def ending(self) -> Ending | None:
-        """The run's ending; ``None`` when the recording does not have it."""
+        """The run's ending; ``None`` if it is not recorded."""
         return self._order.ending
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The commands that the trainer has answered so far."""
+        """Commands answered so far."""
         return self._order.outcomes
 
     def __iter__(self) -> Iterator[Recorded]:
@@ -220,9 +215,9 @@ class RecordSource:
 
 
 def ranks_in(path: Path) -> set[int]:
-    """The ranks of which something is recorded.
+    """Return the ranks with records.
 
-    Raises RecordingError: there is no such file, or it is not a recording."""
+    Raises RecordingError: the file does not exist, or is not a recording."""
     with RecordingReader(path) as reader:
         names = {record.topic for records in reader.read() for record in records}
         found = set(reader.positions)

@@ -1,7 +1,6 @@
-"""A summary of a recording: hyperparameters, each metric of its first rank thinned for a picture of the whole run, some
-of its other events, and where in the file each part of the training is.
+"""Summary of a recording: hyperparameters, thinned metrics, some events, and offsets of parts of the training.
 
-The recording is the record. A summary may lag behind it, be deleted or be damaged: it is continued, or made again."""
+A summary is a cache. It may be old, missing or damaged: it is continued, or built again."""
 
 import contextlib
 import logging
@@ -30,14 +29,14 @@ from offloop.bus.types.source import Source
 _log = logging.getLogger("offloop.summary")
 
 MIN_BYTES = 4 << 20
-"""A shorter recording is read in a moment and has no summary."""
+"""Shorter recordings are read quickly and have no summary."""
 MAX_BUCKETS = 1024
-"""Of a metric; of many metrics each has fewer, :data:`MAX_ALL` in all."""
+"""Of one metric; with many metrics each has fewer, :data:`MAX_ALL` in total."""
 MAX_ALL = 32768
 MAX_METRICS = 256
-"""Further metrics are left out."""
+"""Further metrics are not kept."""
 MAX_EVENTS = 256
-"""Of each kind of event that is kept; of more, evenly spread ones are."""
+"""Of one kind of event; from more, evenly spaced ones are kept."""
 MAX_EVENT_BYTES = 4096
 """Larger events are not kept."""
 FIRST_SAVE_SECONDS = 1.0
@@ -50,7 +49,7 @@ _RECORDS_AT_ONCE = 16
 
 _FIELDS = {"loss": "loss/train/total", "losses": "loss/train", "train_metrics": "metrics/train"}
 Point: TypeAlias = tuple[float, float]
-"""A step and the value there."""
+"""Step and value."""
 
 _Width = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -58,25 +57,25 @@ ODD = {"nan": 1, "inf": 2, "-inf": 4}
 
 
 class MetricValues(msgspec.Struct, array_like=True, gc=False):
-    """The last, least and greatest value of a metric over some steps."""
+    """Last, lowest and highest value of a metric in a range of steps."""
 
     last: float
-    """The value of the highest step."""
+    """Value of the highest step."""
     last_step: int
     low: float = math.nan
-    """The least of the finite values; ``low_step`` is negative when there is none."""
+    """Lowest finite value; without one ``low_step`` is negative."""
     low_step: int = -1
     high: float = math.nan
     high_step: int = -1
     odd: int = 0
-    """The sum of :data:`ODD` of the values that are not finite."""
+    """Sum of :data:`ODD` for the values that are not finite."""
 
     def best(self, mode: Mode) -> float:
-        """The least or the greatest value."""
+        """Return the lowest or the highest value."""
         return self.low if mode == "min" else self.high
 
     def best_step(self, mode: Mode) -> int:
-        """The step that :meth:`best` is of."""
+        """Return the step of :meth:`best`."""
         return self.low_step if mode == "min" else self.high_step
 
     def add(self, step: int, value: float) -> None:
@@ -91,7 +90,7 @@ class MetricValues(msgspec.Struct, array_like=True, gc=False):
                 self.high_step, self.high = step, value
 
     def merge(self, later: "MetricValues") -> None:
-        """Adds the values of later steps."""
+        """Add the values of later steps."""
         odd = self.odd | later.odd
         for step, value in ((later.low_step, later.low), (later.high_step, later.high)):
             if step >= 0:
@@ -100,14 +99,14 @@ class MetricValues(msgspec.Struct, array_like=True, gc=False):
 
 
 class Metric(msgspec.Struct, array_like=True):
-    """One metric: a bucket for each ``width`` steps in which it has values."""
+    """One metric, in buckets of ``width`` steps."""
 
     width: _Width = 1
     buckets: dict[int, MetricValues] = msgspec.field(default_factory=dict)
-    """By ``step // width``."""
+    """Buckets by ``step // width``."""
 
     def add(self, step: int, value: float) -> bool:
-        """Adds a value; returns whether there is a new bucket."""
+        """Add a value; return whether a bucket was added."""
         place = step // self.width
         bucket = self.buckets.get(place)
         if bucket is not None:
@@ -118,7 +117,7 @@ class Metric(msgspec.Struct, array_like=True):
         return True
 
     def widen(self, most: int) -> None:
-        """Joins neighbouring buckets until there are at most ``most``."""
+        """Join neighbouring buckets until at most ``most`` are left."""
         while len(self.buckets) > most:
             self.width *= 2
             narrow, self.buckets = self.buckets, {}
@@ -128,8 +127,7 @@ class Metric(msgspec.Struct, array_like=True):
                     wide.merge(narrow[place])
 
     def points(self) -> list[Point]:
-        """Steps and values that are kept, by step. One that is not finite stands between two steps and replaces no
-        other value."""
+        """Return the kept steps and values, by step. Values that are not finite get fractional steps."""
         found: dict[float, float] = {}
         for place in sorted(self.buckets):
             bucket = self.buckets[place]
@@ -143,7 +141,7 @@ class Metric(msgspec.Struct, array_like=True):
         return sorted(found.items())
 
     def whole(self) -> MetricValues | None:
-        """The values of all steps; ``None`` without any."""
+        """Return the values of all steps together; ``None`` without any."""
         found: MetricValues | None = None
         for place in sorted(self.buckets):
             if found is None:
@@ -153,14 +151,14 @@ class Metric(msgspec.Struct, array_like=True):
         return found
 
     def thinned(self, most: int) -> "Metric":
-        """A copy with at most ``most`` buckets."""
+        """Return a copy with at most ``most`` buckets."""
         copy = Metric(self.width, {place: msgspec.structs.replace(one) for place, one in self.buckets.items()})
         copy.widen(most)
         return copy
 
 
 class Tick(NamedTuple):
-    """Counts and times at the last batch of a bucket: converts between batches, samples, epochs and times."""
+    """Counts and times at the last batch of a bucket, to convert between batches, samples, epochs and times."""
 
     batch: int
     sample: int
@@ -171,28 +169,28 @@ class Tick(NamedTuple):
     total_wct: int
     """Microseconds of training."""
     flops: float
-    """FLOPs of the batch; 0 where that is not known."""
+    """FLOPs of the batch, or 0 if unknown."""
     offset: int
-    """Of the part of the recording that has this batch: a reader can begin there."""
+    """Offset of the file part with this batch, where a reader can start."""
 
 
-_new_tick = tuple.__new__  # what Tick(...) calls, at half the cost
+_new_tick = tuple.__new__  # the implementation of Tick(...), at half the cost
 
 
 class KeptEvent(NamedTuple):
-    """An event of the first rank, as it was recorded."""
+    """A recorded event of the first rank."""
 
     offset: int
-    """Of the part of the recording that has it."""
+    """Offset of its file part."""
     body: bytes
 
 
 class KeptEvents(msgspec.Struct, array_like=True):
-    """The events of one kind that are kept: the last one of each ``width`` numbers."""
+    """Kept events of one kind: the last of each ``width`` numbers."""
 
     width: _Width = 1
     events: dict[int, KeptEvent] = msgspec.field(default_factory=dict)
-    """By ``seq // width``."""
+    """Events by ``seq // width``."""
 
     def add(self, seq: int, event: KeptEvent) -> None:
         self.events[seq // self.width] = event
@@ -203,35 +201,35 @@ class KeptEvents(msgspec.Struct, array_like=True):
 class Summary(msgspec.Struct, array_like=True):
     """Summary of a recording up to a position.
 
-    Metrics have the names under which callbacks log them: ``loss/train/total``, ``loss/train/PART``,
-    ``lr-OPTIMIZER/groupN``, ``metrics/train/NAME``, ``metrics/LABEL/NAME``, and those that algorithms log. The step of
-    a value is the number of batches before the one that it is of; of rates, evaluations and the ends of epochs that of
-    the batches that have ended. Readers show them where :func:`offloop.bus.types.metrics.shown_step` says."""
+    Metrics have the names that callbacks log: ``loss/train/total``, ``loss/train/PART``, ``lr-OPTIMIZER/groupN``,
+    ``metrics/train/NAME``, ``metrics/LABEL/NAME``, and names logged by algorithms. The step of a loss is the number of
+    batches before its batch. The step of rates, evaluations and epoch ends is the number of finished batches. Readers
+    convert steps with :func:`offloop.bus.types.metrics.shown_step`."""
 
     version: int
     run: str
     attempt: int
     id: str | None
     offset: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """End of a check record of the recording: everything before it is in the summary."""
+    """End of a check record: everything before it is in the summary."""
     trace: int = 0
-    """CRC-32 of the 64 bytes before that."""
+    """CRC-32 of the 64 bytes before :attr:`offset`."""
     began: int = 0
-    """When the first event happened, in nanoseconds since 1970."""
+    """Time of the first event, in nanoseconds since 1970."""
     clock_width: _Width = 1
     clock: dict[int, Tick] = msgspec.field(default_factory=dict)
-    """By ``batch // clock_width``."""
+    """Ticks by ``batch // clock_width``."""
     metrics: dict[str, Metric] = msgspec.field(default_factory=dict)
     last: bytes = b""
-    """The newest end of a batch, as it was recorded."""
+    """The newest recorded ``batch_end``."""
     hyperparameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    """By name: see :func:`offloop.bus.types.hyperparameters.hyperparameters_in`."""
+    """By name, see :func:`offloop.bus.types.hyperparameters.hyperparameters_in`."""
     is_imported: bool = False
     events: dict[str, KeptEvents] = msgspec.field(default_factory=dict)
-    """By name, events and marks that say what happened when; those of ``batch_end`` have ``phases``."""
+    """By name: events and marks with times. A ``batch_end`` is kept if it has ``phases``."""
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
-        """Adds an event or a mark of the first rank. One that comes again changes nothing."""
+        """Add an event or mark of the first rank. A repeated one changes nothing."""
         if event in _MARKS:
             self._keep(event, body, recorded)
             return
@@ -299,7 +297,7 @@ class Summary(msgspec.Struct, array_like=True):
 
     @classmethod
     def load(cls, recording: Path) -> "Summary | None":
-        """The summary beside a recording; ``None`` without one, and for one that is damaged or of another recording."""
+        """Load the summary beside a recording; ``None`` if it is missing, damaged, or of another recording."""
         try:
             data = read_file(path_beside(recording), _MAX_BYTES)
         except OSError:
@@ -317,7 +315,7 @@ class Summary(msgspec.Struct, array_like=True):
         return found
 
     def save(self, recording: Path) -> None:
-        """Writes it beside the recording, in one step. Raises OSError when that is not possible."""
+        """Write it beside the recording, atomically. Raise OSError on failure."""
         draft = path_beside(recording).with_suffix(".new")
         try:
             with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
@@ -338,7 +336,7 @@ def _halved(kept: dict[int, _Kept]) -> dict[int, _Kept]:
 
 
 def path_beside(recording: Path) -> Path:
-    """Path of a recording's summary: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
+    """Return the summary's path: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
     return recording.with_name(f"summary-{recording.stem.removeprefix('recording-')}.msgpack")
 
 
@@ -361,9 +359,7 @@ def _trace(recording: Path, offset: int) -> int:
 
 
 class Summarizer:
-    """Keeps the summary of a recording that grows, a little at a time.
-
-    ``recording`` is read from where the summary that is there ends, or from its front."""
+    """Updates the summary of a growing recording, a little at a time, from the end of the existing summary."""
 
     def __init__(self, recording: Path, run: str, attempt: int, run_id: str | None) -> None:
         self._recording = recording
@@ -380,8 +376,9 @@ class Summarizer:
         self._save_at = time.monotonic() + FIRST_SAVE_SECONDS
 
     def work(self, until: float, *, saves: bool = True) -> bool:
-        """Works until everything recorded is in the summary, or until that time of ``time.monotonic``; returns whether
-        it came to the end. With ``saves`` it saves the summary from time to time.
+        """Work until the summary is complete, or until a time of ``time.monotonic``; return whether it is complete.
+
+        With ``saves`` it is saved from time to time.
 
         Raises OSError: it cannot be saved; RecordingError: the recording cannot be read."""
         is_at_end = False
@@ -393,7 +390,7 @@ class Summarizer:
         return is_at_end
 
     def save(self) -> None:
-        """Writes the summary, if there is something new in it. Raises OSError when that is not possible."""
+        """Write the summary if it has changed. Raise OSError on failure."""
         self._save_at = time.monotonic() + SAVE_SECONDS
         if self.summary.offset > self._saved:
             self.summary.trace = _trace(self._recording, self.summary.offset)
@@ -401,13 +398,12 @@ class Summarizer:
             self._saved = self.summary.offset
 
     def close(self) -> None:
-        """Closes the recording."""
         self._reader.close()
 
     def _take_all(self) -> Iterator[bool]:
         while True:
             for records in self._reader.read():
-                # What came before stands in front of a check record. Should it be read again, it changes nothing.
+                # Earlier records are before a check record. Adding one again changes nothing.
                 self.summary.offset = self._reader.position
                 for number, record in enumerate(records, 1):
                     self._take(*record)
@@ -427,7 +423,7 @@ class Summarizer:
 
 
 _MARKS = frozenset((COMMAND, CHECKPOINT))
-# How long an evaluation took takes two events, of which only one may be kept.
+# The duration of an evaluation needs both events, and only one may be kept.
 _KEPT = (BASE_EVENTS - {Event.BATCH_END, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL}) | _MARKS
 _TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPERPARAMETERS)) | _KEPT
 

@@ -1,4 +1,4 @@
-"""The bounds of a replay: by training time or by the clock."""
+"""Bounds of a replay, by training time or by the clock."""
 
 import re
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import COUNTED_AT
 
 SETUP_EVENTS = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
-"""The events before the first batch, by which callbacks learn what is trained. They come first wherever a replay
-begins."""
+"""Events before the first batch, from which callbacks learn about the training. Every replay begins with them."""
 
 _HOW_TO_WRITE = (
     "write a training time (2ep, 100ba, 0.5dur, 90sec, 1h30m), '+' and the time since the recording began (+90s, "
@@ -23,15 +22,14 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)  # noqa: UP017  the same as in the docs of datetime
 
-# What is counted from the last such boundary on: as long as it is zero, the boundary is where the training stands.
+# Counters that restart at each boundary: while they are zero, the training is at the boundary.
 _SINCE_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _SINCE = {TimeUnit.ITERATION: ("epoch_in_iteration", "token_in_iteration", *_SINCE_EPOCH), TimeUnit.EPOCH: _SINCE_EPOCH}
 
 
 @dataclass(frozen=True)
 class _TrainingBound:
-    """So many batches, epochs, ... have ended, and none since. An event within the next batch is at the bound too:
-    the training is past it only when that batch has ended."""
+    """A training time. Events in the next batch are at the bound too: the training is past it when that batch ends."""
 
     time: Time
 
@@ -39,10 +37,9 @@ class _TrainingBound:
         return str(self.time)
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """-1 when an event comes before the bound, 0 when it is at it, 1 when it comes after it; ``began`` is when the
-        recording began, in nanoseconds since 1970.
+        """Return -1 for an event before the bound, 0 at it, 1 after it. ``began`` is the recording's start, in ns.
 
-        Raises ConfigurationError: the recording does not tell."""
+        Raises ConfigurationError: the recording lacks the necessary values."""
         values, unit, whole = state.timestamp.values, self.time.unit, 1.0
         if unit is TimeUnit.DURATION:
             longest = state.max_duration
@@ -50,7 +47,7 @@ class _TrainingBound:
                 if not values.batch:
                     return -1
                 raise ConfigurationError(
-                    f"{self} is a share of max_duration, which this recording does not tell: "
+                    f"{self} is a share of max_duration, which is not in this recording: "
                     "give a training time in ep, ba, sp, tok or sec, such as 2ep"
                 )
             unit, whole = longest.unit, longest.value
@@ -63,11 +60,11 @@ class _TrainingBound:
 
 @dataclass(frozen=True)
 class _ClockBound:
-    """A moment by the recorded times, as written in ``text``."""
+    """A moment of the recorded clock, as written in ``text``."""
 
     text: str
     time_ns: int
-    """Since 1970, or since the recording began."""
+    """Nanoseconds since 1970, or since the start of the recording."""
     is_relative: bool = False
 
     def __str__(self) -> str:
@@ -79,15 +76,16 @@ class _ClockBound:
 
 
 Bound: TypeAlias = _TrainingBound | _ClockBound
-"""A moment at which a part of a recording begins or ends."""
+"""Start or end of a part of a recording."""
 
 
 def parse_bound(text: str) -> Bound:
-    """Reads a bound: a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent
-    training), ``+`` and the time since the recording began (``+90s``, ``+1h30m``), or a date with a time as in ISO
-    8601, of this machine's time zone unless it names one.
+    """Parse a bound.
 
-    Raises InvalidTimeError: it is none of these."""
+    It is a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent training), ``+`` and
+    the time since the recording began (``+90s``, ``+1h30m``), or an ISO 8601 date and time, in local time by default.
+
+    Raises InvalidTimeError: the text is none of these."""
     stripped = text.strip()
     try:
         if _DATE.match(stripped):
@@ -105,9 +103,9 @@ def parse_bound(text: str) -> Bound:
 
 
 class Window:
-    """The events of a recording that are replayed: those from ``start`` to ``until``, events at either moment included,
-    and the :data:`SETUP_EVENTS` before them. It is asked about each event in order, once. ``began`` is when the
-    recording began, in nanoseconds since 1970."""
+    """Events to replay: from ``start`` to ``until``, both included, and the :data:`SETUP_EVENTS` before them.
+
+    Each event is checked once, in order. ``began`` is the recording's start, in nanoseconds since 1970."""
 
     def __init__(self, start: Bound | None, until: Bound | None, began: int = 0) -> None:
         self._began = began
@@ -115,12 +113,12 @@ class Window:
         self._until = until
         self._past: set[int] = set()
         self.begun = False
-        """An event within it has come."""
+        """An event in the window was found."""
         self.over = False
-        """Every rank is past its end."""
+        """Every rank is past the end."""
 
     def takes(self, state: Snapshot) -> bool:
-        """The event is replayed. Raises ConfigurationError: the recording does not tell."""
+        """Return whether to replay the event. Raise ConfigurationError if the recording lacks the necessary values."""
         if self._until is not None and self._until.compare(state, self._began) > 0:
             self._past.add(state.rank)
             world_size = state.world_size

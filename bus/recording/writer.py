@@ -1,4 +1,4 @@
-"""The writing end of recordings: chunk by chunk, also after a crash and after a full disk."""
+"""Writer of recordings: chunk by chunk, also after a crash or a full disk."""
 
 import contextlib
 import errno
@@ -23,8 +23,6 @@ COMPRESSION_LEVEL = 1
 
 
 class _Channel(NamedTuple):
-    """A topic in the chunk in progress."""
-
     identity: int
     rank: int
     is_end: bool
@@ -34,15 +32,15 @@ _ROOM_FOR_ENDS = 4096
 
 
 class RecordingWriter:
-    """Appends frames to a recording in the order in which they are given; nothing is on disk before :meth:`flush`.
+    """Appends frames to a recording in the given order. Nothing is on disk before :meth:`flush`.
 
-    What :meth:`append` and :meth:`flush` could not write makes the writer :attr:`failed`: the frames since the last
-    good flush are forgotten, and the file ends where it ended then. It continues after :meth:`recover`.
+    When :meth:`append` or :meth:`flush` cannot write, the writer becomes :attr:`failed`: frames since the last
+    successful flush are forgotten, and the file ends where it ended then. :meth:`recover` makes it usable again.
 
-    ``run_id`` is the run's identity: see :attr:`offloop.bus.RunInfo.id`; ``about`` is what else its metadata has. With
-    ``resume`` it continues the recording of an attempt behind its last check record.
+    ``run_id`` is the run's identity, see :attr:`offloop.bus.RunInfo.id`. ``about`` is further metadata. With ``resume``
+    it continues the attempt's recording after its last check record.
 
-    Raises RunDirectoryError: the file cannot be created, opened or written; RecordingError: the one to resume is not
+    Raises RunDirectoryError: the file cannot be created, opened or written; RecordingError: the file to resume is not
     the recording of that attempt."""
 
     def __init__(
@@ -62,7 +60,7 @@ class RecordingWriter:
         self._write_error: str | None = None
         self._closed = False
         self._size = 0
-        # What the file holds.
+        # Contents of the file.
         self._identities: dict[str, int] = {}
         self._last_identity = 0
         self._positions: dict[int, Position] = {}
@@ -102,11 +100,11 @@ class RecordingWriter:
         return front + self._check_record(front).encode()
 
     def _take_over(self) -> None:
-        """Continues behind the last check record: what follows it was never acknowledged."""
+        """Continue after the last check record: later bytes were never acknowledged."""
         front = self._front()
         beginning = os.pread(self._descriptor, len(front), 0)
         if len(beginning) < len(front) and front.startswith(beginning):
-            # It was created a moment before the crash.
+            # It was created just before the crash.
             self._put(front)
             return
         last: CheckRecord | None = None
@@ -134,34 +132,35 @@ class RecordingWriter:
 
     @property
     def written(self) -> int:
-        """Number of frames, with those that are not flushed yet."""
+        """Number of frames, including unflushed ones."""
         return self._total + self._appended
 
     @property
     def size(self) -> int:
-        """Bytes that are flushed, all of them in whole records: where the next chunk begins."""
+        """Number of flushed bytes, in whole records: the offset of the next chunk."""
         return self._size
 
     @property
     def positions(self) -> dict[int, Position]:
-        """Of each rank, how far what is flushed goes."""
+        """Flushed position of each rank."""
         return dict(self._positions)
 
     @property
     def failed(self) -> bool:
-        """Something could not be written: :meth:`recover` must come before more can be."""
+        """A write failed: :meth:`recover` must succeed before the next one."""
         return self._write_error is not None
 
     def append(self, topic: bytes, seq: int, base_seq: int, time: int, body: bytes) -> None:
-        """Appends one frame; ``topic`` without its delimiter, ``time`` the event's, in nanoseconds since 1970.
+        """Append one frame. ``topic`` has no delimiter; ``time`` is the event's, in nanoseconds since 1970.
 
-        Raises OSError: a chunk was full, and the disk does not take it; RunDirectoryError: the file is gone, or writing
-        failed before; ProtocolError: ``topic`` is none, or one too many for a file."""
+        Raises OSError: a chunk was full, and the disk failed; RunDirectoryError: the file is gone, or an earlier write
+        failed; ProtocolError: ``topic`` is invalid, or exceeds the file's limit."""
         self.append_all([(topic, seq, time, body)], base_seq)
 
     def append_all(self, events: list[tuple[bytes, int, int, bytes]], base_seq: int) -> None:
-        """Appends frames of one rank that follow each other: of each topic, ``seq``, time and body, as for
-        :meth:`append`; ``base_seq`` is that of the last one. Raises as :meth:`append` does."""
+        """Append consecutive frames of one rank: topic, ``seq``, time and body of each. ``base_seq`` is the last one's.
+
+        Raises as :meth:`append`."""
         channels, buffer = self._channels, self._buffer
         pack, opcode, head = records.MESSAGE.pack, records.OP_MESSAGE, records.MESSAGE.size - records.HEAD.size
         for topic in sorted({event[0] for event in events} - channels.keys()):
@@ -179,11 +178,11 @@ class RecordingWriter:
             self.flush()
 
     def has_room_for(self, topic: bytes) -> bool:
-        """The topic is one of the recording, or may become one, with room left for the ends of ranks."""
+        """Return whether the topic is known or can be added, with room left for the ends of ranks."""
         return self._last_identity < MAX_TOPICS - _ROOM_FOR_ENDS or topic.decode() in self._identities
 
     def _open_channel(self, topic: bytes) -> None:
-        """The first message of a topic in a chunk: the chunk holds the channel too, so that it stands alone."""
+        """Add a topic to the chunk: each chunk has its own channels, so that it can be read alone."""
         self._check_usable()
         parsed = parse_topic(topic)
         name = topic.decode()
@@ -198,10 +197,10 @@ class RecordingWriter:
         self._channels[topic] = _Channel(identity, parsed.rank, parsed.name == END)
 
     def flush(self) -> None:
-        """Ends the chunk in progress, so that readers see everything appended so far.
+        """Write the chunk in progress, so that readers see all appended frames.
 
-        Raises OSError: the disk does not take it; RunDirectoryError: the file is gone from its path, or writing failed
-        before."""
+        Raises OSError: the disk failed; RunDirectoryError: the file is gone from its path, or an earlier write
+        failed."""
         self._check_usable()
         with self._note_write_errors():
             self._check_present()
@@ -217,7 +216,7 @@ class RecordingWriter:
         self._forget()
 
     def _check_record(self, part: bytes = b"") -> CheckRecord:
-        """The check record behind a part with what has been appended."""
+        """Return the check record after a part with the appended frames."""
         reached = {rank: Position(*position) for rank, position in self._reached.items()}
         positions, total = {**self._positions, **reached}, self._total + self._appended
         return CheckRecord(self._size, self._total, total, zlib.crc32(part), self._metadata, self._topics, positions)
@@ -225,14 +224,14 @@ class RecordingWriter:
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def _put(self, data: bytes) -> None:
-        """Writes all of ``data`` behind the last good byte, or nothing."""
+        """Write all of ``data`` after the last good byte, or nothing."""
         rest, offset = memoryview(data), self._size
         try:
             while rest:
                 count = os.pwrite(self._descriptor, rest, offset)
                 rest, offset = rest[count:], offset + count
         except OSError:
-            # Readers must never see a part of a chunk, in whose place another one comes later.
+            # Readers must not see an incomplete chunk, because another one takes its place later.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
             raise
@@ -264,9 +263,9 @@ class RecordingWriter:
             raise RunDirectoryError(f"the recording {self.path} is gone", path=self.path)
 
     def recover(self) -> None:
-        """Makes a failed writer usable again: the file ends at its last good byte, and takes a record.
+        """Make a failed writer usable again: truncate the file at its last good byte and write a check record.
 
-        Raises OSError: it still cannot be written."""
+        Raises OSError: the file still cannot be written."""
         if self._closed or self._write_error is None:
             return
         try:
@@ -275,8 +274,8 @@ class RecordingWriter:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path)) from None
         end = self._size
         os.ftruncate(self._descriptor, end)
-        # Where a chunk finds no room a check record still may, and then the record would come and go: this needs as
-        # much as a chunk does, and readers skip it.
+        # A check record may fit where a chunk does not; then the writer would recover and fail in turns. This padding
+        # needs as much room as a chunk, and readers skip it.
         self._put(records.HEAD.pack(records.OP_PADDING, CHUNK_BYTES) + bytes(CHUNK_BYTES))
         os.ftruncate(self._descriptor, end)
         self._size = end
@@ -284,24 +283,22 @@ class RecordingWriter:
         self._write_error = None
 
     def discard(self) -> None:
-        """Closes and removes a file that is not to be a recording after all."""
+        """Close and remove the file."""
         if not self._closed:
             self._closed = True
             os.close(self._descriptor)
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Flushes, writes the footer, and closes the file; a failed writer's file ends without them. Can
-        be called more than once.
+        """Flush, write the footer and close the file. A failed writer only closes it. Further calls have no effect.
 
-        Raises OSError: the disk does not take it; the file is closed all the same; RunDirectoryError: the file is gone;
-        it is closed all the same."""
+        Raises OSError: the disk failed; RunDirectoryError: the file is gone. The file is closed in any case."""
         if self._closed:
             return
         try:
             if self._write_error is None:
                 self.flush()
-                # One more check record, so that damage to the last chunk's does not leave open what the file holds.
+                # A second check record, in case the last chunk's is damaged later.
                 self._put(self._check_record().encode())
                 self._put(BACK)
                 os.fsync(self._descriptor)
