@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import signal
 import subprocess
 import sys
 import threading
@@ -34,7 +33,7 @@ def test_what_several_threads_publish_at_once_is_all_there_in_the_order_of_each(
 
     def work(who: str) -> None:
         try:
-            for batch in range(1, 2001):
+            for batch in range(1, 501):
                 publisher.publish(Event.BATCH_END, batch=batch, who=who)
                 publisher.log({who: batch}, step=batch)
                 if batch % 100 == 0:
@@ -57,8 +56,8 @@ def test_what_several_threads_publish_at_once_is_all_there_in_the_order_of_each(
     published, logged = read(publisher)
     assert errors == []
     for who in "abc":
-        assert [batch for one, batch in published if one == who] == list(range(1, 2001))
-    assert sorted(logged) == sorted([*range(1, 2001)] * 3)
+        assert [batch for one, batch in published if one == who] == list(range(1, 501))
+    assert sorted(logged) == sorted([*range(1, 501)] * 3)
 
 
 def test_another_thread_may_close_what_a_loop_publishes_to(runs_dir: Path) -> None:
@@ -151,18 +150,15 @@ class Reentrant:
         return 0.5
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"thing": object()}, {"thing": "\ud800"}, {"thing": 2**70}, {"thing": b"x" * (17 << 20)}]
-)
-def test_what_cannot_be_sent_is_refused_where_it_is_given_also_in_the_middle_of_a_call(
-    runs_dir: Path, wrong: Any
-) -> None:
-    loss = Reentrant(lambda: publisher.publish(Event.EPOCH_END, batch=1, who="inner", **wrong))
+def test_what_cannot_be_sent_is_refused_where_it_is_given_also_in_the_middle_of_a_call(runs_dir: Path) -> None:
+    refused = [object(), "\ud800", 2**70, b"x" * (17 << 20)]
     with Publisher("r") as publisher:
-        publisher.publish(Event.BATCH_END, batch=1, who="outer", loss=loss)
-        publisher.poll()
-    assert "cannot be sent" in str(loss.error)
-    assert read(publisher) == ([("outer", 1)], [])
+        for batch, wrong in enumerate(refused):
+            loss = Reentrant(partial(publisher.publish, Event.EPOCH_END, batch=batch, who="inner", thing=wrong))
+            publisher.publish(Event.BATCH_END, batch=batch, who="outer", loss=loss)
+            publisher.poll()
+            assert "cannot be sent" in str(loss.error)
+    assert read(publisher) == ([("outer", batch) for batch in range(4)], [])
 
 
 def test_what_is_published_in_the_middle_of_a_call_is_as_it_was_given(runs_dir: Path) -> None:
@@ -189,13 +185,13 @@ def test_a_finalizer_may_publish(runs_dir: Path) -> None:
             publisher.publish(Event.EPOCH_END, batch=self.number, who="finalizer")
 
     with Publisher("r") as publisher:
-        for batch in range(1, 1001):
+        for batch in range(1, 301):
             Closing(batch)
             publisher.publish(Event.BATCH_END, batch=batch, who="loop", made=[[] for _ in range(20)])
         gc.collect()
     published, _ = read(publisher)
     for who in ("finalizer", "loop"):
-        assert sorted(batch for one, batch in published if one == who) == list(range(1, 1001))
+        assert sorted(batch for one, batch in published if one == who) == list(range(1, 301))
 
 
 INTERRUPTED = """
@@ -255,31 +251,6 @@ def test_a_signal_handler_may_publish_at_any_line_of_a_call(runs_dir: Path) -> N
     assert (str(recording.ending), recording.gaps) == ("finished", ())
 
 
-def test_a_timer_that_publishes_loses_nothing(runs_dir: Path) -> None:
-    given = 0
-
-    def handle(*_: Any) -> None:
-        nonlocal given
-        publisher.publish(Event.EPOCH_END, batch=1, who="timer")
-        publisher.log({"timer": given}, step=0)
-        given += 1
-
-    before = signal.signal(signal.SIGALRM, handle)
-    with Publisher("r") as publisher:
-        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-        try:
-            batch = 0
-            while given < 300:
-                batch += 1
-                publisher.publish(Event.BATCH_END, batch=batch, who="loop")
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-    published, logged = read(publisher)
-    assert [one for who, one in published if who == "loop"] == list(range(1, batch + 1))
-    assert (sum(who == "timer" for who, _ in published), len(logged) <= given) == (given, True)
-
-
 def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before_or_comes_after(runs_dir: Path) -> None:
     """Python runs handlers where a function begins and where one of C has returned."""
 
@@ -299,8 +270,8 @@ def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before
 
     raised, given = 0, []
     with Publisher("r", max_delay=0) as publisher:
-        for number in range(1, 600):
-            sys.setprofile(raise_at(number % 300 + 1))
+        for number in range(1, 301):
+            sys.setprofile(raise_at(number))
             try:
                 for batch in range(3):
                     publisher.publish(Event.BATCH_END, batch=number, who="raising", values=bytes(30_000 * batch))
@@ -314,7 +285,7 @@ def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before
             publisher.log({"loop": number}, step=number)
             given.append(number)
     published, logged = read(publisher)
-    assert raised > 200
+    assert raised > 100
     assert [batch for who, batch in published if who == "loop"] == given
     assert set(given) <= set(logged)
 

@@ -21,17 +21,23 @@ ID = "0123456789abcdef"
 
 
 def second_host(folder, attempt=1):
-    """Its two ranks of four, the first of which starts the broker."""
+    """Its two ranks of four; the last one has started the broker, and is to be closed last."""
     told = {"runs_dir": folder, "world_size": 4, "local_world_size": 2, "attempt": attempt, "run_id": ID}
     first = Publisher("r", rank=2, **told)
-    return [first, Publisher("r", rank=3, broker=first.address, **told)]
+    return [Publisher("r", rank=3, broker=first.address, **told), first]
 
 
-def test_the_run_at_a_hosts_broker_ends_with_the_ranks_of_the_host(tmp_path):
-    ranks = second_host(tmp_path)
+def publish(ranks):
     for one in ranks:
-        one.publish(Event.BATCH_END, batch=1)
+        one.publish(Event.EPOCH_END, batch=1)
     wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "the recording")
+
+
+def test_a_host_has_a_run_of_its_own_ranks_with_the_attempt_and_identity_that_were_agreed_on(tmp_path):
+    assert next_attempt(tmp_path, "r") == (1, None)
+    ranks = second_host(tmp_path, attempt=5)
+    assert [one.attempt for one in ranks] == [5, 5]
+    publish(ranks)
     follower = Subscriber("r", runs_dir=tmp_path)
     with pytest.raises(BrokerError, match="rank 0 of run 'r' is one more than the 2 that publish to this broker"):
         Publisher("r", broker=ranks[0].address, world_size=4, local_world_size=2)
@@ -46,48 +52,30 @@ def test_the_run_at_a_hosts_broker_ends_with_the_ranks_of_the_host(tmp_path):
     assert follower.ending.status == "finished"
     run = find_run("r", tmp_path)
     assert (run.live, run.status, run.id) == (False, "finished", ID)
+    assert [one.number for one in run.attempts] == [5]
     assert (run.last.world_size, run.last.local_world_size) == (4, 2)
     assert run.last.reached.batch == 1
     assert ("ranks", "2 of 4: the others are recorded on their hosts") in list(lines(describe_run(run)))
     recording = Recording(tmp_path / "r")
-    assert len(list(recording)) == 2
-    assert recording.ending.status == "finished"
-
-
-def test_a_host_begins_the_attempt_and_identity_that_were_agreed_on(tmp_path):
-    assert next_attempt(tmp_path, "r") == (1, None)
-    ranks = second_host(tmp_path, attempt=5)
-    assert [one.attempt for one in ranks] == [5, 5]
-    for one in ranks:
-        one.close()
+    assert (len(list(recording)), recording.ending.status) == (2, "finished")
     assert next_attempt(tmp_path, "r") == (6, ID)
-    assert [one.number for one in find_run("r", tmp_path).attempts] == [5]
     with pytest.raises(BrokerError, match="attempt 5 of run 'r' cannot begin: another one has begun since"):
         second_host(tmp_path, attempt=5)
+    # It is served again with the ranks that are in it.
+    served = ReplayServer(recording, "again", pace=Pace(), runs_dir=tmp_path / "served").serve()
+    assert (served.events, served.ending.status) == (2, "finished")
+    run = find_run("again", tmp_path / "served")
+    assert (run.status, run.last.world_size, run.last.local_world_size) == ("finished", 4, 2)
 
 
 def test_a_hosts_broker_that_is_killed_is_started_again_and_waits_for_its_own_ranks_alone(tmp_path):
     ranks = second_host(tmp_path)
-    for one in ranks:
-        one.publish(Event.EPOCH_END)
-    wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "the recording")
+    publish(ranks)
     os.kill(json.loads((tmp_path / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
-    for one in ranks:
-        one.publish(Event.EPOCH_END)
-    wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "another broker")
+    publish(ranks)
     for one in ranks:
         one.close()
     recording = Recording(tmp_path / "r")
     assert sorted((one.rank, one.seq) for one in recording) == [(2, 1), (2, 2), (3, 1), (3, 2)]
     assert (recording.ending.status, recording.gaps) == ("finished", ())
     assert find_run("r", tmp_path).last.local_world_size == 2
-
-
-def test_the_recording_of_a_host_is_served_again_with_the_ranks_that_are_in_it(tmp_path):
-    for one in second_host(tmp_path):
-        one.publish(Event.EPOCH_END)
-        one.close()
-    served = ReplayServer(Recording(tmp_path / "r"), "again", pace=Pace(), runs_dir=tmp_path / "served").serve()
-    assert (served.events, served.ending.status) == (2, "finished")
-    run = find_run("again", tmp_path / "served")
-    assert (run.status, run.last.world_size, run.last.local_world_size) == ("finished", 4, 2)

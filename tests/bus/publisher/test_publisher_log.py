@@ -14,7 +14,6 @@ from helpers import wait_for
 
 from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recording, find_run
 from offloop.consumers.callbacks import TrainerMetrics
-from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.testing import replay
 
 LOOP = """
@@ -130,44 +129,21 @@ class OnGpu:
     is_cuda = True
 
 
-@pytest.mark.parametrize(
-    ("values", "step", "message"),
-    [
-        ({"a": "text"}, 0, "'a' cannot be logged, a value of type str .*log a number"),
-        ({"a": None}, 0, "'a' cannot be logged, a value of type NoneType"),
-        ({"a": [1, 2]}, 0, "'a' cannot be logged, a value of type list"),
-        ({"image": torch.zeros(3, 4, 4)}, 0, "'image' cannot be logged, a value of type Tensor"),
-        ({"a": 2**400}, 0, None),
-        ({"a": 10**400}, 0, "'a' cannot be logged, a value of type int"),
-        ({"a": OnGpu()}, 0, "'a' is on a GPU: .*read_later"),
-        ({5: 1.0}, 0, "5 cannot be the name of a logged value"),
-        ({"\ud800": 1.0}, 0, r"'\\ud800' is not text that UTF-8 can represent"),
-        ({"a": 1j}, 0, "'a' cannot be logged, a value of type complex"),
-        ({"x" * 1001: 1.0}, 0, "a name of 1,001 characters cannot be logged, 'x{20}'...: use at most 1,000"),
-        ({f"{number:0200}": 0 for number in range(20_000)}, 0, "20,001 values at once .* 4,3.* bytes with their"),
-        ({"a": 1}, -1, "step is -1: use a whole number from 0 on"),
-        ({"a": 1}, 1.5, r"step is 1\.5"),
-        ({"a": 1}, True, "step is True"),
-    ],
-)
-def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(
-    runs_dir: Path, values: Any, step: Any, message: str | None
-) -> None:
+def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(runs_dir: Path) -> None:
+    refused: list[tuple[Any, Any]] = [
+        *[({"other": 2, "a": value}, 0) for value in ("text", None, [1, 2], torch.zeros(3, 4), 10**400, OnGpu(), 1j)],
+        *[({"other": 2, name: 1.0}, 0) for name in (5, "\ud800", "x" * 1001)],
+        ({f"{number:0200}": 0 for number in range(20_000)}, 0),
+        *[({"a": 1}, step) for step in (-1, 1.5, True)],
+        *[(values, None) for values in (None, "loss", [("loss", 0.5)])],
+    ]
     with Publisher("r") as publisher:
         publisher.log({"before": 1}, step=0)
-        if message is None:
-            publisher.log(values, step)
-        else:
-            with pytest.raises(ConfigurationError, match=message):
-                publisher.log({"other": 2, **values}, step)
-    [(_, _, [[_, logged]])] = logged_by(publisher)
-    assert logged == {"before": 1, **(values if message is None else {})}
-
-
-@pytest.mark.parametrize("values", [None, 5, "loss", [("loss", 0.5)]])
-def test_what_has_no_names_is_refused(runs_dir: Path, values: Any) -> None:
-    with Publisher("r") as publisher, pytest.raises(ConfigurationError, match="log a map of names to numbers"):
-        publisher.log(values)
+        for values, step in refused:
+            with pytest.raises(ConfigurationError):
+                publisher.log(values, step)
+        publisher.log({"large": 2**400}, step=0)
+    assert logged_by(publisher) == [("batch_end", 1, [[0, {"before": 1, "large": 2**400}]])]
 
 
 def test_more_than_an_event_can_hold_travels_with_several(runs_dir: Path) -> None:
@@ -206,18 +182,17 @@ def test_a_value_on_its_way_holds_the_event_that_carries_it(runs_dir: Path) -> N
     assert logged_by(publisher)[0] == ("batch_end", 1, [[0, {"later": 0.75, "now": 1}]])
 
 
-@pytest.mark.parametrize("value", [None, "text", 1j, [1.0], 10**400])
 def test_a_late_value_that_is_no_number_is_left_out_named_and_counted(
-    runs_dir: Path, value: Any, caplog: pytest.LogCaptureFixture
+    runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("r") as publisher:
-        for step in range(3):
+        for step, value in enumerate((None, "text", 1j, [1.0], 10**400)):
             publisher.log({"late": Later(value), "now": 1}, step=step)
-    assert [entries for _, _, entries in logged_by(publisher)] == [[[step, {"now": 1}]] for step in range(3)]
-    assert publisher.statistics().values_left_out == 3
+    assert [entries for _, _, entries in logged_by(publisher)] == [[[step, {"now": 1}]] for step in range(5)]
+    assert publisher.statistics().values_left_out == 5
     assert len(caplog.records) == 2
     assert "late is left out, all else is published: 'late' cannot be logged" in caplog.text
-    assert "3 values were left out, among them of late" in caplog.text
+    assert "5 values were left out, among them of late" in caplog.text
 
 
 def test_an_event_that_cannot_be_sent_takes_nothing_along(runs_dir: Path) -> None:
@@ -229,13 +204,3 @@ def test_an_event_that_cannot_be_sent_takes_nothing_along(runs_dir: Path) -> Non
     assert logged_by(publisher) == [("batch_end", 1, [[0, {"a": 1}]])]
     with pytest.raises(ClosedError, match="is closed"):
         publisher.log({"a": 2})
-
-
-def test_dashboards_show_what_a_loop_logs(runs_dir: Path) -> None:
-    with Publisher("r") as publisher:
-        for step in range(5):
-            publisher.log({"mine": step / 4}, step=step)
-    view = RunView("r")
-    for snapshot in Recording(publisher.recording):
-        view.see(snapshot)
-    assert view.series("mine").points().ys.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
