@@ -1,8 +1,7 @@
-"""The training loop: :class:`Trainer`, what it runs (models, algorithms, evaluators) and the tasks of the command
-``trainer``.
+"""The training loop: :class:`Trainer`, with models, algorithms, evaluators and the tasks of the command ``trainer``.
 
-Everything here but the command's help needs torch, so names are loaded when they are first used: without torch,
-importing this package works and using it says what to install."""
+The names are loaded on first use. Without torch, importing the package works and using a name says what to install.
+"""
 
 from typing import TYPE_CHECKING
 

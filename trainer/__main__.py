@@ -1,4 +1,4 @@
-"""``python -m offloop.trainer`` is the command ``trainer``."""
+"""The command ``trainer``, as ``python -m offloop.trainer``."""
 
 from offloop.trainer.cli.main import main
 

@@ -1,4 +1,4 @@
-"""All arguments of ``Trainer``, and how a call gives them: one by one, or in groups. No torch here."""
+"""All arguments of ``Trainer``, single or in groups. Does not import torch."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,40 +72,39 @@ GROUPS: Mapping[str, type[ArgumentGroup]] = {
     "checkpoints": CheckpointConfig,
     "stream": StreamConfig,
 }
-"""The arguments that take a whole group, and its class."""
+"""Argument that takes a whole group, to the class of the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig, _OwnArguments):
-    """Arguments of :class:`offloop.trainer.Trainer`: these, and those of the groups.
+    """The arguments of :class:`offloop.trainer.Trainer`: its own and those of the groups.
 
     Args:
         model: an ``nn.Module`` with the methods of :class:`offloop.trainer.data.models.Model`, such as
             :class:`offloop.trainer.Classifier`.
-        train_dataloader: a dataloader, or a :class:`offloop.trainer.DataSpec` that says how to count and split its
-            batches.
+        train_dataloader: a dataloader, or a :class:`offloop.trainer.DataSpec` that counts and splits its batches.
         eval_dataloader: a dataloader (its label is ``eval``), a :class:`offloop.trainer.Evaluator` or a list of them.
         optimizers: one or several torch optimizers of the model's parameters, or a function that makes them from the
-            model. It is called after ``INIT``, when algorithms have made their changes to the model.
-        schedulers: one schedule of :mod:`offloop.trainer.schedulers`, or a function ``(state, ssr)`` that returns the
-            share of the base rate: it follows the training time, for all optimizers. Or one or several of torch's
+            model. It is called after ``INIT``, when algorithms have changed the model.
+        schedulers: one schedule of :mod:`offloop.trainer.schedulers`, or a function ``(state, ssr)`` that returns a
+            factor of the base rate. It follows the training time, for all optimizers. Or one or several of torch's
             schedulers.
-        max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``; a number is epochs.
+        max_duration: how long to train: ``5ep``, ``1000ba``, ``10000sp``, ``1e6tok``, ``1h30m``. A number is epochs.
         algorithms: :class:`offloop.trainer.Algorithm` objects, which run in the loop and may change it.
-        callbacks, loggers: objects of the package ``consumers``, or names as the command ``consumer`` takes them, such
-            as ``"speed"`` and ``"jsonl"``; they run in a process that is started for them.
+        callbacks, loggers: objects of the package ``consumers``, or names as for the command ``consumer``, such as
+            ``"speed"`` and ``"jsonl"``. They run in a separate process.
         run_name: the run's name, by default a new one.
-        seed: for Python's, numpy's and torch's random numbers; by default a new one, which is recorded.
+        seed: for Python's, numpy's and torch's random numbers. By default a new one, which is recorded.
         device: where to train: ``auto``, ``cpu`` or ``gpu``, or torch's device ``cpu`` or ``cuda``.
         train_subset_num_batches: batches in an epoch; -1 for all.
-        iteration_length: epochs or tokens in an iteration, for those who count in them: ``2ep``, ``1000000tok``.
-        step_schedulers_every_batch: whether schedulers step after each batch (``True``) or each epoch (``False``); by
-            default schedules that follow the training time after each batch, torch's schedulers after each epoch.
+        iteration_length: epochs or tokens in an iteration: ``2ep``, ``1000000tok``.
+        step_schedulers_every_batch: whether schedulers step after each batch (``True``) or each epoch (``False``). By
+            default schedules that follow the training time step after each batch, torch's after each epoch.
         scale_schedule_ratio: stretches the times of time-aware schedulers, and ``max_duration``.
-        progress_bar: whether to show on standard error, on the first rank, which run this is, where it is recorded and
-            how to watch it, its progress, and why it was stopped.
-        clock: nanoseconds since 1970, for tests.
-        evaluation, compute, checkpoints, stream: a whole group, in place of its arguments one by one.
+        progress_bar: whether to show the progress on standard error, on the first rank: the run, its recording, how to
+            watch it, and why it was stopped.
+        clock: returns nanoseconds since 1970, for tests.
+        evaluation, compute, checkpoints, stream: a whole group, instead of its arguments one by one.
     """
 
     evaluation: EvalConfig | None = None
@@ -120,7 +119,7 @@ _Given = ParamSpec("_Given")
 def accept_groups(
     arguments: Callable[_Given, TrainerArguments],
 ) -> Callable[[Callable[[Any, TrainerArguments], None]], Callable[Concatenate[Any, _Given], None]]:
-    """Lets an ``__init__`` of :class:`TrainerArguments` be called with these arguments, or with groups of them."""
+    """Decorate an ``__init__`` of :class:`TrainerArguments` to accept its arguments singly or in groups."""
     signature = inspect.signature(arguments)
 
     def decorate(init: Callable[[Any, TrainerArguments], None]) -> Callable[Concatenate[Any, _Given], None]:
@@ -137,7 +136,7 @@ def accept_groups(
 
 
 def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces groups by their arguments; an argument beside its group is refused."""
+    """Replace groups by their arguments, and refuse an argument beside its group."""
     expanded = {name: value for name, value in arguments.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = arguments.get(name)

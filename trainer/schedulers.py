@@ -4,17 +4,16 @@ Every time in a schedule is a :class:`offloop.bus.types.timestamp.Time`, a time 
 is counted by that unit's own counter. Two units depend on the training:
 
 - ``dur`` is a share of ``state.max_duration``;
-- ``ep`` is counted in batches when ``state.dataloader_len`` is known, so that rates move within an epoch; otherwise
-  times are cut off to whole epochs, and rates move between epochs only.
+- ``ep`` is counted in batches when ``state.dataloader_len`` is known, so that rates change within an epoch. Otherwise
+  times are cut off to whole epochs, and rates change only between epochs.
 
-A scale schedule ratio (``ssr``) stretches a schedule: all of its times but the warm-up, which it stretches only with
-``scale_warmup``, and shares of ``max_duration``, which the caller has scaled already. Times that do not
-come to whole units are cut off. Reference: ``composer/optim/scheduler.py``.
+A scale schedule ratio (``ssr``) stretches the times of a schedule, except shares of ``max_duration``, which the caller
+has scaled already, and the warm-up, which it stretches only with ``scale_warmup``. Times are cut off to whole units.
+Reference: ``composer/optim/scheduler.py``.
 
 Schedules raise :class:`offloop.bus.errors.ConfigurationError` or :class:`offloop.bus.errors.InvalidTimeError` when they
-are made with a value that is not allowed. Where it takes the training's length to see that a time cannot be used, they
-raise
-:class:`offloop.bus.errors.ConfigurationError` when they are called, first of all by :func:`compile_scheduler`."""
+are made with an invalid value. If only the training's length shows that a time is invalid, they raise
+:class:`offloop.bus.errors.ConfigurationError` when they are called, for the first time by :func:`compile_scheduler`."""
 
 import inspect
 import math
@@ -57,12 +56,13 @@ __all__ = [
 
 
 class Scheduler(ABC):
-    """A schedule. It keeps nothing between calls, so that a run can be resumed, or its length changed, at any time."""
+    """A schedule. It keeps no state between calls, so a run can be resumed, or its length changed, at any time."""
 
     @abstractmethod
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
-        """The multiplier of the base learning rate at ``state.timestamp``. A schedule reads ``timestamp``,
-        ``max_duration`` and ``dataloader_len`` of the state, and nothing else."""
+        """Return the multiplier of the base learning rate at ``state.timestamp``.
+
+        A schedule reads only ``timestamp``, ``max_duration`` and ``dataloader_len`` of the state."""
 
 
 SchedulerFunction: TypeAlias = Callable[["State", float], float]
@@ -107,7 +107,7 @@ class ConstantScheduler(Scheduler):
 
 
 class ExponentialScheduler(Scheduler):
-    """``gamma ** (t / decay_period)``; with a period of one epoch and batches known, this moves every batch."""
+    """``gamma ** (t / decay_period)``. With a period of one epoch and known batches it changes every batch."""
 
     def __init__(self, gamma: float, decay_period: TimeInput = "1ep") -> None:
         self.gamma = check_number(gamma, "gamma")
@@ -120,12 +120,12 @@ class ExponentialScheduler(Scheduler):
 
 
 class _Curve(Scheduler):
-    """A curve over ``t_max`` that keeps its last value afterwards. With a warm-up, a straight line from 0 to its start
-    comes before it, and the curve takes the rest of ``t_max``.
+    """A curve over ``t_max`` that keeps its last value afterwards.
 
-    ``t_warmup`` and ``t_max`` have to be counted in the same unit. A warm-up as long as ``t_max`` leaves no time for
-    the curve, which stays at its start. Source of the warm-up: Goyal et al., "Accurate, Large Minibatch SGD: Training
-    ImageNet in 1 Hour", 2017, section 2.2."""
+    With a warm-up, a straight line from 0 to the start of the curve comes first, and the curve takes the rest of
+    ``t_max``. Both must be counted in the same unit. A warm-up as long as ``t_max`` leaves no time for the curve, which
+    stays at its start. Source of the warm-up: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1
+    Hour", 2017, section 2.2."""
 
     t_warmup: Time | None = None
     scale_warmup = False
@@ -134,7 +134,7 @@ class _Curve(Scheduler):
         self.t_max = check_time("t_max", t_max)
 
     def warm_up(self, t_warmup: TimeInput, scale_warmup: bool) -> None:
-        """Puts a warm-up in front of the curve."""
+        """Put a warm-up before the curve."""
         self.t_warmup = time = check_time("t_warmup", t_warmup, zero_allowed=True)
         self.scale_warmup = scale_warmup
         if time.unit is self.t_max.unit and time > self.t_max:
@@ -167,7 +167,7 @@ class _Curve(Scheduler):
 
     @abstractmethod
     def at(self, progress: float) -> float:
-        """The multiplier after a share of the curve, from 0 to 1."""
+        """Return the multiplier after a share of the curve, from 0 to 1."""
 
 
 class LinearScheduler(_Curve):
@@ -183,8 +183,9 @@ class LinearScheduler(_Curve):
 
 
 class CosineAnnealingScheduler(_Curve):
-    """From 1 to ``alpha_f`` along half a cosine over ``t_max``, then ``alpha_f``. Source: Loshchilov and Hutter, "SGDR:
-    Stochastic Gradient Descent with Warm Restarts", ICLR 2017, equation 5."""
+    """From 1 to ``alpha_f`` along half a cosine over ``t_max``, then ``alpha_f``.
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017, equation 5."""
 
     def __init__(self, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
         super().__init__(t_max)
@@ -208,8 +209,10 @@ class PolynomialScheduler(_Curve):
 
 
 class CosineAnnealingWarmRestartsScheduler(Scheduler):
-    """Half a cosine from 1 to ``alpha_f``, again and again: the first cycle takes ``t_0``, each later one ``t_mult``
-    times as long as the one before it, cut off to whole units. Source: see :class:`CosineAnnealingScheduler`."""
+    """Half a cosine from 1 to ``alpha_f``, repeatedly.
+
+    The first cycle takes ``t_0``, each later one ``t_mult`` times as long as the last, cut off to whole units. Source:
+    see :class:`CosineAnnealingScheduler`."""
 
     def __init__(self, t_0: TimeInput, t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
         self.t_0 = check_time("t_0", t_0)
@@ -222,7 +225,7 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
         while into >= cycle:
             longer = whole(cycle * self.t_mult)
             if longer == cycle:
-                # No cycle grows any more: a long run would have very many of them to go through.
+                # Cycles grow no more: a long run would have to count very many of them.
                 into %= cycle
                 break
             into, cycle = into - cycle, longer
@@ -230,8 +233,9 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
 
 
 class MultiStepWithWarmupScheduler(MultiStepScheduler):
-    """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`MultiStepScheduler`. Milestones count from the
-    start of the training; one within the warm-up shows at its end."""
+    """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`MultiStepScheduler`.
+
+    Milestones count from the start of the training. One within the warm-up takes effect at its end."""
 
     def __init__(
         self, t_warmup: TimeInput, milestones: Iterable[TimeInput], gamma: float = 0.1, scale_warmup: bool = False
@@ -241,7 +245,7 @@ class MultiStepWithWarmupScheduler(MultiStepScheduler):
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
-        # Asked for during the warm-up too, so that milestones that cannot be used are found before it ends.
+        # Computed during the warm-up too, so that invalid milestones are found before it ends.
         multiplier = super().__call__(state, ssr)
         index, warmup = resolve("t_warmup", self.t_warmup, state, ssr if self.scale_warmup else 1.0)
         now = state.timestamp.values[index]
@@ -285,8 +289,7 @@ class CosineAnnealingWithWarmupScheduler(CosineAnnealingScheduler):
 
 
 class PolynomialWithWarmupScheduler(PolynomialScheduler):
-    """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`PolynomialScheduler` to ``alpha_f`` at
-    ``t_max``."""
+    """From 0 to 1 in a straight line over ``t_warmup``, then as :class:`PolynomialScheduler` to ``alpha_f``."""
 
     def __init__(
         self,
@@ -305,14 +308,16 @@ def _cosine(progress: float, alpha_f: float) -> float:
 
 
 def whole(value: float) -> int:
-    """Cuts a count off to whole units."""
+    """Cut a count off to whole units."""
     # 0.29 * 100 is a little less than 29, and would be cut off to 28.
     return int(round(value, 6))
 
 
 def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
-    """The index of a time's counter in ``Timestamp.values``, and the scaled count. Refuses a share of an unknown
-    ``max_duration``, and a part of an epoch of unknown length; ``name`` is the argument's."""
+    """Return the index of a time's counter in ``Timestamp.values``, and the scaled count.
+
+    Refuses a share of an unknown ``max_duration``, and a part of an epoch of unknown length. ``name`` is the
+    argument's."""
     value, unit = time.value, time.unit
     if unit is TimeUnit.DURATION:
         max_duration = state.max_duration
@@ -334,7 +339,7 @@ def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int
 
 
 def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
-    """:func:`resolve` for a time that is not zero."""
+    """Call :func:`resolve` for a time that must not be zero."""
     index, period = resolve(name, time, state, ssr)
     if not period:
         raise ConfigurationError(
@@ -345,7 +350,7 @@ def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[i
 
 
 def check_time(name: str, value: TimeInput, zero_allowed: bool = False) -> Time:
-    """A time of more than zero, or of zero where that is allowed."""
+    """Read a time of more than zero, or of zero if allowed."""
     time = Time.from_input(value)
     if 0 < time.value < math.inf or (zero_allowed and time.value == 0):
         return time
@@ -354,13 +359,13 @@ def check_time(name: str, value: TimeInput, zero_allowed: bool = False) -> Time:
 
 
 def check_milestones(milestones: Iterable[TimeInput]) -> list[Time]:
-    """One or more times, the earliest first."""
+    """Read one or more times, the earliest first."""
     if isinstance(milestones, str | Time) or not isinstance(milestones, Iterable):
         raise ConfigurationError(
             f"milestones {milestones!r} is not allowed: use a list of times, such as ['1ep', '2ep']"
         )
     times = [check_time("milestone", milestone) for milestone in milestones]
-    # Which of two times in different units comes first is known only while training.
+    # The order of times in different units is known only while training.
     in_order = all(one.unit is not other.unit or one < other for one, other in pairwise(times))
     if not times or not in_order:
         raise ConfigurationError(
@@ -372,9 +377,9 @@ def check_milestones(milestones: Iterable[TimeInput]) -> list[Time]:
 class TimeAwareScheduler:
     """Sets the rate of each parameter group of an optimizer to its base rate times a schedule's multiplier.
 
-    Made by :func:`compile_scheduler`, and used like a scheduler of :mod:`torch.optim.lr_scheduler`, except that it may
-    be stepped whether or not the optimizer was: under gradient scaling an optimizer skips steps. A group's base rate is
-    its ``initial_lr``, as in torch; for a group that joins later the rate that it comes with."""
+    Made by :func:`compile_scheduler`, and used like a scheduler of :mod:`torch.optim.lr_scheduler`. In contrast to
+    these it may be stepped without a step of the optimizer: under gradient scaling an optimizer skips steps. A group's
+    base rate is its ``initial_lr``, as in torch; for a group that is added later, its rate at that time."""
 
     def __init__(
         self, scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float
@@ -382,15 +387,17 @@ class TimeAwareScheduler:
         self.optimizer = optimizer
         self.schedule = scheduler
         """Returns the multiplier."""
-        # The state holds its schedulers: a trainer that is dropped is to be gone at once.
+        # Weak, because the state refers to its schedulers: a dropped trainer is freed at once.
         self._state = weakref.ref(state)
         self.scale_schedule_ratio = ssr
-        """By how much the schedule is stretched."""
+        """Stretches the schedule."""
         self._set_rates(state)
 
     def step(self) -> None:
-        """Sets the rates for ``state.timestamp``; the training loop calls it at the end of each batch, or of each
-        epoch, just before that advances. The rates stay where a stop has set ``max_duration`` within the batch."""
+        """Set the rates for ``state.timestamp``.
+
+        The training loop calls it at the end of each batch or epoch, just before the timestamp advances. The rates stay
+        once a stop has set ``max_duration`` within the batch."""
         state = self._state()
         assert state is not None  # it outlives what steps its schedulers
         if state.max_duration is not None:
@@ -400,18 +407,18 @@ class TimeAwareScheduler:
         self._set_rates(state)
 
     def get_last_lr(self) -> list[float]:
-        """The rates in use, one for each parameter group."""
+        """Return the rates in use, one for each parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Base rates and rates in use as plain numbers, under torch's names; the schedule itself keeps nothing."""
+        """Return base rates and rates in use as plain numbers, under torch's names; the schedule has no state."""
         base_rates = [float(group["initial_lr"]) for group in self.optimizer.param_groups]
         return {"base_lrs": base_rates, "_last_lr": self.get_last_lr()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`, and sets the optimizer's rates to it.
+        """Restore :meth:`state_dict`, and set the optimizer's rates to it.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` when it is of an optimizer with other parameter groups."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an optimizer with other parameter groups."""
         groups = self.optimizer.param_groups
         base_rates, rates = state_dict.get("base_lrs", ()), state_dict.get("_last_lr", ())
         if not len(base_rates) == len(rates) == len(groups):
@@ -440,14 +447,18 @@ class TimeAwareScheduler:
 def compile_scheduler(
     scheduler: SchedulerFunction, optimizer: torch.optim.Optimizer, state: "State", ssr: float = 1.0
 ) -> TimeAwareScheduler:
-    """Puts a schedule to work on an optimizer, and sets the rates for ``state.timestamp`` at once.
+    """Apply a schedule to an optimizer, and set the rates for ``state.timestamp`` at once.
 
-    ``state`` has to know ``max_duration`` and, for rates that move within an epoch, ``dataloader_len``. Rates are
-    multiples of the optimizer's original ones, whatever schedule worked on it before. ``ssr`` is the scale schedule
-    ratio, by which ``state.max_duration`` is scaled already.
+    Rates are multiples of the optimizer's original ones, whatever its earlier schedules.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for what is not a schedule, and times that do not fit the
-    training."""
+    Args:
+        scheduler: the schedule.
+        optimizer: the optimizer.
+        state: must know ``max_duration`` and, for rates that change within an epoch, ``dataloader_len``.
+        ssr: the scale schedule ratio, by which ``state.max_duration`` is scaled already.
+
+    Raises:
+        ConfigurationError: the scheduler is not a schedule, or its times do not fit the training."""
     check_number(ssr, "ssr", above=0.0)
     try:
         if isinstance(scheduler, type):

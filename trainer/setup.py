@@ -1,4 +1,4 @@
-"""The parts of a training, checked and put together before its run is started."""
+"""Checks and assembles the parts of a training."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -42,7 +42,7 @@ from offloop.trainer.stream.run_stream import TrainingStream
 
 
 class Setup:
-    """The parts of a training. Making it starts nothing, :meth:`start` does."""
+    """The parts of a training. The constructor starts nothing, :meth:`start` does."""
 
     def __init__(self, given: TrainerArguments) -> None:
         self._given = given
@@ -57,10 +57,10 @@ class Setup:
         self.stream = TrainingStream(given, given.callbacks, given.loggers)
         self.settings = check_settings(given.settings)
         self.commands = [] if given.commands_from is None else Recording(given.commands_from).read_commands()
-        """Those of an earlier training, which are applied again."""
+        """Commands of an earlier training, to apply again."""
         self.optimization = Optimization(given.optimizers, given.schedulers, given.scale_schedule_ratio)
 
-        # From here on the process is changed, and waits for the other ranks.
+        # From here on the process changes, and waits for the other ranks.
         if given.deterministic_mode:
             make_deterministic()
         # Before the device is chosen: each rank has its own.
@@ -132,8 +132,9 @@ class Setup:
         return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
 
     def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
-        """Starts the run and its consumers, then brings the state to where the training begins. ``shows`` is whether
-        the process of callbacks reports at its end where loggers wrote."""
+        """Start the run and its consumers, then bring the state to the start of the training.
+
+        With ``shows`` the process of callbacks reports at its end where loggers wrote."""
         checked = self.state.run_name
         self.engine = self.stream.start(
             self.state,
@@ -162,14 +163,14 @@ class Setup:
         self._begin()
 
     def _begin(self) -> None:
-        """Lets algorithms change the model, makes what depends on that, and loads the checkpoint to resume from."""
+        """Let algorithms change the model, make what depends on it, and load the checkpoint to resume from."""
         state = self.state
-        # As late as this, so that nothing that was started before can have taken a random number.
+        # As late as this: earlier steps may have drawn random numbers.
         seed_all(state.seed)
         if self.ranks is not None:
             make_equal([*state.model.parameters(), *state.model.buffers()])
         self.engine.run_event(Event.INIT)
-        # Parts that algorithms have put in come from the host.
+        # Modules added by algorithms are on the host.
         state.model.to(state.device.torch_device)
         sharding = self.forward_pass.shard(state)
         self.optimization.make_optimizers(state)
@@ -185,7 +186,7 @@ class Setup:
         self._seed_sampler()
         self.engine.run_event(Event.AFTER_LOAD)
         if state.rank > 0:
-            # Up to here all ranks drew the same numbers, for algorithms that make changes to the model.
+            # Until here all ranks draw the same numbers, for algorithms that change the model.
             seed_all((state.seed + state.rank) % 2**32)
 
     def begin_fit(
@@ -197,8 +198,7 @@ class Setup:
         eval_dataloader: Any,
         eval_interval: TimeInput | None,
     ) -> None:
-        """Checks the arguments of ``Trainer.fit``, and brings the state to where that begins. What is refused changes
-        nothing."""
+        """Check the arguments of ``Trainer.fit`` and prepare the state. A refused argument changes nothing."""
         state = self.state
         data = self.data if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
         check_microbatch_size(self.microbatch_size, data)
@@ -211,7 +211,7 @@ class Setup:
             missing = "a train_dataloader" if data is None else "optimizers"
             raise ConfigurationError(f"fit() needs {missing}: pass it to Trainer(...)")
         begin = Timestamp() if reset_time else state.timestamp
-        # A training that was stopped has its end as its duration; what it was to be is still known.
+        # The duration of a stopped training is its end; the planned one is still known.
         planned = state.max_duration if self.max_duration is None else self.max_duration
         max_duration = end_of_fit(begin, duration, planned, state.iteration_length, self.checkpoints.resumed)
         if reset_time:
@@ -228,7 +228,6 @@ class Setup:
         self.checkpoints.load_schedulers()
 
     def make_loop(self, control: RemoteControl, progress: ProgressDisplay) -> TrainingLoop:
-        """Makes the loop that trains until ``state.max_duration``, with its evaluations and checkpoints."""
         state, data, max_duration, ranks = self.state, self.data, self.state.max_duration, self.ranks
         assert data is not None  # fit() checks both
         assert max_duration is not None
@@ -250,7 +249,6 @@ class Setup:
         )
 
     def use_data(self, data: DataSpec | None) -> None:
-        """Trains on this data from now on."""
         if data is not self.data:
             self.data = data
             self._seed_sampler()

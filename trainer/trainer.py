@@ -1,4 +1,4 @@
-"""The trainer: puts together everything that a training needs, and runs it."""
+"""Assembles the parts of a training and runs it."""
 
 import contextlib
 import os
@@ -28,12 +28,11 @@ from offloop.trainer.setup import Setup
 
 
 class Trainer:
-    """Trains a model, evaluates it, and publishes what happens for consumers to watch.
+    """Trains a model, evaluates it, and publishes its events for consumers.
 
-    It takes the arguments of :class:`offloop.trainer.config.TrainerArguments`: those of its own, and those of
+    It takes its own arguments, listed in :class:`offloop.trainer.config.TrainerArguments`, and those of
     :class:`offloop.trainer.EvalConfig`, :class:`offloop.trainer.ComputeConfig`,
-    :class:`offloop.trainer.CheckpointConfig` and
-    :class:`offloop.trainer.StreamConfig`, one by one or as a whole group::
+    :class:`offloop.trainer.CheckpointConfig` and :class:`offloop.trainer.StreamConfig`, one by one or as a group::
 
         Trainer(model, data, optimizers=sgd, max_duration="5ep", save_folder="saved", save_interval="1ep")
         Trainer(model, data, optimizers=sgd, max_duration="5ep", checkpoints=CheckpointConfig(save_folder="saved"))
@@ -42,9 +41,9 @@ class Trainer:
     :meth:`predict` ends the run as failed.
 
     Raises:
-        ConfigurationError: an argument is not allowed; nothing has been started then.
+        ConfigurationError: an argument is not allowed. Nothing has been started.
         InvalidTimeError: a duration or an interval cannot be read.
-        CheckpointError: a checkpoint cannot be read, or is of another training.
+        CheckpointError: a checkpoint cannot be read, or belongs to another training.
         RunIsLiveError, RunDirectoryError, BrokerError: the run cannot be started.
 
     Reference: ``composer/trainer/trainer.py``.
@@ -59,10 +58,10 @@ class Trainer:
         self._progress = ProgressDisplay(state, setup.clock, sys.stderr if shown else None)
         self.logger = AlgorithmLogger(state)
         self.settings = make_settings(self._progress, setup.settings)
-        """The values of ``offloop send RUN set NAME VALUE``; more can be registered."""
+        """Values that ``offloop send RUN set NAME VALUE`` can set. More can be registered."""
         self._stream = setup.stream
         self.fields = self._stream.fields
-        """The fields that consumers can request; more can be registered, see
+        """Fields that consumers can request. More can be registered, see
         :class:`offloop.trainer.fields.registry.FieldRegistry`."""
         self._control = RemoteControl(state, self.settings, setup.ranks, setup.commands, self._progress.note)
         with self._ending_on_error():
@@ -77,44 +76,47 @@ class Trainer:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run's directory; ``None`` without a stream."""
+        """Directory of the run; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.run_dir
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The newest value of each loss and metric as a number, under its full name, such as ``loss/train/total``,
-        ``metrics/train/NAME`` and ``metrics/LABEL/NAME`` of an evaluator; of one that has several values each, as
-        ``NAME/0``. ``[]`` takes short names too: ``trainer.metrics["loss"]``. Waits for the device."""
+        """Newest value of each loss and metric under its full name, such as ``loss/train/total``.
+
+        Metrics are ``metrics/train/NAME``, and ``metrics/LABEL/NAME`` for an evaluator. A metric with several values
+        has the names ``NAME/0``, ``NAME/1``, ... ``[]`` takes short names too: ``trainer.metrics["loss"]``. Waits for
+        the device."""
         return newest_metrics(self.state)
 
     @property
     def attempt(self) -> int | None:
-        """Which attempt of the run this is, from 1; ``None`` without a stream."""
+        """Number of this attempt, from 1; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.attempt
 
     @property
     def resumed_from(self) -> Path | None:
-        """The checkpoint of the same run that the training was resumed from, if there is one."""
+        """The checkpoint of the same run from which the training resumed; ``None`` for a new training."""
         return self._setup.checkpoints.resumed_from
 
     @property
     def save_folder(self) -> Path | None:
-        """The folder that checkpoints are written to; ``None`` when none are."""
+        """The folder for checkpoints; ``None`` without one."""
         return self._setup.checkpoints.folder
 
     @property
     def recorded_all(self) -> bool:
-        """Whether everything that was published so far is on disk; without a stream there is nothing to record."""
+        """Whether all published events are on disk. ``True`` without a stream."""
         return self._publisher is None or self._publisher.recorded_all
 
     @property
     def recording(self) -> Path | None:
-        """The file that the stream is recorded in; ``None`` without a stream."""
+        """The file with the recording; ``None`` without a stream."""
         return None if self._publisher is None else self._publisher.recording
 
     def introduce(self) -> str:
-        """Which run this is, where it is recorded and how to watch it, as one line for people. The first :meth:`fit`,
-        :meth:`eval` or :meth:`predict` shows it, unless it was requested before."""
+        """Return one line for people: the run, its recording, and how to watch it.
+
+        The first :meth:`fit`, :meth:`eval` or :meth:`predict` shows it, unless it was requested before."""
         self._is_introduced = True
         resumed_from = self.resumed_from
         return self._stream.introduce(self.run_name, None if resumed_from is None else resumed_from.name)
@@ -132,15 +134,20 @@ class Trainer:
         eval_dataloader: DataSpec | Iterable[Any] | Evaluator | Sequence[Evaluator] | None = None,
         eval_interval: TimeInput | None = None,
     ) -> None:
-        """Trains for ``duration``, or until ``max_duration``. Can be called again to train on.
+        """Train for ``duration``, or until ``max_duration``. Further calls continue the training.
 
-        ``reset_time`` sets the training time to zero first. Dataloaders and the interval, when given, take the place of
-        those given to the trainer. With a ``save_folder``, Ctrl-C and SIGTERM end the training after the current
-        batch with a checkpoint, and a second one ends it at once. A duration in seconds begins with the next whole
-        second of training time.
+        With a ``save_folder``, Ctrl-C and SIGTERM end the training after the current batch with a checkpoint. A second
+        one ends it at once.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` when data, an optimizer or a duration is missing, and
-        whatever is raised in the loop, after which the trainer is closed."""
+        Args:
+            duration: a duration in seconds begins with the next whole second of training time.
+            reset_time: sets the training time to zero first.
+            train_dataloader, eval_dataloader, eval_interval: replace those given to the trainer.
+
+        Raises:
+            ConfigurationError: data, an optimizer or a duration is missing.
+
+        An exception in the loop is raised here, after the trainer was closed."""
         self._check_open()
         if self._is_fitting:
             raise ConfigurationError("fit() is at work already: an algorithm changes the training through its state")
@@ -171,11 +178,14 @@ class Trainer:
         eval_dataloader: DataSpec | Iterable[Any] | Evaluator | Sequence[Evaluator] | None = None,
         subset_num_batches: int = -1,
     ) -> dict[str, dict[str, Any]]:
-        """Evaluates the model now, on the trainer's evaluators or on others; returns the metrics' values by label and
-        name.
+        """Evaluate the model now, on the trainer's evaluators or on others.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` when there is nothing to evaluate on, and whatever is
-        raised meanwhile, after which the trainer is closed."""
+        Returns the metrics' values by label and name.
+
+        Raises:
+            ConfigurationError: the trainer has no evaluator, and none was given.
+
+        An exception during the evaluation is raised here, after the trainer was closed."""
         self._check_open()
         check_subset(subset_num_batches, "subset_num_batches")
         evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
@@ -199,13 +209,18 @@ class Trainer:
         *,
         on_outputs: Callable[[Any, Any], object] | None = None,
     ) -> list[Any]:
-        """The model's outputs for each batch of a dataloader, on the host, from ``model.eval_forward``.
+        """Return the outputs of ``model.eval_forward`` for each batch of a dataloader, on the host.
 
-        With ``on_outputs(batch, outputs)`` each batch and its outputs are handed to that function, on the device, and
-        the list that is returned is empty: for more than fits into memory.
+        Args:
+            dataloader: the batches.
+            subset_num_batches: number of batches to use; -1 for all.
+            on_outputs: called with each batch and its outputs, on the device. The returned list is empty then: use it
+                for outputs that do not fit into memory.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for a model without ``eval_forward``, and whatever is
-        raised meanwhile, after which the trainer is closed."""
+        Raises:
+            ConfigurationError: the model has no ``eval_forward``.
+
+        An exception meanwhile is raised here, after the trainer was closed."""
         self._check_open()
         check_subset(subset_num_batches, "subset_num_batches")
         check_model(self.state.model, evaluated=False, predicts=True)
@@ -217,7 +232,7 @@ class Trainer:
             return self._setup.evaluation.predict(spec, subset_num_batches, on_outputs)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a checkpoint of the training as it is now, or of the model alone with ``save_weights_only``.
+        """Write a checkpoint of the training now, or of the model alone with ``save_weights_only``.
 
         Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written."""
         self._check_open()
@@ -237,13 +252,15 @@ class Trainer:
             raise
 
     def close(self) -> None:
-        """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
-        everything. Can be called more than once."""
+        """End the run.
+
+        Sends the remaining events and waits, for a limited time, until callbacks and loggers have handled them.
+        Further calls do nothing."""
         self._end("stopped" if self.state.stopped else "finished", None, self.state.stop_reason, drain=True)
 
     def _end_on(self, error: BaseException) -> None:
         if self._setup.ranks is not None:
-            # First of all: the run is over when all ranks have ended, and they wait for this one.
+            # First: the run ends when all ranks have ended, and they wait for this one.
             self._setup.forward_pass.close()
             self._setup.ranks.leave(None if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
         self._end(*ending_for(error))

@@ -1,8 +1,6 @@
-"""Algorithms that come with the trainer, and :data:`ALGORITHMS`, which finds them and others by name.
+"""Algorithms of the trainer, and :data:`ALGORITHMS`, which finds them and others by name.
 
-Each class is loaded when it is first used, because loading one needs torch.
-
-Begin with ``gradients``; ``common`` has what several share."""
+Each class is loaded on first use, which imports torch. Start with ``gradients``; ``common`` is shared by several."""
 
 from typing import TYPE_CHECKING
 

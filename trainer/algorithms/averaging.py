@@ -1,4 +1,4 @@
-"""Averages of a model's weights over the training: to evaluate with, and to end on."""
+"""Averages of a model's weights over the training, to evaluate with or to end on."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -32,12 +32,12 @@ _SWAP_EVENTS = frozenset(
 
 
 class WeightAverage:
-    """A running average of a model's weights, kept beside the model; at first it equals them.
+    """A running average of a model's weights; at first it equals them.
 
     Args:
-        model: the model; its parameters and buffers have to stay the same objects.
-        with_buffers: also average what the model keeps in buffers as floats, such as the statistics of batch
-            normalization. Buffers that are not part of the model's ``state_dict()`` are left out.
+        model: the model; its parameters and buffers must stay the same objects.
+        with_buffers: also average the model's float buffers, such as the statistics of batch normalization. Buffers
+            that are not part of the model's ``state_dict()`` are left out.
     """
 
     @torch.no_grad()
@@ -47,10 +47,11 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, average: Callable[[list[Tensor], list[Tensor], int], Any], count: int) -> None:
-        """Takes in the model's weights as they are now. ``average`` is a function such as
-        ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is how many weights are in the average so far.
-        """
-        # Tensors that are spread over ranks and whole ones cannot be averaged in one call.
+        """Add the model's present weights to the average.
+
+        ``average`` is a function such as ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is the
+        number of weights in the average so far."""
+        # Sharded and whole tensors cannot be averaged in one call.
         for is_spread in (False, True):
             names = [name for name, weight in self._weights.items() if hasattr(weight, "placements") is is_spread]
             if names:
@@ -58,7 +59,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchanges the model's weights and the average; doing it twice leaves every bit as it was."""
+        """Exchange the model's weights and the average; a second call restores every bit."""
         for name, weight in self._weights.items():
             average = self._average[name]
             kept = weight.clone()
@@ -89,7 +90,7 @@ def _weights_of(model: nn.Module, with_buffers: bool) -> dict[str, Tensor]:
 
 
 class _Averaging(Algorithm):
-    """Keeps an average of the weights; a subclass says of which ones, and when."""
+    """Keeps an average of the weights; a subclass decides when."""
 
     with_buffers = False
     _average: WeightAverage | None = None
@@ -103,18 +104,19 @@ class _Averaging(Algorithm):
 
 
 class EMA(_Averaging):
-    """Evaluates and predicts with an exponential moving average of the weights, ``smoothing * average + (1 - smoothing)
-    * weights`` at each update; the training itself is the same as without.
+    """Evaluates and predicts with an exponential moving average of the weights. The training is the same as without.
 
-    Parameters and buffers of floats are averaged. The average begins as a copy of the weights, at the first batch or
-    epoch that ends after ``ema_start``, and takes the memory of one more set of weights. Checkpoints hold the trained
-    weights under ``model`` and the average with this algorithm.
+    The average is ``smoothing * average + (1 - smoothing) * weights`` at each update, over parameters and float
+    buffers. It starts as a copy of the weights, at the end of the first batch or epoch after ``ema_start``, and takes
+    the memory of one more set of weights. Checkpoints hold the trained weights under ``model`` and the average with
+    this algorithm.
 
     Args:
-        half_life: after which time weights count half as much, in batches or epochs: ``smoothing`` is
+        half_life: the time after which weights count half as much, in batches or epochs: ``smoothing`` is
             ``2 ** (-update_interval / half_life)``.
-        smoothing: the share of the average that stays at each update, in place of a half life, which is ``None`` then.
-        ema_start: when to begin: a share of the training, or a count such as ``3ep``.
+        smoothing: the share of the average that stays at each update, instead of a half life, which must be ``None``
+            then.
+        ema_start: when to start: a share of the training, or a count such as ``3ep``.
         update_interval: how often to update, in batches or epochs, in the unit of the half life; 1 by default.
 
     Papers: Polyak & Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging"; Tarvainen & Valpola 2017,
@@ -173,23 +175,22 @@ class EMA(_Averaging):
 
 
 class SWA(_Averaging):
-    """Stochastic weight averaging: replaces the weights by their mean over several moments near the end of the
-    training.
+    """Stochastic weight averaging: replaces the weights by their mean over several moments near the end.
 
-    The first weights are taken in at the first batch or epoch that ends at ``swa_start`` or later. At the first one
-    that ends at ``swa_end`` or later, or at the end of the training, the mean replaces the model's weights, and the
-    statistics of batch normalization are computed anew in one pass over the training data; with several ranks, each
+    The first weights are added at the end of the first batch or epoch at ``swa_start`` or later. At the first end of
+    one at ``swa_end`` or later, or at the end of the training, the mean replaces the model's weights, and the
+    statistics of batch normalization are computed again in one pass over the training data. With several ranks, each
     computes them from its own part. It takes the memory of one more set of weights.
 
     Args:
-        swa_start, swa_end: when averaging begins and when the mean replaces the weights: shares of the training, or
+        swa_start, swa_end: when averaging starts and when the mean replaces the weights: shares of the training, or
             counts such as ``3ep``, both in the same unit.
-        update_interval: how often weights are taken in, in batches or epochs.
-        schedule_swa_lr: let the learning rates go to ``swa_lr`` and stay there while weights are averaged, whatever the
-            schedulers say.
-        anneal_strategy: how the learning rates go there: ``linear`` or ``cos``.
-        anneal_steps: after how many updates they are there.
-        swa_lr: the learning rate to go to; ``None`` keeps the rates as they are at ``swa_start``.
+        update_interval: how often weights are added, in batches or epochs.
+        schedule_swa_lr: move the learning rates to ``swa_lr`` and keep them there while weights are averaged,
+            overriding the schedulers.
+        anneal_strategy: how the learning rates move: ``linear`` or ``cos``.
+        anneal_steps: after how many updates they arrive.
+        swa_lr: the final learning rate; ``None`` keeps the rates of ``swa_start``.
 
     Paper: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", arXiv:1803.05407.
     Reference: ``composer/algorithms/swa``; the rates are those of ``torch.optim.swa_utils.SWALR``."""

@@ -1,4 +1,4 @@
-"""Parts that several algorithms share: checks, times in the training, targets, images, parts of a model."""
+"""Parts that several algorithms share: checks, training time, targets, images, changes of a model."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _UPDATE_EVENTS = {TimeUnit.BATCH: Event.BATCH_END, TimeUnit.EPOCH: Event.EPOCH_E
 
 
 def check_key(name: str, key: Any) -> BatchKey:
-    """The key, if it can name a part of a batch."""
+    """Return the key, if it can name a part of a batch."""
     path = key if isinstance(key, list) else [key]
     is_path = bool(path) and all(isinstance(step, int | str) and not isinstance(step, bool) for step in path)
     is_pair = isinstance(key, tuple) and len(key) == 2 and all(map(callable, key))
@@ -31,7 +31,7 @@ def check_key(name: str, key: Any) -> BatchKey:
 
 
 def check_point(name: str, point: TimeInput) -> Time:
-    """Reads a point in the training: a share of it such as ``0.7dur``, or a count from its start such as ``3ep``."""
+    """Read a point in the training: a share of it such as ``0.7dur``, or a count from its start such as ``3ep``."""
     time = Time.from_input(point)
     if time.value >= 0 and (time.unit is not TimeUnit.DURATION or time.value <= 1):
         return time
@@ -39,7 +39,7 @@ def check_point(name: str, point: TimeInput) -> Time:
 
 
 def check_update_interval(name: str, interval: TimeInput) -> Time:
-    """Reads an interval in whole batches or epochs."""
+    """Read an interval in whole batches or epochs."""
     time = Time.from_input(interval)
     if time.unit in _UPDATE_EVENTS and time.value > 0:
         return time
@@ -47,17 +47,16 @@ def check_update_interval(name: str, interval: TimeInput) -> Time:
 
 
 def update_event(interval: Time) -> Event:
-    """The event at which an interval from :func:`check_update_interval` is counted."""
     return _UPDATE_EVENTS[interval.unit]
 
 
 def has_reached(state: State, point: Time) -> bool:
-    """Whether the training has come to a point from :func:`check_point`."""
+    """Return whether the training has reached a point from :func:`check_point`."""
     return _elapsed(state, point.unit) >= point
 
 
 def share_of_way(state: State, point: Time) -> float:
-    """The share of the way to a point from :func:`check_point` that has passed, from 0 to 1."""
+    """Return the share of the way to a point from :func:`check_point` that has passed, from 0 to 1."""
     return 1.0 if has_reached(state, point) else _elapsed(state, point.unit).value / point.value
 
 
@@ -68,17 +67,15 @@ def _elapsed(state: State, unit: TimeUnit) -> Time:
 
 
 def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
-    """The targets as probabilities of the classes that the outputs score.
+    """Convert targets to probabilities of the classes that the outputs score.
 
     Args:
         targets: class numbers, integers of shape (...), or probabilities, floats of shape (..., classes), which are
-            returned as they are. A negative class number stands for "no target" and becomes a row of zeros.
+            returned unchanged. A negative class number means "no target" and becomes a row of zeros.
         outputs: the model's scores, of shape (..., classes).
 
-    Returns:
-        Probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: in half precision
-        shares of targets would be rounded visibly.
-    """
+    Returns probabilities of the outputs' shape, in single precision or the outputs', whichever is higher: half
+    precision would round shares of targets visibly."""
     if (
         not isinstance(outputs, torch.Tensor)
         or not isinstance(targets, torch.Tensor)
@@ -93,13 +90,13 @@ def soft_targets(targets: Any, outputs: Any) -> torch.Tensor:
         return targets
     dtype = torch.promote_types(outputs.dtype, torch.float32)
     classes = targets.long().unsqueeze(-1)
-    # Not one_hot(): it refuses negative numbers.
+    # Not one_hot(), which refuses negative numbers.
     probabilities = torch.zeros(outputs.shape, dtype=dtype, device=targets.device)
     return probabilities.scatter_(-1, classes.clamp(min=0), (classes >= 0).to(dtype))
 
 
 def check_images(images: Any, algorithm: str) -> torch.Tensor:
-    """The images, a tensor of shape (rows, channels, height, width)."""
+    """Refuse anything but a tensor of shape (rows, channels, height, width)."""
     if isinstance(images, torch.Tensor) and images.ndim == 4:
         return images
     raise ConfigurationError(
@@ -109,20 +106,20 @@ def check_images(images: Any, algorithm: str) -> torch.Tensor:
 
 
 def random_span(size: int, length: int, uniform: bool) -> slice:
-    """One side of a box of ``length`` pixels in an image side of ``size`` pixels, cut off at the border.
+    """Draw one side of a box of ``length`` pixels in an image side of ``size`` pixels, cut off at the border.
 
     With ``uniform`` every pixel is in the box with the same probability; otherwise the box's middle is drawn from all
-    pixels, as in the papers. Drawn from torch's generator on the host."""
+    pixels, as in the papers. Draws from torch's generator on the host."""
     lowest, offset = (1 - max(length, 1), 0) if uniform else (0, length // 2)
     start = int(torch.randint(lowest, size, ())) - offset
     return slice(max(start, 0), min(start + length, size))
 
 
 def change_behavior(module: nn.Module, mixin: type[nn.Module]) -> None:
-    """Puts ``mixin`` in front of a module's own class; its methods call those of the class by ``super()``.
+    """Derive a module's class from ``mixin`` and its own class, whose methods ``mixin`` calls by ``super()``.
 
     The module stays the same object, with its parameters, hooks and place in the model, so that optimizers, checkpoints
-    and names keep working. As with ``torch.nn.utils.parametrize``, the whole module cannot be pickled any more; its
+    and names keep working. As with ``torch.nn.utils.parametrize``, the whole module can no longer be pickled; its
     ``state_dict()`` can."""
     bases = (mixin, type(module))
     if not isinstance(module, mixin):

@@ -1,4 +1,4 @@
-"""Gradients of limited size, and those that lead to flat minima."""
+"""Clipped gradients, and gradients that lead to flat minima."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -15,20 +15,20 @@ _SMALLEST_WEIGHT_NORM = 1e-3
 
 
 class GradientClipping(Algorithm):
-    """Makes large gradients smaller just before the optimizers step, after all other algorithms.
+    """Clips gradients just before the optimizers step, after all other algorithms.
 
     Args:
-        clipping_type: ``norm`` scales all gradients of the model together so that their norm is at most the threshold;
-            ``value`` limits each number to plus or minus the threshold; ``adaptive`` scales the gradient of each unit
+        clipping_type: ``norm`` scales all gradients of the model together so that their norm is at most the threshold.
+            ``value`` limits each number to plus or minus the threshold. ``adaptive`` scales the gradient of each unit
             (a row of a matrix, a filter of a convolution, a whole vector) so that its norm is at most the threshold
-            times the norm of the unit's weights, of which ``1e-3`` is the least that counts.
+            times the norm of the unit's weights, which counts as ``1e-3`` at least.
         clipping_threshold: above 0.
 
     Papers: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", arXiv:1211.5063; for
     ``adaptive``, Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization",
     arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``."""
 
-    # What the optimizers step along is to be clipped, and not what another algorithm, such as SAM, replaces afterwards.
+    # The optimizers must step along clipped gradients, even if another algorithm, such as SAM, replaces them.
     position: ClassVar = {Event.AFTER_TRAIN_BATCH: "last"}
 
     def __init__(self, clipping_type: str, clipping_threshold: float) -> None:
@@ -65,17 +65,17 @@ _CLIP: dict[str, Callable[..., Any]] = {
 
 
 class SAM(Algorithm):
-    """Sharpness-aware minimization: steps along the gradients at the point nearby where the loss is highest, so that
-    training prefers minima with low loss all around.
+    """Sharpness-aware minimization: steps along the gradients at the nearby point with the highest loss.
 
-    The point is ``weights + rho * gradients / (norm + epsilon)``, with the norm over all gradients. Gradients are
-    computed again there, so a batch takes twice the time; not with precision ``amp_fp16``. ``state.batch_loss`` is the
-    loss at the weights; ``state.outputs``, ``state.loss`` and training metrics are those of the second pass.
+    So training prefers minima with low loss all around. The point is ``weights + rho * gradients / (norm + epsilon)``,
+    with the norm over all gradients. Gradients are computed again there, so a batch takes twice the time. Not possible
+    with precision ``amp_fp16``. ``state.batch_loss`` is the loss at the weights; ``state.outputs``, ``state.loss`` and
+    training metrics are from the second pass.
 
     Args:
         rho: distance of the point, 0 or more.
-        epsilon: keeps the division from failing where the gradients vanish.
-        interval: every how many batches to do this; the batches in between are trained on as usual.
+        epsilon: prevents a division by zero if the gradients vanish.
+        interval: apply it in every such batch; the other batches are trained on as usual.
 
     Paper: Foret et al. 2021, "Sharpness-Aware Minimization for Efficiently Improving Generalization", arXiv:2010.01412,
     algorithm 1. Reference: ``composer/algorithms/sam``."""
@@ -91,7 +91,7 @@ class SAM(Algorithm):
     def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
         moved = [one for group in groups for one in group["params"] if one.grad is not None]
-        # Copies, because subtracting what was added would not always give the same bits.
+        # Copies, because subtracting the offset would not always restore the same bits.
         kept = [parameter.detach().clone() for parameter in moved]
         with torch.no_grad():
             norm = torch.stack([torch.linalg.vector_norm(one.grad) for one in moved]).norm()

@@ -1,4 +1,4 @@
-"""Images in another layout, with holes in them, and of growing size."""
+"""Images in another layout, with holes, or of growing size."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -44,9 +44,9 @@ class CutOut(Algorithm):
     Args:
         num_holes: number of holes; they may overlap.
         length: side of a hole, as a share of the images' shorter side, above 0 and up to 1; rounded down to pixels.
-        uniform_sampling: let every pixel be in a hole with the same probability; by default a hole's middle is drawn
-            from all pixels, as in the paper.
-        input_key: where the images (of shape (rows, channels, height, width)) are in the batch, see
+        uniform_sampling: every pixel is in a hole with the same probability. By default a hole's middle is drawn from
+            all pixels, as in the paper.
+        input_key: key of the images (of shape (rows, channels, height, width)) in the batch, see
             :mod:`offloop.trainer.device.batch`.
 
     Paper: DeVries & Taylor 2017, "Improved Regularization of Convolutional Neural Networks with Cutout",
@@ -75,26 +75,25 @@ class CutOut(Algorithm):
 
 
 class ProgressiveResizing(Algorithm):
-    """Begins on images made smaller, lets them grow, and ends on images of full size: early batches are cheaper, and
-    the model is tuned at the size that it will be used with.
+    """Starts on reduced images, lets them grow, and ends on images of full size.
 
-    The scale is ``initial_scale`` for the first ``delay_fraction`` of the training, 1 for the last
-    ``finetune_fraction``, and grows evenly in between. The width is rounded to a multiple of ``size_increment``, the
-    height follows in proportion. With a ``max_duration`` in epochs the size changes between epochs only, in batches or
-    samples within them. Height, width and scale are logged as ``progressive_resizing/height``, ``/width`` and
-    ``/scale_factor``.
+    Early batches take less time, and the model is tuned at its final size. The scale is ``initial_scale`` for the first
+    ``delay_fraction`` of the training, 1 for the last ``finetune_fraction``, and grows evenly in between. The width is
+    rounded to a multiple of ``size_increment``, the height follows in proportion. With a ``max_duration`` in epochs the
+    size changes only between epochs, in batches or samples within them. Height, width and scale are logged as
+    ``progressive_resizing/height``, ``/width`` and ``/scale_factor``.
 
     Args:
-        mode: ``resize`` for nearest-neighbour interpolation, which also serves class numbers, ``crop`` for a piece of
-            the batch's images, at a random place that is the same for all of them.
-        initial_scale: scale at the beginning, above 0 and up to 1.
+        mode: ``resize`` for nearest-neighbour interpolation, also of class numbers, ``crop`` for a piece of the batch's
+            images, at a random place that is the same for all of them.
+        initial_scale: scale at the start, above 0 and up to 1.
         finetune_fraction: share of the training at full size, at its end.
-        delay_fraction: share of the training at the initial scale, at its beginning; at most 1 together with
+        delay_fraction: share of the training at the initial scale, at its start; at most 1 together with
             ``finetune_fraction``.
-        size_increment: pixels that the width is a multiple of while it is reduced.
-        resize_targets: treat the targets, of shape (rows, height, width) or (rows, channels, height, width), in the
-            same way, for targets that have a value for each pixel.
-        input_key, target_key: where images (of shape (rows, channels, height, width)) and targets are in the batch, see
+        size_increment: the reduced width is a multiple of so many pixels.
+        resize_targets: reduce the targets too, of shape (rows, height, width) or (rows, channels, height, width), if
+            they have a value for each pixel.
+        input_key, target_key: keys of images (of shape (rows, channels, height, width)) and targets in the batch, see
             :mod:`offloop.trainer.device.batch`.
 
     Sources: Howard & Gugger, fast.ai, "Deep Learning for Coders", chapter 7, for the growing images; Touvron et al.
@@ -169,7 +168,7 @@ class ProgressiveResizing(Algorithm):
 
 def _resize(values: torch.Tensor, ratios: _Shares) -> torch.Tensor:
     sides = [_part(side, ratio) for side, ratio in zip(values.shape[-2:], ratios, strict=True)]
-    # Torch does not interpolate integers, all of which that can be class numbers are exact in double precision.
+    # Torch does not interpolate integers; class numbers are exact in double precision.
     numbers = values if values.is_floating_point() else values.double()
     images = numbers if numbers.ndim == 4 else numbers.unsqueeze(1)
     resized = functional.interpolate(images, size=sides, mode="nearest")

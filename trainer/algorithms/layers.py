@@ -1,4 +1,4 @@
-"""Layers that are left out at random, frozen one after the other, or sample down without aliasing."""
+"""Layers that are dropped at random, frozen one after the other, or downsample without aliasing."""
 
 from typing import Any
 
@@ -16,21 +16,21 @@ from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class StochasticDepth(Algorithm):
-    """Leaves out residual layers at random in training, and uses all of them in evaluation.
+    """Drops residual layers at random in training, and uses all of them in evaluation.
 
-    A residual layer adds something to its first argument and returns a tensor of the same shape. The addend is left out
+    A residual layer adds something to its first argument and returns a tensor of the same shape. The addend is dropped
     with the layer's drop rate, and otherwise divided by one minus that rate, which keeps its mean. Parameters and their
     names stay. Random numbers come from torch's global generator. During ``drop_warmup`` the drop rate of the last
     layer is logged as ``stochastic_depth/drop_rate``.
 
     Args:
-        target_layer_name: the name of the layers' class, or of one that it inherits from, such as ``"Layer"``.
-        stochastic_method: ``block`` leaves a layer out for a whole microbatch, without computing it; ``sample`` decides
-            for each row, and saves no time.
-        drop_rate: probability of leaving a layer out, from 0 up to, but not including, 1.
-        drop_distribution: ``uniform`` for the same rate in all layers; ``linear`` for rates that grow evenly from layer
+        target_layer_name: the name of the layers' class, or of a base class, such as ``"Layer"``.
+        stochastic_method: ``block`` drops a layer for a whole microbatch, without computing it. ``sample`` decides for
+            each row, and saves no time.
+        drop_rate: probability of dropping a layer, from 0 up to, but not including, 1.
+        drop_distribution: ``uniform`` for the same rate in all layers. ``linear`` for rates that grow evenly from layer
             to layer, in the order in which the model registers them, up to ``drop_rate`` in the last one.
-        drop_warmup: how long the rates take to grow to these: a share of the training, or a count such as ``3ep``.
+        drop_warmup: how long the rates take to grow: a share of the training, or a count such as ``3ep``.
 
     Paper: Huang et al. 2016, "Deep Networks with Stochastic Depth", arXiv:1603.09382. Reference:
     ``composer/algorithms/stochastic_depth``."""
@@ -58,7 +58,7 @@ class StochasticDepth(Algorithm):
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Several ranks have to expect that parameters get no gradient."""
+        """Whether some parameters may get no gradient, for several ranks."""
         return self.stochastic_method == "block"
 
     def match(self, event: Event, state: State) -> bool:
@@ -99,14 +99,14 @@ class StochasticDepth(Algorithm):
 
 
 class Droppable(nn.Module):
-    """A residual layer of which something can be left out in training."""
+    """A residual layer that may be dropped in training."""
 
     # A name that no other layer is likely to have.
     stochastic_depth_rate = 0.0
 
 
 class BlockDroppable(Droppable):
-    """A residual layer that is left out for all rows or for none."""
+    """A residual layer that is dropped for all rows or for none."""
 
     def forward(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         rate = self.stochastic_depth_rate
@@ -118,7 +118,7 @@ class BlockDroppable(Droppable):
 
 
 class SampleDroppable(Droppable):
-    """A residual layer that is left out for some rows."""
+    """A residual layer that is dropped for some rows."""
 
     def forward(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         rate = self.stochastic_depth_rate
@@ -145,24 +145,24 @@ _METHODS: dict[str, type[Droppable]] = {"block": BlockDroppable, "sample": Sampl
 
 
 class LayerFreezing(Algorithm):
-    """Freezes the layers of the model one after the other, from the first on, so that the backward pass gets cheaper.
+    """Freezes the layers of the model one after the other, from the first on, so that the backward pass gets faster.
 
-    Layers are the modules that have parameters of their own, in the order in which the model registers them. After
+    Layers are the modules with parameters of their own, in the order in which the model registers them. After
     ``freeze_start`` the share of frozen ones grows evenly, at the end of each epoch, up to ``freeze_level`` at the end
-    of the training; the last layer is always trained. A parameter that a later layer shares is frozen with that one.
+    of the training; the last layer is always trained. A parameter shared with a later layer is frozen with that one.
     Frozen parameters get no gradients, and the optimizers forget them; statistics of batch normalization are still
     updated. The number and the share (0 to 1) of frozen layers are logged as ``layer_freezing/layers_frozen`` and
     ``layer_freezing/percentage_frozen``.
 
     Args:
-        freeze_start: share of the training in which nothing is frozen, from 0 to 1.
-        freeze_level: share of the layers that are frozen at the end, from 0 to 1.
+        freeze_start: share of the training without frozen layers, from 0 to 1.
+        freeze_level: share of frozen layers at the end, from 0 to 1.
 
     Papers: Brock et al. 2017, "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983;
     Raghu et al. 2017, "SVCCA", arXiv:1706.05806, section 4.1. Reference: ``composer/algorithms/layer_freezing``."""
 
     find_unused_parameters = True
-    """Several ranks have to expect that parameters get no gradient."""
+    """Some parameters get no gradient, for several ranks."""
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
         self.freeze_start = check_number(freeze_start, "freeze_start", most=1)
@@ -178,7 +178,7 @@ class LayerFreezing(Algorithm):
             self._state = state
             return
         share = self._share_at(float(state.get_elapsed_duration() or 0))
-        # Rounded, because 0.58 * 50 is a little less than 29. A longer training does not thaw what is frozen.
+        # Rounded, because 0.58 * 50 is a little less than 29. A longer training keeps layers frozen.
         self._freeze(state, max(self._frozen, int(round(share * (len(_layers_of(state.model)) - 1), 6))))
         logger.log_metrics({"layer_freezing/layers_frozen": self._frozen, "layer_freezing/percentage_frozen": share})
 
@@ -219,21 +219,20 @@ def _layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 class BlurPool(Algorithm):
-    """Blurs images, and the outputs of layers, where the model downsamples them, so that a shift of the input by a
-    pixel changes the output less.
+    """Blurs images, and the outputs of layers, where the model downsamples them.
 
-    The filter is ``[1, 2, 1]`` in both directions, divided by 16, with zeros around the edges. Max pools take the
-    maximum at every pixel, and the blurred maxima are downsampled. Parameters, their names and the shapes of all
-    outputs stay. The numbers of changed layers are logged as ``blurpool/num_blurpool_layers`` and
-    ``blurpool/num_blurconv_layers``.
+    Then a shift of the input by a pixel changes the output less. The filter is ``[1, 2, 1]`` in both directions,
+    divided by 16, with zeros around the edges. Max pools take the maximum at every pixel, and the blurred maxima are
+    downsampled. Parameters, their names and the shapes of all outputs stay. The numbers of changed layers are logged as
+    ``blurpool/num_blurpool_layers`` and ``blurpool/num_blurconv_layers``.
 
     Args:
         replace_convs: blur at two-dimensional convolutions with a stride above 1.
-        replace_maxpools: blur at two-dimensional max pools with a stride above 1, except for those that round their
+        replace_maxpools: blur at two-dimensional max pools with a stride above 1, except those that round their
             output's size up (``ceil_mode``) or return indices.
-        blur_first: blur the input of a convolution. Otherwise it is computed at every pixel, and its output blurred
-            and downsampled, as in the paper: at a stride of 2 that takes four times as long.
-        min_channels: convolutions of fewer input channels stay, such as a first one, which sees colors.
+        blur_first: blur the input of a convolution. Otherwise it is computed at every pixel, and its output blurred and
+            downsampled, as in the paper, which takes four times as long at a stride of 2.
+        min_channels: convolutions of fewer input channels stay, such as the first one, whose input are colors.
 
     Paper: Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", arXiv:1904.11486. Reference:
     ``composer/algorithms/blurpool``."""
@@ -292,7 +291,7 @@ class BlurredBefore(nn.Module):
 
 
 class BlurredAfter(nn.Module):
-    """A layer that does not sample down by itself: its output is blurred and sampled down."""
+    """A layer without a stride, whose output is blurred and downsampled."""
 
     blur_filter: Tensor
     blur_stride: tuple[int, int]
@@ -313,7 +312,7 @@ def _is_convolution(module: nn.Module, min_channels: int) -> bool:
 
 def _make_blurred(module: Any, mixin: type[nn.Module]) -> None:
     edge = torch.tensor([1.0, 2.0, 1.0])
-    # Left out of the state, so that weights go from blurred models to others and back.
+    # Left out of the state, so that weights move between blurred models and others.
     module.register_buffer("blur_filter", edge.outer(edge)[None, None] / 16, persistent=False)
     if mixin is BlurredAfter:
         module.blur_stride, module.stride = _pair(module.stride), (1, 1)

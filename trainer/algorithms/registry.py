@@ -21,7 +21,7 @@ _BUILT_IN = {
     "swa": "SWA",
 }
 
-# Abstract, which a registry never makes: it asks for subclasses.
+# Abstract, but the registry makes only subclasses.
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     Algorithm,  # type: ignore[type-abstract]

@@ -1,4 +1,4 @@
-"""Training on a part of each batch: the rows that are hard at the moment, or the beginnings of sequences."""
+"""Training on a part of each batch: the hardest rows, or the starts of sequences."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -26,28 +26,28 @@ class SelectiveBackprop(Algorithm):
     """Trains on a part of each batch, preferring rows with a high loss, for a part of the training.
 
     A forward pass without gradients gives each row's loss. Rows are then drawn without replacement, with a weight of
-    ``percentile ** (1 / keep - 1)``, the percentile being the row's place among the losses of its batch. The model
+    ``percentile ** (1 / keep - 1)``, where the percentile is the row's rank among the losses of its batch. The model
     stays in training mode in this pass: dropout drops, and batch norm counts the batch twice. Every tensor of the batch
-    with as many rows as the targets loses the other rows; training time counts all that were fetched. Random numbers
-    come from torch's generator on the host. With a ``max_duration`` in epochs, ``start`` and ``end`` take effect
-    between epochs.
+    with as many rows as the targets loses the other rows; training time counts all fetched rows. Random numbers come
+    from torch's generator on the host. With a ``max_duration`` in epochs, ``start`` and ``end`` take effect between
+    epochs.
 
     Args:
-        start, end: from which share of the training to which rows are left out.
+        start, end: from which to which share of the training rows are left out.
         keep: share of a batch's rows to keep, above 0 and up to 1; at least one row is kept.
         scale_factor: scale of the inputs' size (the dimensions after the second one) in the pass for the losses, above
-            0 and up to 1, which makes it cheaper for models that take any size. Other than 1 it needs inputs of shape
+            0 and up to 1, which saves time for models that take any size. Other values than 1 need inputs of shape
             (rows, channels, length), (rows, channels, height, width) or with one dimension more.
         interrupt: leave every such batch of an epoch whole, to stay close to the whole data; 0 for none.
-        input_key, target_key: where inputs and targets are in the batch, see :mod:`offloop.trainer.device.batch`.
+        input_key, target_key: keys of inputs and targets in the batch, see :mod:`offloop.trainer.device.batch`.
         loss_fn: takes outputs and targets and returns one loss for each row, or several whose mean counts, such as
-            ``torch.nn.MSELoss(reduction="none")``; by default the cross entropy, classes being the last dimension of
-            the outputs, or the second one as torch has it.
+            ``torch.nn.MSELoss(reduction="none")``. The default is the cross entropy, with the classes in the last
+            dimension of the outputs, or in the second one as in torch.
 
     Paper: Jiang et al. 2019, "Accelerating Deep Learning by Focusing on the Biggest Losers", arXiv:1910.00762.
     Reference: ``composer/algorithms/selective_backprop``."""
 
-    # Losses are to be those of the data, before others change it, and what is thrown away need not be changed.
+    # The losses must be those of the unchanged data, and dropped rows need no changes.
     position: ClassVar = {Event.AFTER_DATALOADER: "first"}
 
     def __init__(
@@ -124,7 +124,7 @@ class SelectiveBackprop(Algorithm):
         # Rounded, because 0.29 * 100 is a little less than 29.
         count = max(1, int(round(rows * self.keep, 6)))
         percentiles = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
-        # Against the highest one, so that a small share does not leave all weights at zero.
+        # Relative to the highest one, so that a small share does not make all weights zero.
         weights = (percentiles / percentiles[-1]) ** (1 / self.keep - 1)
         return torch.multinomial(weights, count)
 
@@ -136,23 +136,24 @@ def _cross_entropy(outputs: Any, targets: Any) -> torch.Tensor:
 
 
 class SequenceLengthWarmup(Algorithm):
-    """Shortens the sequences at the beginning of the training, from ``min_seq_length`` to ``max_seq_length`` in even
-    steps: short ones first are cheaper, and keep large models from diverging.
+    """Shortens the sequences at the start of the training, from ``min_seq_length`` to ``max_seq_length`` in even steps.
 
-    Every tensor of the batch, which may be a mapping or a tuple of them, has the shape (rows, length) or (rows, length,
-    ...). Shorter sequences stay; after the warmup the others are cut to ``max_seq_length``. Progress counts in batches
-    when ``max_duration`` is in epochs and the dataloader has a length, otherwise in the unit of ``max_duration``. The
-    length and the number of rows are logged as ``seq_length_warmup/curr_seq_len`` and ``/curr_bs``.
+    Short sequences first take less time, and keep large models from diverging. Every tensor of the batch, which may be
+    a mapping or a tuple of them, has the shape (rows, length) or (rows, length, ...). Shorter sequences stay; after the
+    warmup the others are cut to ``max_seq_length``. Progress counts in batches when ``max_duration`` is in epochs and
+    the dataloader has a length, otherwise in the unit of ``max_duration``. The length and the number of rows are logged
+    as ``seq_length_warmup/curr_seq_len`` and ``/curr_bs``.
 
     Args:
-        duration: share of the training that the warmup takes, from 0 (none) to 1.
-        min_seq_length: length at the beginning.
+        duration: share of the training for the warmup, from 0 (none) to 1.
+        min_seq_length: length at the start.
         max_seq_length: length from the end of the warmup on.
-        step_size: by how much the length grows at a time; multiples of 8 suit tensor cores.
-        truncate: drop what is too long; otherwise the tokens of the batch, row after row, are laid out anew in rows of
-            the present length, and only what does not fill a row is dropped. All tensors then have the same shape.
-        preserve_end_of_sequence: put each row's last token, the last one that its ``attention_mask`` counts, at the end
-            of what is left of the row, in all tensors. For mappings that are padded on the right, with ``truncate``.
+        step_size: the length grows by multiples of it; multiples of 8 suit tensor cores.
+        truncate: drop the rest of a sequence. Otherwise the tokens of the batch, row after row, are laid out in rows of
+            the present length, and only the rest that does not fill a row is dropped. All tensors must then have the
+            same shape.
+        preserve_end_of_sequence: put each row's last token, by its ``attention_mask``, at the end of the shortened row,
+            in all tensors. For mappings that are padded on the right, with ``truncate``.
 
     Paper: Li, Zhang & He 2021, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT
     Models", arXiv:2108.06084. Reference: ``composer/algorithms/seq_length_warmup``."""
@@ -193,7 +194,7 @@ class SequenceLengthWarmup(Algorithm):
     def _length(self, elapsed: float) -> int:
         if elapsed >= self.duration:
             return self.max_seq_length
-        # Rounded, so that a step which is due at a third of the way is not late by the last digit.
+        # Rounded, so that a step due at a third of the way is not late by the last digit.
         steps = round(elapsed / self.duration * (self.max_seq_length - self.min_seq_length) / self.step_size, 6)
         return min(self.min_seq_length + int(steps) * self.step_size, self.max_seq_length)
 
@@ -239,7 +240,7 @@ def _last_positions(batch: Any) -> torch.Tensor:
 
 def _cut_before(tensor: torch.Tensor, length: int, last: torch.Tensor) -> torch.Tensor:
     rows = torch.arange(tensor.shape[0], device=tensor.device)
-    # A copy: what was fetched may be needed again.
+    # A copy: the fetched batch may be needed again.
     shortened = tensor[:, :length].clone()
     shortened[rows, last.clamp(max=length - 1)] = tensor[rows, last]
     return shortened

@@ -1,4 +1,4 @@
-"""Targets that leave room for doubt, and mixtures of two rows."""
+"""Smoothed targets, and mixtures of two rows."""
 
 import math
 from abc import abstractmethod
@@ -17,13 +17,12 @@ from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class Mixing(Algorithm):
-    """Mixes each row of a microbatch with another one, drawn at random: its partner. A subclass mixes the inputs; this
-    class does the same to the targets, which become probabilities, or, with ``interpolate_loss``, to the losses for
-    both sets of targets.
+    """Mixes each row of a microbatch with a random partner row.
 
-    After the loss the batch holds the original targets again, for metrics. Random numbers come from torch's generator
-    on the host. With ``interpolate_loss`` another algorithm's change to the targets acts on the loss for the rows' own
-    targets only."""
+    A subclass mixes the inputs. This class mixes the targets, which become probabilities, or, with
+    ``interpolate_loss``, the losses for both sets of targets. After the loss the batch holds the original targets
+    again, for metrics. Random numbers come from torch's generator on the host. With ``interpolate_loss`` another
+    algorithm's change of the targets affects only the loss for the rows' own targets."""
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:
         self.alpha = check_number(alpha, "alpha")
@@ -41,8 +40,7 @@ class Mixing(Algorithm):
 
     @abstractmethod
     def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Returns the inputs mixed with ``inputs[partners]``, as a new tensor, and the partners' share in it, from 0 to
-        1."""
+        """Return ``inputs`` mixed with ``inputs[partners]`` in a new tensor, and the partners' share, from 0 to 1."""
 
     def match(self, event: Event, state: State) -> bool:
         return event in self._steps
@@ -51,7 +49,7 @@ class Mixing(Algorithm):
         self._steps[event](state)
 
     def draw_coefficient(self) -> float:
-        """A number from 0 to 1, from the Beta distribution; 0 for an ``alpha`` of 0."""
+        """Draw a number from 0 to 1, from the Beta distribution; 0 for an ``alpha`` of 0."""
         if self.alpha == 0:
             return 0.0
         # Double precision, in which a small alpha does not end in 0 / 0.
@@ -98,17 +96,17 @@ class Mixing(Algorithm):
 
 
 class MixUp(Mixing):
-    """Trains on ``(1 - mixing) * row + mixing * partner``, the partner being another row of the microbatch, and on
-    their targets in the same proportion.
+    """Trains on ``(1 - mixing) * row + mixing * partner``, and on their targets in the same proportion.
 
-    The coefficient is drawn for each microbatch from Beta(alpha, alpha); of it and its complement the smaller one is
-    taken, so that a row's own target counts most and an accuracy over the original targets is meaningful.
+    The partner is another row of the microbatch. For each microbatch a coefficient is drawn from Beta(alpha, alpha).
+    The smaller one of it and its complement is used, so that a row's own target counts most and an accuracy over the
+    original targets is meaningful.
 
     Args:
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
         interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
-        input_key, target_key: where inputs (floats of shape (rows, ...)) and targets (class numbers, probabilities or
-            values) are in the batch, see :mod:`offloop.trainer.device.batch`.
+        input_key, target_key: keys of inputs (floats of shape (rows, ...)) and targets (class numbers, probabilities or
+            values) in the batch, see :mod:`offloop.trainer.device.batch`.
 
     Paper: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Reference:
     ``composer/algorithms/mixup``."""
@@ -129,8 +127,7 @@ class MixUp(Mixing):
 
 
 class CutMix(Mixing):
-    """Replaces a box in each image by the same box of another image of the microbatch, its partner, and mixes their
-    targets in proportion to the areas.
+    """Replaces a box in each image by the same box of another image of the microbatch, and mixes their targets by area.
 
     The box is the same for all images of a microbatch. Its share of the area is drawn from Beta(alpha, alpha), and its
     sides have the image's proportions; it is cut off at the border.
@@ -138,10 +135,10 @@ class CutMix(Mixing):
     Args:
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
         interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
-        uniform_sampling: let every pixel be in the box with the same probability; by default the box's middle is drawn
-            from all pixels, as in the paper.
-        input_key, target_key: where images (of shape (rows, channels, height, width)) and targets (class numbers,
-            probabilities or values) are in the batch, see :mod:`offloop.trainer.device.batch`.
+        uniform_sampling: every pixel is in the box with the same probability. By default the box's middle is drawn from
+            all pixels, as in the paper.
+        input_key, target_key: keys of images (of shape (rows, channels, height, width)) and targets (class numbers,
+            probabilities or values) in the batch, see :mod:`offloop.trainer.device.batch`.
 
     Paper: Yun et al. 2019, "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features",
     arXiv:1905.04899. Reference: ``composer/algorithms/cutmix``."""
@@ -182,17 +179,18 @@ _EVENTS = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
 class LabelSmoothing(Algorithm):
     """Moves the targets towards the uniform distribution: ``(1 - smoothing) * target + smoothing / classes``.
 
-    The loss has to take probabilities as targets, as ``torch.nn.functional.cross_entropy`` does. Targets are class
+    The loss must take probabilities as targets, as ``torch.nn.functional.cross_entropy`` does. Targets are class
     numbers of shape (...) or probabilities of shape (..., classes), for outputs of shape (..., classes). After the loss
-    the batch holds the original targets again, for metrics. A row whose class number is negative adds nothing to the
+    the batch holds the original targets again, for metrics. A row with a negative class number adds nothing to the
     loss, but a mean over rows counts it.
 
     Args:
         smoothing: share of the uniform distribution, from 0 to 1.
-        target_key: where the targets are in the batch, see :mod:`offloop.trainer.device.batch`.
+        target_key: key of the targets in the batch, see :mod:`offloop.trainer.device.batch`.
 
     Paper: Szegedy et al. 2016, "Rethinking the Inception Architecture for Computer Vision", arXiv:1512.00567, section
-    7. Reference: ``composer/algorithms/label_smoothing``."""
+    7.
+    Reference: ``composer/algorithms/label_smoothing``."""
 
     def __init__(self, smoothing: float = 0.1, target_key: BatchKey = 1) -> None:
         self.smoothing = check_number(smoothing, "smoothing", most=1)
@@ -209,6 +207,6 @@ class LabelSmoothing(Algorithm):
             return
         self._original = state.batch_get_item(self.target_key)
         targets = soft_targets(self._original, state.outputs)
-        # The sum of a row is 1, or 0 where there is no target.
+        # The sum of a row is 1, or 0 without a target.
         uniform = targets.sum(dim=-1, keepdim=True) / targets.shape[-1]
         state.batch_set_item(self.target_key, (1 - self.smoothing) * targets + self.smoothing * uniform)

@@ -1,6 +1,4 @@
-"""Groups of the trainer's arguments, their checks, durations, and values as people write them; holds no state.
-
-Begin with ``config``."""
+"""Groups of the trainer's arguments, their checks, durations and values; holds no state. Start with ``config``."""
 
 __all__ = ["explain_missing", "missing_extra"]
 
@@ -8,10 +6,10 @@ _EXTRA = {"cloudpickle", "safetensors", "torch", "torchmetrics"}
 
 
 def missing_extra(module: str) -> str:
-    """The message for a ``module`` that is not installed."""
+    """Return the message for a ``module`` that is not installed."""
     return f"the trainer needs {module}; install it with: pip install 'offloop[trainer]'"
 
 
 def explain_missing(module: str) -> str | None:
-    """The same message for a module that the extra installs, ``None`` for every other one."""
+    """Return the same message for a module of the extra ``trainer``, ``None`` for others."""
     return missing_extra(module) if module in _EXTRA else None

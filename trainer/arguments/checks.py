@@ -1,4 +1,4 @@
-"""Checks what was passed to a trainer, before anything is started. No torch here."""
+"""Checks of the trainer's arguments, before anything is started. Does not import torch."""
 
 import math
 import os
@@ -13,12 +13,12 @@ from offloop.bus.types.metrics import check_goals
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
 MAX_BATCHES = 1_000_000
-"""The most that a flight recorder may be asked to hold; its memory is bounded besides."""
+"""Limit of a flight recorder, whose memory is bounded besides."""
 PRECISIONS = ("fp32", "amp_bf16", "amp_fp16")
 
 
 def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
-    """Converts an argument that is one object, several, or none, to a list."""
+    """Convert an argument that is one object, several, or none, to a list."""
     if given is None:
         return []
     items: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
@@ -35,7 +35,7 @@ NUMBERS = (int, float, Real)
 def check_number(
     number: Any, argument: str, *, least: float = 0.0, above: float | None = None, most: float = math.inf
 ) -> float:
-    """Converts a finite number from ``least``, or above ``above``, up to ``most``."""
+    """Convert a finite number from ``least``, or above ``above``, up to ``most``."""
     is_number = isinstance(number, NUMBERS) and not isinstance(number, bool)
     if is_number and (number >= least if above is None else number > above) and number <= most and number < math.inf:
         return float(number)
@@ -45,21 +45,19 @@ def check_number(
 
 
 def check_count(number: Any, argument: str, least: int = 1) -> int:
-    """Returns a whole number from ``least``."""
     if isinstance(number, int) and not isinstance(number, bool) and number >= least:
         return number
     raise ConfigurationError(f"{argument} {number!r} is not allowed: use a whole number from {least}")
 
 
 def check_choice(text: str, argument: str, choices: Collection[str]) -> str:
-    """Returns one of the texts that are allowed."""
     if text in choices:
         return text
     raise ConfigurationError(f"{argument} {text!r} is not allowed: use {', '.join(choices)}")
 
 
 def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -> int:
-    """The number of batches to keep."""
+    """Return the number of batches to keep."""
     try:
         time = None if isinstance(given, bool) else Time.from_input(given, TimeUnit.BATCH)
     except InvalidTimeError:
@@ -72,7 +70,7 @@ def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -
 
 
 def check_record(record: str | Iterable[Event | str], argument: str) -> set[Event]:
-    """The events to record beside the base set."""
+    """Return the events to record beside the base set."""
     if isinstance(record, str):
         return set(Event) if record.lower() == "all" else {Event(name.strip()) for name in record.split(",")}
     if isinstance(record, Mapping) or not isinstance(record, Iterable):
@@ -103,18 +101,17 @@ def check_flag(flag: Any, argument: str) -> None:
 
 
 def check_function(function: Any, argument: str, call: str) -> None:
-    """Refuses what cannot be called; ``call`` shows the call, for the message."""
+    """Refuse an object that cannot be called; ``call`` shows the call, for the message."""
     if not callable(function):
         raise ConfigurationError(f"{argument} is {function!r}: give a function that is called with {call}")
 
 
 def check_subset(batches: Any, argument: str) -> int:
-    """A number of batches, -1 for all of them."""
     if isinstance(batches, int) and not isinstance(batches, bool) and (batches == -1 or batches > 0):
         return batches
     raise ConfigurationError(f"{argument} is {batches!r}: use a number of batches from 1, or -1 for all of them")
 
 
 def kind_of(item: Any) -> str:
-    """Names the kind of an object, for a message."""
+    """Name the kind of an object, for a message."""
     return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"

@@ -1,5 +1,4 @@
-"""The arguments of ``Trainer`` in groups: each with its type, default, checks, documentation, and the option of the
-command ``trainer`` that stands for it. No torch here."""
+"""Groups of the arguments of ``Trainer``, with types, checks and command line options. Does not import torch."""
 
 import inspect
 import os
@@ -35,31 +34,26 @@ class Option:
     """The form of an argument on the command line: by default ``--its-name VALUE``, for a ``bool`` a flag."""
 
     name: str = ""
-    """Another name, or several with spaces."""
+    """Replaces ``--its-name``; several names with spaces."""
     metavar: str | None = None
     choices: Sequence[str] = ()
-    """The texts that it may be."""
     least: int | None = None
-    """The smallest whole number that it may be."""
     most: int | None = None
-    """The largest whole number that it may be."""
     path: Literal["any", "existing"] | None = None
-    """For a path: whether something must be there."""
+    """For a path: ``existing`` if it must exist."""
     read: Callable[[str], Any] | None = None
-    """Reads the value from text, for everything else; raises our errors."""
+    """Reads any other value from text. Raises our errors."""
     sets: Any = None
-    """For a flag: what the argument is if it is given."""
+    """For a flag: the value of the argument when the flag is given."""
     many: bool = False
     """Whether the value is a list of names, with commas or given several times."""
     needs: Sequence[str] = ()
-    """The arguments without which it has no effect."""
+    """Arguments without which it has no effect."""
     help: str = ""
-    """In place of the argument's documentation."""
+    """Replaces the argument's documentation."""
 
 
 class Argument(NamedTuple):
-    """One argument of ``Trainer``, as a class of arguments declares it."""
-
     name: str
     type: Any
     default: Any
@@ -70,14 +64,14 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True)
 class ArgumentGroup:
-    """Arguments that are checked when they are given.
+    """Arguments that are checked when the object is made.
 
-    A field's annotation has, besides the type, its checks (functions of the value and the name) and its options. A
-    ``bool`` is always checked; ``None`` is not, where the type allows it. The docstring's ``Args`` document the fields.
+    A field's annotation holds the type, its checks (functions of the value and the name) and its options. A ``bool`` is
+    always checked; ``None`` is not checked where the type allows it. The docstring's ``Args`` document the fields.
     """
 
     heading: ClassVar[str]
-    """Of its options in the command's help."""
+    """Heading of its options in the command's help."""
 
     def __post_init__(self) -> None:
         for one in arguments_of(type(self)):
@@ -92,7 +86,7 @@ class ArgumentGroup:
 
 
 def arguments_of(group: type[ArgumentGroup]) -> list[Argument]:
-    """The arguments that a group declares or inherits."""
+    """Return the arguments that a group declares or inherits."""
     helps: dict[str, str] = {}
     for one in reversed(group.__mro__):
         for names, text in _DOCUMENTED.findall(inspect.cleandoc(one.__doc__ or "")):
@@ -117,7 +111,7 @@ def _read_interval(text: str) -> TimeInput:
 
 
 def read_duration(text: str) -> TimeInput:
-    """Reads the duration of a training that is to be started."""
+    """Read the duration of a new training."""
     duration = check_max_duration(text)
     if duration.value == 0:
         raise ConfigurationError(f"{text} is over at once: use 1ep or more")
@@ -134,7 +128,7 @@ def _read_microbatch_size(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class EvalConfig(ArgumentGroup):
-    """When a training evaluates, and on how much. An :class:`offloop.trainer.Evaluator` may have both of its own.
+    """When to evaluate, and on how many batches. An :class:`offloop.trainer.Evaluator` may override both.
 
     Args:
         eval_interval: how often to evaluate: ``1ep``, ``100ba``, or a share such as ``0.25dur``; 0 for never.
@@ -154,18 +148,18 @@ class EvalConfig(ArgumentGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig(ArgumentGroup):
-    """Computation of a batch: in which numbers, in which parts, compiled or not, by one rank or several.
+    """How to compute a batch: precision, microbatches, compilation, several ranks.
 
     Args:
-        precision: numbers to compute in where 16 bits are good enough: ``fp32``, which is the default, ``amp_bf16``, or
-            ``amp_fp16``, which scales the loss.
-        device_train_microbatch_size: splits batches into microbatches of so many samples, whose gradients are added up;
-            ``auto`` halves them whenever the memory runs out. By default batches are whole.
-        deterministic_mode: makes torch use deterministic algorithms only, and fail where it has none.
+        precision: precision where 16 bits suffice: ``fp32`` (the default), ``amp_bf16``, or ``amp_fp16``, which scales
+            the loss.
+        device_train_microbatch_size: splits batches into microbatches of so many samples and adds up their gradients.
+            ``auto`` halves them when the memory runs out. By default batches are whole.
+        deterministic_mode: makes torch use only deterministic algorithms, and fail where it has none.
         compile_config: keyword arguments of ``torch.compile``, ``{}`` for its defaults; ``None`` does not compile.
-        find_unused_parameters: with several ranks, whether parameters may be left out of a forward pass, see torch's
+        find_unused_parameters: with several ranks, whether a forward pass may leave out parameters, see torch's
             ``DistributedDataParallel``.
-        fsdp_config: shards the model over several ranks instead of giving each the whole (DDP): keyword arguments of
+        fsdp_config: shards the model over several ranks instead of copying it to each (DDP): keyword arguments of
             :class:`offloop.trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
             ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults.
     """
@@ -189,18 +183,18 @@ class CheckpointConfig(ArgumentGroup):
     """Which checkpoints a training writes, and which one it resumes from.
 
     Args:
-        save_folder: where to write checkpoints; none are written without it. ``{run_name}`` and the like stand for
-            what they name.
+        save_folder: where to write checkpoints; without it none are written. ``{run_name}`` and other placeholders are
+            filled in.
         save_filename, save_latest_filename: names of checkpoints in it, see :mod:`offloop.trainer.checkpoints.folder`.
         save_interval: how often to write one, besides at the end: ``1ep``, ``100ba``, ``0.1dur``; 0 for never.
-        save_num_checkpoints_to_keep: how many checkpoints to keep, the newest ones; -1 for all.
-        save_overwrite: whether checkpoints that are in the folder already may be written over.
+        save_num_checkpoints_to_keep: how many of the newest checkpoints to keep; -1 for all.
+        save_overwrite: whether to overwrite checkpoints that are in the folder already.
         save_weights_only: whether to write the model alone.
-        load_path: a checkpoint to resume from, or a folder of them, of which the latest is taken.
-        load_weights_only: takes the model's weights from it and nothing else; also from a torch file (``.pt``).
-        load_strict_model_weights: whether it has to have all of the model's weights and no others.
-        autoresume: resumes from the latest checkpoint in ``save_folder``, if there is one. Needs a ``run_name``. A
-            training that finds checkpoints and can read none of them refuses to start.
+        load_path: a checkpoint to resume from, or a folder of them, of which the latest is used.
+        load_weights_only: loads only the model's weights, also from a torch file (``.pt``).
+        load_strict_model_weights: whether the checkpoint must have all of the model's weights and no others.
+        autoresume: resumes from the latest checkpoint in ``save_folder``, if it has one. Needs a ``run_name``. A
+            training that can read none of its checkpoints refuses to start.
         from_scratch: starts from the beginning there, beside the checkpoints that cannot be read.
     """
 
@@ -244,28 +238,27 @@ class StreamConfig(ArgumentGroup):
     """The stream of a training, its recording, and the rights of consumers.
 
     Args:
-        publish: whether there is a stream to watch and record.
-        runs_dir: where runs live, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
-        stream_to: where to copy the run, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``; of a training on
-            several hosts each has a broker and a recording of its own then.
-        record: events to record beside the base set, such as ``batch_start``, or ``all``; others are recorded while a
+        publish: whether to publish and record the training.
+        runs_dir: the folder of runs, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
+        stream_to: where to copy the run, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. In a training on
+            several hosts each host then has its own broker and recording.
+        record: events to record beside the base set, such as ``batch_start``, or ``all``. Others are recorded while a
             consumer requests them.
-        flight_recorder: how many of the last batches to keep in memory with all of their events and phases, such as
-            ``200ba``; they are written to a recording of their own when a rank fails, dies or has a loss that is not
-            finite, and when asked.
+        flight_recorder: how many of the last batches to keep in memory with all events and phases, such as ``200ba``.
+            They are written to a separate recording when a rank fails, dies or has a loss that is not finite, and on
+            request.
         max_delay: seconds by which the events of batches may be late in a fast loop, see
             :class:`offloop.bus.Publisher`.
-        backlog_bytes: bound of the memory for events that the broker does not have on disk yet, by default 64 MiB.
-        config: what else to write down about the run in ``run.json``.
-        fields: what else consumers can request, by name: functions of the state, see
+        backlog_bytes: bound of the memory for events that the broker has not yet written to disk, by default 64 MiB.
+        config: further facts about the run for ``run.json``.
+        fields: further fields that consumers can request, by name: functions of the state, see
             :mod:`offloop.trainer.fields.registry`.
-        settings: what else ``offloop send RUN set NAME VALUE`` can set, by name: functions of the state and the value.
-        wait_for: names of consumers that may decide to stop the training: it waits for them where they decide, so that
-            they stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such
-            consumer.
-        wait_seconds: how long it waits for one consumer at a time.
-        commands_from: a recording, or a run's directory: the commands that its training took are applied again where
-            they were then.
+        settings: further names for ``offloop send RUN set NAME VALUE``: functions of the state and the value.
+        wait_for: names of consumers that may stop the training. The training waits where they decide, so that they
+            stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such consumer.
+        wait_seconds: how long to wait for one consumer at a time.
+        commands_from: a recording, or a run's directory. The commands of that training are applied again at the same
+            places.
     """
 
     heading = "Stream"

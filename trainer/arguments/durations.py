@@ -1,4 +1,4 @@
-"""Durations and intervals as users give them, and when something is due that happens every so often. No torch here."""
+"""Durations, and intervals at which something is due. Does not import torch."""
 
 import datetime
 
@@ -11,7 +11,7 @@ from offloop.trainer.arguments.checks import check_number
 
 
 def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> Time:
-    """Reads a duration of training; a plain number counts epochs."""
+    """Read a duration of training; a plain number counts epochs."""
     time = _read(duration, argument, "2ep")
     if time.unit is TimeUnit.DURATION or time.value < 0:
         raise ConfigurationError(
@@ -22,7 +22,7 @@ def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> T
 
 
 def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None:
-    """A duration of training, stretched by ``scale_schedule_ratio``; ``None`` for none."""
+    """Read a duration of training and stretch it by ``scale_schedule_ratio``."""
     check_number(ratio, "scale_schedule_ratio", above=0)
     if duration is None:
         return None
@@ -37,8 +37,9 @@ def end_of_fit(
     iteration_length: Time | None,
     resumed: bool,
 ) -> Time:
-    """The training time at which a call of ``fit(duration)`` ends; ``max_duration`` is the training's, and may have
-    passed when the training is ``resumed`` from its end."""
+    """Return the training time at which a call of ``fit(duration)`` ends.
+
+    ``max_duration`` is the training's, and may have passed when the training is ``resumed`` from its end."""
     if duration is not None:
         length = check_max_duration(duration)
         begin = timestamp.get(length.unit)
@@ -58,7 +59,7 @@ def end_of_fit(
 
 
 def check_countable(max_duration: Time | None, iteration_length: Time | None) -> None:
-    """Refuses a duration in iterations where these have no length."""
+    """Refuse a duration in iterations without an iteration length."""
     if max_duration is not None and max_duration.unit is TimeUnit.ITERATION and iteration_length is None:
         raise ConfigurationError(
             f"max_duration {str(max_duration)!r} is not allowed where iterations have no length: "
@@ -67,7 +68,7 @@ def check_countable(max_duration: Time | None, iteration_length: Time | None) ->
 
 
 def check_iteration_length(length: TimeInput | None, argument: str = "iteration_length") -> Time | None:
-    """Reads the length of an iteration, in epochs or tokens."""
+    """Read the length of an iteration, in epochs or tokens."""
     if length is None:
         return None
     time = _read(length, argument, "1ep")
@@ -79,7 +80,7 @@ def check_iteration_length(length: TimeInput | None, argument: str = "iteration_
 
 
 def check_interval(interval: TimeInput, argument: str = "interval") -> Time:
-    """Reads an interval; a plain number counts epochs, and the number zero means never."""
+    """Read an interval. A plain number counts epochs, and the number zero means never."""
     time = _read(interval, argument, "100ba, or 0 for never")
     is_never = isinstance(interval, int) and interval == 0
     if not (time.value > 0 or is_never) or (time.unit is TimeUnit.DURATION and time.value > 1):
@@ -90,10 +91,10 @@ def check_interval(interval: TimeInput, argument: str = "interval") -> Time:
 
 
 class Interval:
-    """Every so many epochs, batches, samples, ...: due at the event at which the count passes the next multiple.
+    """An interval of training time, due at the event at which the count passes the next multiple.
 
-    Epochs and iterations are counted when they end, everything else after each batch; ``events`` are these three. A
-    share of the training (``0.25dur``) is rounded up to whole units of ``max_duration``, and for one in epochs to whole
+    Epochs and iterations are counted at their end, everything else after each batch; ``events`` are these three. A
+    share of the training (``0.25dur``) is rounded up to whole units of ``max_duration``; a share of one epoch to whole
     batches, when their number is known. Reference: ``composer/utils/misc.py``, ``create_interval_scheduler``."""
 
     def __init__(
@@ -110,7 +111,7 @@ class Interval:
         self._interval = interval
 
     def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:
-        """Whether it is due at this event; ``previous`` is the timestamp before it."""
+        """Return whether it is due at this event; ``previous`` is the timestamp before it."""
         if event is not self.event or self.is_never:
             return False
         return passes(self._interval, timestamp.values, None if previous is None else previous.values)

@@ -1,4 +1,4 @@
-"""Values that users give: as numbers that can be sent, and in messages."""
+"""Conversion of users' values, for the stream and for messages."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ _PLAIN = (int, float, str, bytes, type(None))
 
 
 def to_builtin(value: Any) -> Any:
-    """Converts a value to numbers, text, lists and maps, which the stream carries; on a GPU this waits for a tensor."""
+    """Convert a value to numbers, text, lists and maps. Waits for a tensor on a GPU."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):
@@ -28,7 +28,7 @@ def to_builtin(value: Any) -> Any:
 
 
 def as_int(value: Any) -> int | None:
-    """Converts any kind of whole number to ``int``, such as numpy's; ``None`` for anything else and for bools."""
+    """Convert any whole number, such as numpy's, to ``int``; ``None`` for anything else and for bools."""
     if isinstance(value, bool):
         return None
     try:
@@ -38,7 +38,7 @@ def as_int(value: Any) -> int | None:
 
 
 def describe(value: Any) -> str:
-    """Describes a value in a few words, for a message."""
+    """Describe a value in a few words, for a message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     is_empty = isinstance(value, list | tuple | dict) and not value
@@ -46,21 +46,20 @@ def describe(value: Any) -> str:
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Sets the learning rate of a parameter group."""
     if isinstance(group["lr"], torch.Tensor):
-        # Captured and compiled optimizer steps read the rate from this very tensor.
+        # Captured and compiled optimizer steps read the rate from this tensor object.
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
 
 
 def optimizer_names(optimizers: list[Any]) -> list[str]:
-    """The names of learning rates: class names, see :func:`unique_names`."""
+    """Return the names of learning rates: class names, see :func:`unique_names`."""
     return unique_names(type(optimizer).__name__ for optimizer in optimizers)
 
 
 def unique_names(given: Iterable[str]) -> list[str]:
-    """The names, a repeated one with ``-1``, ``-2``, ..."""
+    """Append ``-1``, ``-2``, ... to repeated names."""
     names: list[str] = []
     for name in given:
         count = sum(1 for other in names if other.rsplit("-", 1)[0] == name)

@@ -1,3 +1,1 @@
-"""Checkpoints: when one is saved, what it contains, its file, its folder.
-
-Begin with ``checkpoints``; ``file`` is the format."""
+"""Checkpoints: schedule, contents, file, folder. Start with ``checkpoints``; ``file`` is the format."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer: where they are written, and which one a training resumes from."""
+"""Writes the checkpoints of a trainer, and loads the one to resume from."""
 
 import contextlib
 import errno
@@ -49,12 +49,11 @@ _EVENTS = (Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT, Event.BATCH_CHECK
 
 
 class Checkpoints:
-    """Loads the checkpoint that a training resumes from, and writes new ones: every so often and when the training
-    ends, once for each batch; none without a folder.
+    """Loads the checkpoint to resume from, and writes new ones at an interval and at the end, one at most per batch.
 
-    An evaluation that comes after the last one, at the end of the training, is put into it too. The first rank writes
-    them; with ``sharded`` each rank writes its part of the weights. Reference:
-    ``composer/callbacks/checkpoint_saver.py``, but for the evaluation."""
+    Without a folder it writes none. An evaluation at the end of the training is added to the last checkpoint. The first
+    rank writes them; with ``sharded`` each rank writes its part of the weights. Reference:
+    ``composer/callbacks/checkpoint_saver.py``, except for the evaluation."""
 
     def __init__(
         self, config: CheckpointConfig, state: State, ranks: Ranks | None, *, has_run_name: bool, sharded: bool = False
@@ -69,14 +68,14 @@ class Checkpoints:
         self._ranks = ranks
         self._sharded = sharded
         self.loader_resume = DataLoaderResume()
-        """The place in the data."""
+        """The position in the data."""
         self._interval = check_interval(config.save_interval, "save_interval")
         self._load_path = None if config.load_path is None else Path(config.load_path)
         self._load_weights_only = config.load_weights_only
         self._schedulers: tuple[Any, Path] | None = None
         self._resumes_at = Timestamp()
         self.saved_name: str | None = None
-        """The name of the run that the checkpoint to resume from is of, once that was looked at."""
+        """Name of the run in the checkpoint to resume from, set by :meth:`check`."""
         self._planned: Interval | None = None
         self._last_batch: int | None = None
         self._last_evaluation: Any = None
@@ -85,24 +84,23 @@ class Checkpoints:
         """The events at which a checkpoint may be due."""
         self._folder: CheckpointFolder | None = None
         self.announce: Callable[..., object] | None = None
-        """Marks in the stream, on the first rank, where a checkpoint is saved and where one was loaded: see
-        ``mark_checkpoint`` of :class:`offloop.bus.Publisher`."""
+        """Marks in the stream, on the first rank, a saved or loaded checkpoint: ``Publisher.mark_checkpoint``."""
         self.resumed = False
         """Whether the training resumes from a checkpoint of the same run."""
         self.sampler_seed: int | None = None
-        """The seed of the sampler in the checkpoint that the training resumes from."""
+        """Seed of the sampler in the checkpoint to resume from."""
         self.microbatch_size: int | None = None
-        """The size of microbatches in it."""
+        """Size of microbatches in it."""
         self.use_run_name()
         if self._folder is not None and config.autoresume:
             newest = self._latest(self._folder, config.from_scratch)
             if newest is not None:
                 self._load_path, self._load_weights_only, self.resumed = newest, False, True
         self.is_next_attempt = config.autoresume or (self._load_path is not None and not self._load_weights_only)
-        """Whether the training resumes its run, also where that has no checkpoint yet."""
+        """Whether the training resumes its run, even without a checkpoint yet."""
 
     def use_run_name(self) -> None:
-        """Writes checkpoints to the folder of the state's run name from now on."""
+        """Write checkpoints to the folder of the state's run name from now on."""
         config = self._config
         self._has_saved = False
         if config.save_folder is not None:
@@ -122,10 +120,10 @@ class Checkpoints:
         )
 
     def _latest(self, folder: CheckpointFolder, from_scratch: bool | None = None) -> Path | None:
-        """The newest checkpoint in a folder that has one, found by the first rank.
+        """Return the newest checkpoint in a folder, found by the first rank.
 
-        Raises ``CheckpointError``, on every rank, when all of them are damaged, unless the training begins anew then;
-        ``from_scratch`` is ``None`` where it cannot."""
+        Raises ``CheckpointError`` on every rank when all are damaged, unless ``from_scratch``, which is ``None`` if the
+        training cannot start from the beginning."""
 
         def find() -> str | None:
             found, unreadable = folder.latest(), folder.unreadable
@@ -148,8 +146,7 @@ class Checkpoints:
         return None if path is None else Path(path)
 
     def check(self) -> None:
-        """Checks, before anything is started, that the checkpoint to resume from can be read; damage within the tensors
-        is found by :meth:`load`."""
+        """Check, before anything is started, that the checkpoint to resume from can be read, except its tensors."""
         if self._load_path is not None:
             self._load_path = path = self._find(self._load_path)
             if is_torch_file(path) and not self._load_weights_only:
@@ -168,14 +165,13 @@ class Checkpoints:
                 self.saved_name = read_part(main_file(path), "run").get("name")
 
     def check_folder(self) -> None:
-        """Checks that checkpoints can be written and that no older ones are in the way."""
+        """Check that checkpoints can be written and that no older ones are in the way."""
         if self._folder is not None and self._state.rank == 0:
             _make_writable(self._folder.folder)
         self.check_conflicts(self._resumes_at)
 
     def load(self, sharding: "FullySharded | None" = None) -> None:
-        """Restores the training from the checkpoint to load, if there is one, but for its schedulers; ``sharding``
-        spreads the model over the ranks."""
+        """Restore the training from its checkpoint, except the schedulers; ``sharding`` spreads the model."""
         path, state = self._load_path, self._state
         if path is None:
             return
@@ -188,7 +184,7 @@ class Checkpoints:
         self._schedulers = (tree["schedulers"], path)
         self.sampler_seed, self.microbatch_size = tree.get("sampler_seed"), tree["microbatch_size"]
         orders = tree.get("dataloader")
-        # A rank that was not there before has nothing to resume from, and draws numbers of its own.
+        # A rank that did not exist before draws its own numbers.
         if orders and state.rank < len(orders):
             self.loader_resume.load(orders[state.rank])
         if self._folder is not None and self.resumed:
@@ -199,7 +195,7 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that checkpoints are written to; ``None`` when none are."""
+        """The folder for checkpoints; ``None`` without one."""
         return None if self._folder is None else self._folder.folder
 
     @property
@@ -207,29 +203,29 @@ class Checkpoints:
         """The description of the checkpoints in ``run.json``."""
         if self.folder is None:
             return {}
-        # The system takes any bytes; UTF-8 does not.
+        # Paths are any bytes; UTF-8 is not.
         return {"save_folder": os.fsencode(self.folder.absolute()).decode("utf-8", "backslashreplace")}
 
     @property
     def resumed_from(self) -> Path | None:
-        """The checkpoint of the same run that the training resumes from."""
+        """The checkpoint of the same run from which the training resumes."""
         return self._load_path if self.resumed else None
 
     def plan(self, max_duration: Time) -> None:
-        """Plans when checkpoints are due in a training of that length."""
+        """Plan when checkpoints are due in a training of that length."""
         state = self._state
         if self._last_batch is None:
             if self._folder is not None and state.rank == 0:
                 self._folder.check_conflicts(state.timestamp)
                 self._folder.clean()
-            # The state that a training resumes from, or begins with, need not be written again.
+            # The state with which a training starts or resumes need not be written again.
             self._note_saved()
         if self._folder is not None:
             self._planned = Interval(self._interval, max_duration, state.dataloader_len, _EVENTS)
             self.watched = frozenset() if self._planned.is_never else frozenset(_EVENTS)
 
     def save_if_due(self, event: Event) -> None:
-        """Writes a checkpoint if one is due at this event, or the training ends here."""
+        """Write a checkpoint if one is due at this event, or the training ends here."""
         state = self._state
         if event not in self.watched or state.timestamp.values.batch == self._last_batch:
             return
@@ -238,7 +234,7 @@ class Checkpoints:
             self.save_now()
 
     def save_last(self) -> None:
-        """Writes the last checkpoint of this training again if the model has been evaluated since."""
+        """Write the last checkpoint of this training again if the model has been evaluated since."""
         state = self._state
         if self._folder is None or not self._has_saved or self._config.save_weights_only:
             return
@@ -247,8 +243,9 @@ class Checkpoints:
             self._save(self._folder.last_path, self._folder.replace_last)
 
     def save_now(self) -> Path | None:
-        """Writes a checkpoint unless this batch has one; with several ranks all have to call it. Returns its path, on
-        the first rank, if this training has written it."""
+        """Write a checkpoint unless this batch has one; all ranks must call it.
+
+        Returns its path, on the first rank, if this training has written it."""
         if self._folder is None:
             raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
         if self._last_batch != self._state.timestamp.values.batch:
@@ -258,7 +255,7 @@ class Checkpoints:
         return self._folder.last_path
 
     def write(self, path: Path) -> Path:
-        """Writes a checkpoint of its own; all ranks have to call this."""
+        """Write a separate checkpoint; all ranks must call it."""
         self._write(path, partial(write_checkpoint, path))
         return path
 
@@ -271,7 +268,7 @@ class Checkpoints:
         self._last_evaluation = self._state.eval_metric_values
 
     def _write(self, path: Path | None, write: Callable[[dict[str, Any], Path | None], object]) -> None:
-        """Has the first rank write a checkpoint to a path of it; where it cannot, every rank raises its error."""
+        """Let the first rank write a checkpoint; every rank raises its error."""
         weights_only = self._config.save_weights_only
         tree, shards = weights_tree(self._state) if weights_only else self.gather(), None
 
@@ -290,7 +287,7 @@ class Checkpoints:
             self._ranks.each(write_on_first, among={0})
 
     def gather(self) -> dict[str, Any]:
-        """The contents of a whole checkpoint of this moment; with several ranks all have to call it."""
+        """Return the contents of a whole checkpoint of this moment; all ranks must call it."""
         state, ranks = self._state, self._ranks
         dataloader, orders = state.train_dataloader, None
         if dataloader is not None:
@@ -307,19 +304,19 @@ class Checkpoints:
         }
 
     def load_schedulers(self) -> None:
-        """Restores the schedulers from the checkpoint, once they are made."""
+        """Restore the schedulers from the checkpoint, once they are made."""
         if self._schedulers is not None:
             saved, path = self._schedulers
             self._schedulers = None
             load_schedulers(self._state, saved, path)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
-        """Refuses to train from that time on where newer checkpoints are in the folder."""
+        """Refuse to train from that time on if the folder has newer checkpoints."""
         if self._folder is not None and self._state.rank == 0:
             self._folder.check_conflicts(timestamp)
 
     def forget(self) -> None:
-        """Forgets the checkpoint of a training that begins anew."""
+        """Forget the checkpoint, for a training that starts from the beginning."""
         self._last_batch = None
         self._has_saved = self.resumed = False
 

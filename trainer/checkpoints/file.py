@@ -1,7 +1,7 @@
-"""The file that a training is saved in: one safetensors file, written whole or not at all.
+"""The file format of checkpoints: one safetensors file, written completely or not at all.
 
-The format is in ``docs/checkpoints.md``. Nothing in it is executed: no pickle is written, and none is read but through
-the restricted reader of torch."""
+The format is in ``docs/checkpoints.md``. Nothing in a file is executed: no pickle is written, and pickles are read only
+by torch's restricted reader."""
 
 import contextlib
 import datetime
@@ -42,7 +42,7 @@ from offloop.bus.tensors.view import tensor_places
 PathLike = str | os.PathLike[str]
 
 
-# Beyond this, what reads JSON in other languages rounds integers.
+# JSON readers in other languages round integers beyond this.
 _EXACT_INT = 2**53
 _SEQUENCES = (list, tuple)
 
@@ -52,25 +52,24 @@ _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
 class CheckpointDraft(NamedTuple):
-    """A checkpoint that is complete but for its checksums."""
+    """A checkpoint that is complete except for its checksums."""
 
     tensors: dict[str, Tensor]
-    """By the names that they get in the file, detached; views of what the tree holds."""
+    """By their names in the file, detached; views of the tree's tensors."""
     contents: dict[str, Any]
-    """The tree without its tensors, and what stands in front of each one's bytes where its checksum is made."""
+    """The tree without its tensors, and the prefix of each tensor's bytes for its checksum."""
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of an image that ``bus.checkpoints.image.write_draft`` completes in another process."""
+        """Return the metadata of an image that ``bus.checkpoints.image.write_draft`` completes in another process."""
         try:
-            # Five times as fast as text_of, but without its escapes for what is not Unicode.
+            # Five times as fast as text_of, but without its escapes for invalid Unicode.
             return {DRAFT_KEY: check_size(msgspec.json.encode(self.contents).decode())}
         except UnicodeEncodeError:
             return {DRAFT_KEY: text_of(self.contents)}
 
 
 def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
-    """Takes apart a tree as :func:`write_checkpoint` does, without reading a tensor; ``what`` names the checkpoint in
-    errors."""
+    """Take apart a tree as :func:`write_checkpoint` does, without reading a tensor; ``what`` is for error messages."""
     for key in tree:
         if not isinstance(key, str) or key.startswith("$"):
             raise CheckpointError(
@@ -78,7 +77,7 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
             )
     table = _TensorTable()
     try:
-        # The model comes first, so that what it shares with other parts is stored under its own names.
+        # The model comes first, so that tensors shared with other parts have its names.
         packed = {key: _pack(tree[key], key, table) for key in sorted(tree, key=lambda key: key != "model")}
     except RecursionError:
         raise CheckpointError(f"cannot write {what}: something in it holds itself, or is nested too deeply") from None
@@ -87,14 +86,15 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
 
 
 def write_checkpoint(path: PathLike, tree: Mapping[str, Any], shards: Path | None = None) -> None:
-    """Writes a tree to a file, making its folder if there is none. The file appears under its name when it is complete
-    and on the disk; until then the one before it stays. With a folder of ``shards``, see
-    :mod:`offloop.trainer.checkpoints.sharded`, it writes a folder into which that is moved.
+    """Write a tree to a file, and make its folder if needed.
 
-    The tree is a dict of parts by name. A part is made of dicts, lists and tuples of ``None``, bools, ints, floats,
-    strings, bytes and dense tensors of any device and of every dtype that safetensors has; subclasses of these (an
-    ``OrderedDict``, a named tuple, a parameter) come back as the plain kind. Tensors that are the same one in memory
-    are stored once. Tensors are neither copied nor moved unless they are on a device or not contiguous.
+    The file appears under its name once it is complete and on the disk; until then an existing one stays. With a folder
+    of ``shards``, see :mod:`offloop.trainer.checkpoints.sharded`, it writes a folder and moves the shards into it.
+
+    The tree is a dict of parts by name. A part consists of dicts, lists and tuples of ``None``, bools, ints, floats,
+    strings, bytes and dense tensors of any device and of every dtype of safetensors. Subclasses of these (an
+    ``OrderedDict``, a named tuple, a parameter) come back as the plain type. Tensors that are the same in memory are
+    stored once. Tensors are copied only from a device or if they are not contiguous.
 
     Raises ``CheckpointError`` for anything else in the tree, and when the file cannot be written."""
     path = Path(path)
@@ -120,10 +120,10 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any], shards: Path | Non
 
 
 def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """The tree that was written, its tensors on a device. Every byte of the file is checked.
+    """Return the tree in a file, its tensors on a device. Every byte of the file is checked.
 
-    Tensors that were one in memory are one again. On the CPU they are pages of the file, loaded as they are used. With
-    ``device="meta"`` the file is checked just the same, and the tensors have no values.
+    Tensors that were one in memory are one again. On the CPU they are pages of the file, loaded on use. With
+    ``device="meta"`` the file is checked too, and the tensors have no values.
 
     Raises ``CheckpointError`` for a file that is missing, damaged, not a checkpoint, or of another version."""
     with _opened(path) as file:
@@ -133,8 +133,9 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
 
 
 def read_part(path: PathLike, key: str) -> Any:
-    """The part of a checkpoint's tree under one key, on the CPU; other tensors are neither read nor checked. Raises as
-    :func:`read_checkpoint` does, and for an unknown key."""
+    """Return one part of a checkpoint's tree, on the CPU; other tensors are neither read nor checked.
+
+    Raises as :func:`read_checkpoint` does, and for an unknown key."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
@@ -146,8 +147,9 @@ def read_part(path: PathLike, key: str) -> Any:
 
 
 def read_weights(path: PathLike) -> dict[str, Any]:
-    """The state dict of the model in a checkpoint, or all tensors of any other safetensors file, on the CPU. Raises as
-    :func:`read_checkpoint` does."""
+    """Return the model's state dict in a checkpoint, or all tensors of any other safetensors file, on the CPU.
+
+    Raises as :func:`read_checkpoint` does."""
     with _opened(path) as file:
         if _contents(file, path) is None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
@@ -156,7 +158,7 @@ def read_weights(path: PathLike) -> dict[str, Any]:
 
 
 def is_torch_file(path: PathLike) -> bool:
-    """Whether a file was written by ``torch.save``, whatever it is called. ``False`` if it cannot be read."""
+    """Return whether a file was written by ``torch.save``, whatever its name. ``False`` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(4) in _TORCH_MAGIC
@@ -165,10 +167,10 @@ def is_torch_file(path: PathLike) -> bool:
 
 
 def import_torch(path: PathLike) -> dict[str, Any]:
-    """The state dict of the model in a file of ``torch.save``, on the CPU.
+    """Return the state dict of the model in a file of ``torch.save``, on the CPU.
 
     The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do, ``state``
-    and ``model``. A prefix ``module.`` of all names, as under DistributedDataParallel, is left out.
+    and ``model``. A common prefix ``module.``, as of DistributedDataParallel, is removed.
 
     Raises ``CheckpointError`` when the file is missing, damaged, has no model in it, or holds pickled objects that
     could run code when loaded: only tensors, plain values, numpy arrays and time spans are allowed."""
@@ -178,7 +180,7 @@ def import_torch(path: PathLike) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(_harmless_globals()):
             saved = torch.load(path, map_location="cpu", weights_only=True)
-    # Of any kind, depending on where the file is damaged.
+    # Of any type, depending on where the file is damaged.
     except Exception as error:
         found = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if found is None:
@@ -209,7 +211,6 @@ class _TensorTable:
         self._known: dict[int, list[str]] = {}
 
     def add(self, tensor: Tensor, path: str) -> str:
-        """Stores a tensor; returns its name."""
         tensor = tensor.detach()
         if tensor.layout is not torch.strided or tensor.is_meta or _dtype_name(tensor.dtype) is None:
             raise CheckpointError(
@@ -232,16 +233,16 @@ class _TensorTable:
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for two tensors at the same address that are the same one."""
+    """Return the same value for two tensors at one address only if they are the same tensor."""
     return tensor.shape, tensor.dtype, tensor.stride(), tensor.device, tensor.is_conj(), tensor.is_neg()
 
 
 def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    """The dtype and shape of a tensor as safetensors writes them."""
+    """Return the dtype and shape of a tensor as safetensors writes them."""
     name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
     if name is None:
         raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")
-    # Torch counts pairs of such numbers.
+    # Torch counts pairs of these numbers.
     return name, tensor.shape if name != "F4" else (*tensor.shape[:-1], tensor.shape[-1] * 2)
 
 
@@ -257,7 +258,7 @@ def _dtype_name(dtype: torch.dtype) -> str | None:
 
 
 def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
-    """The value as JSON has it, its tensors in the table."""
+    """Convert a value to JSON, and add its tensors to the table."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -274,7 +275,7 @@ def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
         items = [_pack(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, bytes):
-        # Not in the text: that is written, and checked, once for every checkpoint that a consumer takes.
+        # Not in the text, which is written and checked for every checkpoint that a consumer requests.
         stored = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
         return {"$bytes": tensors.add(stored, path)}
     raise CheckpointError(
@@ -299,7 +300,7 @@ def _pack_dict(value: dict[Any, Any], path: str, tensors: _TensorTable) -> dict[
     packed = {key: _pack(item, f"{path}.{key}", tensors) for key, item in value.items()}
     if is_plain:
         return packed
-    # A bool is an int, and stays what it is.
+    # A bool is an int, and stays a bool.
     return {"$dict": [[key if isinstance(key, str | bool) else _pack_int(key), it] for key, it in packed.items()]}
 
 
@@ -326,7 +327,7 @@ def _unpack(value: Any, load: Callable[..., Tensor]) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: PathLike) -> Iterator[Any]:
-    """Opens a safetensors file; all errors in the block become ``CheckpointError``."""
+    """Open a safetensors file; all errors in the block become ``CheckpointError``."""
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {path}: give the path of a file that was saved", path=path)
     try:
@@ -343,7 +344,7 @@ def _opened(path: PathLike) -> Iterator[Any]:
 
 
 def _contents(file: Any, path: PathLike) -> dict[str, Any] | None:
-    """The header of a checkpoint but for the places of tensors; ``None`` for a foreign file."""
+    """Return the header of a checkpoint without the places of tensors; ``None`` for a foreign file."""
     metadata = file.metadata() or {}
     if TEXT_KEY not in metadata and CRC_KEY not in metadata:
         return None
@@ -404,7 +405,7 @@ def _harmless_globals() -> list[Any]:
     except ModuleNotFoundError:
         return allowed
     reconstruct = np.empty(0).__reduce__()[0]
-    # numpy 2 has moved the function; files name it by either place.
+    # numpy 2 moved the function; files name either place.
     places = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     kinds = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}
     return [*allowed, *places, np.ndarray, np.dtype, *kinds]

@@ -1,4 +1,4 @@
-"""The folder that a training keeps its checkpoints in."""
+"""The folder of a training's checkpoints."""
 
 import os
 from collections.abc import Mapping
@@ -29,24 +29,22 @@ class CheckpointFolder(CheckpointNames):
     ) -> None:
         super().__init__(folder, filename, latest_filename, keep, overwrite, names)
         self.unreadable: dict[Path, CheckpointError] = {}
-        """The errors of the checkpoints that :meth:`latest` could not read, by paths without links."""
+        """Errors of the checkpoints that :meth:`latest` could not read, by path without links."""
         self._last: Timestamp | None = None
 
     @property
     def last_path(self) -> Path | None:
-        """The path of the last checkpoint that was saved."""
         return None if self._last is None else self.path_at(self._last)
 
     def save(self, timestamp: Timestamp, tree: Mapping[str, Any], shards: Path | None = None) -> Path:
-        """Writes a checkpoint with the time as ``timestamp``, makes it the latest one, and removes surplus ones.
-        ``shards`` is as for ``write_checkpoint``.
+        """Write a checkpoint with ``timestamp``, make it the latest one, and remove surplus ones.
 
-        Raises ``CheckpointError`` when it cannot be written; the existing ones then stay."""
+        ``shards`` is as for ``write_checkpoint``. Raises ``CheckpointError`` when it cannot be written; the existing
+        ones stay."""
         return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)}, shards)
 
     def replace_last(self, tree: Mapping[str, Any], shards: Path | None = None) -> Path | None:
-        """Saves a tree in the place of the last one, with the ``timestamp`` of the tree, which may be a later one; does
-        nothing where none was saved."""
+        """Replace the last saved checkpoint, with the tree's own ``timestamp``; do nothing if none was saved."""
         if self._last is None:
             return None
         return self._save(self._last, {"timestamp": list(self._last.values), **tree}, shards)
@@ -61,10 +59,10 @@ class CheckpointFolder(CheckpointNames):
         return path
 
     def latest(self) -> Path | None:
-        """The newest intact checkpoint in the folder, each byte of it checked; damaged ones are in :attr:`unreadable`.
+        """Return the newest intact checkpoint, with each byte checked; damaged ones are in :attr:`unreadable`.
 
-        With ``overwrite``, the target of the link comes first: files of a later time may be older ones. Without it a
-        later file was written just before the process was killed."""
+        With ``overwrite`` the target of the link comes first: files of a later time may be older. Without it a later
+        file was written just before the process was killed."""
         self.unreadable.clear()
         try:
             # A search in a folder without permission finds nothing.
@@ -99,12 +97,12 @@ class CheckpointFolder(CheckpointNames):
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`, but for unreadable checkpoints, which are never removed."""
+        """Restore :meth:`state_dict`, except unreadable checkpoints, which are never removed."""
         super().load_state_dict(state)
         self._saved = [name for name in self._saved if _real(self.folder / name) not in self.unreadable]
 
     def newest_unreadable(self) -> CheckpointError:
-        """The error of the newest of :attr:`unreadable`, by the names."""
+        """Return the error of the newest of :attr:`unreadable`, by name."""
 
         folder = self.folder.resolve()
 
@@ -115,7 +113,7 @@ class CheckpointFolder(CheckpointNames):
         return self.unreadable[max(self.unreadable, key=time_in_name)]
 
     def _is_in_the_way(self, path: Path) -> bool:
-        # It is renamed when its name is needed.
+        # An unreadable file is renamed when its name is needed.
         return _real(path) not in self.unreadable
 
     def _is_unreadable(self, path: Path) -> bool:
@@ -141,5 +139,5 @@ def _time_of(path: Path) -> tuple[int, ...]:
 
 
 def _real(path: Path) -> Path:
-    # Without links among its folders.
+    # Only links among its folders are resolved.
     return path.parent.resolve() / path.name

@@ -1,6 +1,4 @@
-"""Checkpoints of weights that are spread over ranks: folders, in which each rank writes its rows.
-
-The format is in ``docs/checkpoints.md``."""
+"""Checkpoints of sharded weights: folders with a file of each rank. ``docs/checkpoints.md`` has the format."""
 
 import contextlib
 import functools
@@ -20,11 +18,11 @@ from offloop.trainer.distributed.ranks import Ranks
 
 @contextlib.contextmanager
 def write_shards(path: Path | None, tree: Mapping[str, Any], ranks: Ranks) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Has each rank write its rows of the ``DTensor`` in a tree to a temporary folder, which the first rank has to move
-    into the checkpoint within the block. Returns the tree without them, and the folder.
+    """Let each rank write its rows of the ``DTensor`` in a tree to a temporary folder. Returns the rest and the folder.
 
-    All ranks have to call this, the first one with the checkpoint's path, to which all can write. Raises
-    ``CheckpointError`` on every rank when any of them cannot write."""
+    The first rank must move the folder into the checkpoint within the block. All ranks must call this, the first one
+    with the checkpoint's path, to which all can write. Raises ``CheckpointError`` on every rank when any of them cannot
+    write."""
     from torch.distributed.tensor import DTensor
 
     sharded: dict[str, tuple[list[Any], Any]] = {}
@@ -60,10 +58,10 @@ def read_sharded(
     world_size: int = 1,
     spread: Callable[[Tensor, list[int]], Tensor] = lambda rows, shape: rows,
 ) -> dict[str, Any]:
-    """The tree that was written, or its part under one key, on the CPU.
+    """Return the tree in a folder, or one part of it, on the CPU.
 
-    Each of ``world_size`` ranks reads its rows of the tensors that were sharded, which ``spread`` makes one of from
-    these and the whole shape; a rank by itself reads all rows.
+    Each of ``world_size`` ranks reads its rows of the sharded tensors; ``spread`` makes a tensor from these and the
+    whole shape. A single rank reads all rows.
 
     Raises ``CheckpointError`` when anything that is read is missing or damaged."""
     tree = read_checkpoint(main_file(path))
@@ -81,7 +79,7 @@ def read_sharded(
         if part not in (None, place[0]):
             continue
         name, rows = ".".join(map(str, place)), shape[0]
-        # So many rows each rank has, and had, as torch.chunk divides them.
+        # Rows of each rank, now and when it was written, as torch.chunk divides them.
         share, size = -(-rows // world_size), -(-rows // shards["ranks"])
         begin, end = min(rank * share, rows), min((rank + 1) * share, rows)
         found = rows_of(name, begin, end, size) if begin < end else read(0)[name][:0]
@@ -91,7 +89,7 @@ def read_sharded(
 
 
 def check_sharded(path: Path) -> None:
-    """Raises ``CheckpointError`` unless each byte in the folder is as it was written."""
+    """Raise ``CheckpointError`` unless each byte in the folder is as it was written."""
     shards = read_part(main_file(path), "shards")
     read_checkpoint(main_file(path), device="meta")
     for number in range(shards["ranks"]):

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: everything that decides how a training continues."""
+"""The contents of a checkpoint: everything that determines how a training continues."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,11 @@ _PARTS = ("algorithms", "optimizers", "schedulers", "scaler", "metrics", "microb
 
 
 def weights_tree(state: State) -> dict[str, Any]:
-    """The model alone."""
     return {"model": state.model.state_dict(), "timestamp": list(state.timestamp.values), "run": _run(state)}
 
 
 def training_tree(state: State) -> dict[str, Any]:
-    """The whole training but its place in the data, as nested maps and lists of tensors, numbers and text."""
+    """Return the whole training except its position in the data, as maps and lists of tensors, numbers and text."""
     names = optimizer_names(state.optimizers)
     return {
         **weights_tree(state),
@@ -40,7 +39,7 @@ def training_tree(state: State) -> dict[str, Any]:
 
 
 def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool = True) -> None:
-    """Loads weights into the model. Raises ``CheckpointError`` when they are those of another model."""
+    """Load weights into the model. Raises ``CheckpointError`` when they belong to another model."""
     own = state.model.state_dict()
     wrong = [
         f"{name} is {_shape(weights[name])} there and {_shape(own[name])} here"
@@ -64,8 +63,9 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
 
 
 def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
-    """Restores everything but the model and the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when
-    it does not fit the trainer's optimizers or algorithms."""
+    """Restore everything except the model and the schedulers from :func:`training_tree`.
+
+    Raises ``CheckpointError`` when it does not fit the trainer's optimizers or algorithms."""
     for key in _PARTS:
         if key not in tree:
             raise CheckpointError(
@@ -73,7 +73,7 @@ def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
                 "take its weights with load_weights_only=True",
                 path=path,
             )
-    # Before the optimizers: an algorithm may have changed what they hold.
+    # Before the optimizers: an algorithm may have changed their parameters.
     _load_algorithms(state, tree["algorithms"], path)
     _load_optimizers(state, tree["optimizers"], path)
     if state.scaler is not None and tree["scaler"]:
@@ -96,7 +96,7 @@ def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
 
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:
-    # What is on a GPU stays a tensor: state_dict() waits for the GPU.
+    # Tensors on a GPU stay tensors: state_dict() would wait for it.
     if scaler._scale is None:
         return scaler.state_dict()
     return {
@@ -132,7 +132,7 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
 
 
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
-    """Restores the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when they are others."""
+    """Restore the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when they differ."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
     _check_same("schedulers", [name for name, _ in saved], names, path)
     for scheduler, (_, values) in zip(state.schedulers, saved, strict=True):

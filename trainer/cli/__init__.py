@@ -1,1 +1,1 @@
-"""The command ``trainer``. Begin with ``main``."""
+"""The command ``trainer``. Start with ``main``."""

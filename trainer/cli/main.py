@@ -1,4 +1,4 @@
-"""The command ``offloop train``, or ``trainer``. It starts without torch, to be able to say that torch is missing."""
+"""The command ``offloop train``, or ``trainer``. It starts without torch, to report that torch is missing."""
 
 import contextlib
 import inspect
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
 _PATIENCE = 10.0
 _FREQUENT = ("--max-duration", "--run-name", "--seed", "--device", "--save-folder", "--autoresume")
-"""The options of all tasks that the help of a task explains."""
+"""The common options that the help of a task explains."""
 
 
 class _Mistake(click.ClickException):
@@ -44,8 +44,7 @@ class _Mistake(click.ClickException):
 
 @contextlib.contextmanager
 def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
-    """Ends the command with one line for an error: exit code 2 for a mistake in the arguments, 1 where the run cannot
-    be recorded or served."""
+    """Exit with one line for an error: code 2 for a mistake in the arguments, otherwise 1."""
     try:
         yield
     except kind as error:
@@ -58,8 +57,7 @@ class _Beginning:
     over = False
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
-        """Ctrl-C and SIGTERM end the process at once within this: an exception while torch and numpy load would be
-        caught by them, and leave them half loaded."""
+        """Exit at once on Ctrl-C and SIGTERM: an exception would leave torch and numpy half loaded."""
 
         def leave(*_: object) -> None:
             _say_interrupted()
@@ -69,7 +67,7 @@ class _Beginning:
 
 
 class _Tasks(click.Group):
-    """A command for each task; which options it has is known once the task's function is imported."""
+    """A command for each task. Its options are known once the task's function is imported."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -93,7 +91,7 @@ class _Tasks(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # As early as this: a user's own task loads torch when it is imported.
+        # As early as this: the module of a user's task imports torch.
         with ctx.obj.loading():
             return super().resolve_command(ctx, args)
 
@@ -125,7 +123,7 @@ def _reporting_failure() -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
-    # SIGTERM ends the training as Ctrl-C does: stopped, with a whole recording, and reported to every consumer.
+    # SIGTERM ends the training as Ctrl-C does: stopped, with a complete recording, and reported to every consumer.
     raise KeyboardInterrupt("signal SIGTERM")
 
 
@@ -139,8 +137,8 @@ def _is_first_rank() -> bool:
 
 
 def _leave_it_to_the_first_rank() -> None:
-    # torchrun ends all ranks when one has ended, and the first one refuses the same and says so. If this returns, this
-    # rank alone has something to report.
+    # torchrun ends all ranks when one has ended, and the first rank reports the same error. If this returns, only
+    # this rank has something to report.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(_PATIENCE)
 
@@ -150,7 +148,7 @@ def _built_in_tasks() -> list[tuple[str, str]]:
 
 
 class _TaskCommand(CliCommand):
-    """Names the options that all tasks have by their headings, but for the frequent ones."""
+    """Lists only the names of the options that all tasks have, except the frequent ones."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         first, others = self.split_options(ctx)
@@ -199,7 +197,6 @@ def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algor
 
 
 def main() -> None:
-    """Entry point."""
     run_command(trainer)
 
 
@@ -219,7 +216,7 @@ def _print_options() -> None:
 
 def _print_algorithms() -> None:
     with _refusing(), _explaining_what_is_missing():
-        import torch  # noqa: F401 - what all of them need is named once, and not for each one
+        import torch  # noqa: F401 - reports what is missing once, not for each algorithm
 
         from offloop.trainer.algorithms import ALGORITHMS
 
@@ -260,7 +257,7 @@ def _task_command(task: Task) -> click.Command:
 
 
 def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
-    """Trains a task with the values of its own and of the common options by name."""
+    """Train a task with the values of its own options and of the common ones."""
     with _refusing():
         with beginning.loading(), _explaining_what_is_missing():
             from offloop.trainer.device.device import is_gpu
@@ -270,7 +267,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
         ranks = join_ranks(on_gpu=is_gpu(values["device"] or "auto"))
         arguments = _arguments(task, values, ranks)
         _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
-    # One rank speaks for all of them.
+    # One rank speaks for all.
     say = printing.say if ranks is None or ranks.rank == 0 else str
     with _refusing():
         made = Trainer(**arguments)
@@ -288,7 +285,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
 
 
 def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
-    """Everything for the trainer: what the task says, and in its place what was given."""
+    """Merge the task's arguments with the given ones, which win."""
     from offloop.bus.runs.directory import new_run_name
     from offloop.trainer.algorithms import ALGORITHMS
     from offloop.trainer.device.seeding import seed_all
@@ -317,7 +314,7 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
 
 
 def _choose_seed(values: Mapping[str, Any]) -> int:
-    # A resumed training draws the same numbers, so its seed has to follow from what is given again.
+    # A resumed training must draw the same numbers, so its seed follows from the name.
     from offloop.trainer.device.seeding import new_seed
 
     if values["seed"] is not None:

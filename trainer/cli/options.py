@@ -1,7 +1,6 @@
-"""The options that the command ``trainer`` has for every task: those that the trainer's arguments declare, and those
-that make algorithms.
+"""The options of the command ``trainer`` for every task.
 
-An option that is not given is ``None``: then what the task says counts, and after that the trainer's default."""
+An omitted option is ``None``: the task's value applies, then the trainer's default."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,10 +72,10 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
         ),
     ],
 }
-"""The options by the heading under which the help shows them."""
+"""The options by their heading in the help."""
 
 _ARGUMENTS: dict[str, tuple[Argument, Option]] = {}
-"""By the option's name."""
+"""By option name."""
 
 for _argument in arguments_of(TrainerArguments):
     _home = next((one.heading for one in GROUPS.values() if _argument.name in one.__dataclass_fields__), "Training")
@@ -89,7 +88,7 @@ OPTION_NAMES = frozenset(str(option.name) for options in COMMON_OPTIONS.values()
 
 
 def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The trainer's arguments from the values of the options, but for algorithms, which have yet to be made."""
+    """Convert the options' values to arguments of the trainer, except the algorithms, which have yet to be made."""
     given: dict[str, Any] = {}
     for name, (argument, form) in _ARGUMENTS.items():
         value = values[name] if form.sets is None or not values[name] else form.sets
@@ -99,7 +98,7 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_together(values: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Refuses an option that has no effect without an argument that neither the command line nor the task gives."""
+    """Refuse an option that needs an argument which neither the command line nor the task gives."""
     for name, (_, form) in _ARGUMENTS.items():
         for needed in form.needs if values[name] is not None else ():
             if arguments.get(needed) is None:

@@ -1,3 +1,1 @@
-"""Changes of a training from outside: commands, settings, signals.
-
-Begin with ``remote_control``."""
+"""Commands, settings and signals from outside. Start with ``remote_control``."""

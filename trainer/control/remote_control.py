@@ -1,4 +1,4 @@
-"""Commands from outside, applied where the training loop is between two batches.
+"""Applies commands from outside, between two batches of the training loop.
 
 publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answered by the first one"""
 
@@ -20,23 +20,23 @@ IDLE_SECONDS_OF_RANKS = 0.25
 MAX_WAITING = 100
 
 LATER = object()
-"""Returned by what writes a checkpoint on command, where the framework writes it a little later."""
+"""Returned by ``checkpoint`` if the framework writes the file a little later."""
 
-# Where in the course of a batch a command can be applied.
+# The places within a batch at which commands are applied, in order.
 _PLACES = {"batch_end": 0, "eval_end": 0, "batch_checkpoint": 1}
 _LAST_PLACE = 2
 
 
 class RemoteControl:
-    """Takes the commands of a training, and applies them at a boundary of the loop.
+    """Receives the commands of a training, and applies them at a boundary of the loop.
 
     With several ranks the first one receives them, and all apply the same ones at the same boundary. A command that
-    fails changes nothing and ends no training: its sender receives the error.
+    fails changes nothing and does not end the training: its sender receives the error.
 
     Args:
         state: of the training.
         settings: the values of ``set``.
-        ranks: the others, if there are any.
+        ranks: all ranks, if there are several.
         script: commands of an earlier training, to be applied at the same time again.
         say: shows a line in the training's output.
     """
@@ -50,10 +50,11 @@ class RemoteControl:
         say: Callable[[str], object] = str,
     ) -> None:
         self.waiting: list[Command] = []
-        """Commands that have not been applied; the loop looks here after each batch."""
+        """Commands that have not been applied; the loop checks it after each batch."""
         self.checkpoint: Callable[[], object] | None = None
-        """Called by ``checkpoint``, while there is a training. It may return the path of the file, or :data:`LATER`
-        for a file that is yet to be written."""
+        """Called for the command ``checkpoint`` during a training.
+
+        It may return the path of the file, or :data:`LATER` for a file that is yet to be written."""
         self._unwritten: list[tuple[Command, Event]] = []
         self._publisher: weakref.ref[Publisher] | None = None
         self._state = state
@@ -66,12 +67,12 @@ class RemoteControl:
         self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
-        """Sets the publisher that reports the outcome of commands to senders and in the stream."""
-        # The publisher holds what takes its commands: a trainer that is dropped is to be gone at once.
+        """Set the publisher that reports the outcome of commands to senders and in the stream."""
+        # Weak, because the publisher refers to this object: a dropped trainer is freed at once.
         self._publisher = None if publisher is None else weakref.ref(publisher)
 
     def take(self, command: Command) -> None:
-        """Receives a command, at any event."""
+        """Receive a command, at any event."""
         if self._state.rank > 0:
             return
         if len(self.waiting) - len(self._script) >= MAX_WAITING:
@@ -87,7 +88,7 @@ class RemoteControl:
         )
 
     def apply(self, event: Event) -> None:
-        """Applies the pending commands. With several ranks all have to call this at the same event."""
+        """Apply the pending commands. All ranks must call it at the same event."""
         while True:
             for command in self._take_due(event):
                 self._apply(command, event)
@@ -96,26 +97,25 @@ class RemoteControl:
             self._idle()
 
     def checkpoint_written(self, path: str | os.PathLike[str]) -> None:
-        """Answers the commands that wait for a checkpoint to be written."""
+        """Answer the commands that wait for a checkpoint to be written."""
         waiting, self._unwritten = self._unwritten, []
         for command, event in waiting:
             self._answer(command, event, done=_path_text(path))
 
     def reject_pending(self) -> None:
-        """Rejects the commands that are still pending when the training has come to its end."""
+        """Reject the commands that are still pending when the training has finished."""
         waiting, self._unwritten = self._unwritten, []
         for command, event in waiting:
             self._answer(command, event, "the training came to its end before the checkpoint was written")
         rest = [one for one in self.waiting if id(one) not in self._scripted]
         self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
         for command in rest:
-            # A training that has come to its end has stopped, too.
+            # A finished training has stopped, too.
             error = None if command.name == "stop" else "the training has come to its end"
             self._answer(command, Event.FIT_END, error)
 
     def apply_stops(self, event: Event) -> None:
-        """Applies the pending stops, in the middle of a batch or an evaluation. With several ranks all have to call
-        this at the same event."""
+        """Apply the pending stops, within a batch or an evaluation. All ranks must call it at the same event."""
         if self.waiting or self._ranks is not None:
             for command in self._take_due(event, stops_only=True):
                 self._apply(command, event)
@@ -146,7 +146,7 @@ class RemoteControl:
             done = self._do(command)
         except OffloopError as trouble:
             error = str(trouble)
-        # A user's setting may raise anything, and the training is worth more than the command.
+        # A user's setting may raise anything, and must not end the training.
         except Exception as trouble:  # noqa: BLE001
             error = f"{type(trouble).__name__}: {trouble}"
         if done is LATER:

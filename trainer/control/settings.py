@@ -10,36 +10,34 @@ from offloop.trainer.arguments.values import set_rate
 from offloop.trainer.engine.state import State
 
 SettingFunction: TypeAlias = Callable[[State, Any], object]
-"""Puts a value into effect, between two batches. It raises for one that is not allowed; the sender receives the
-error."""
+"""Applies a value between two batches. If it raises for an invalid value, the sender receives the error."""
 
 
 class Setting(NamedTuple):
-    """A value that can be set."""
-
     apply: SettingFunction
     description: str = ""
     """Its meaning and values in one line."""
 
 
 class Settings(UserDict[str, Setting]):
-    """The values of a training that ``offloop send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)``
-    can set: ``lr``, ``log_interval``, ``eval``, and what is registered."""
+    """The values that ``offloop send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)`` can set.
+
+    These are ``lr``, ``log_interval``, ``eval``, and registered ones."""
 
     def register(self, name: str, function: SettingFunction, description: str = "") -> None:
-        """Declares a value: ``function(state, value)`` puts it into effect. It runs in the training loop, between two
-        batches, and with several ranks in each of them.
+        """Add a value; ``function(state, value)`` applies it.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is taken or no identifier."""
+        It runs in the training loop, between two batches, on every rank.
+
+        Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is taken or not an identifier."""
         if name in self:
             raise ConfigurationError(f"there is a setting {name!r} already: choose another name")
         self[name] = _checked(name, function, description)
 
     def apply(self, state: State, name: Any, value: Any) -> None:
-        """Puts a value into effect.
+        """Apply a value.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an unknown name and for a value that is not
-        allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an unknown name and an invalid value."""
         if name not in self:
             raise ConfigurationError(
                 f"there is no setting {name!r}: {close_matches(str(name), list(self))}there are {', '.join(self)}"
@@ -48,8 +46,8 @@ class Settings(UserDict[str, Setting]):
 
 
 def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
-    """The settings of a training: the built-in ones, one of which is for its progress, and the user's own."""
-    # Nothing that holds the trainer: one that is dropped is to be gone at once.
+    """Return the built-in settings, one of which is for the progress display, and the user's own."""
+    # Without a reference to the trainer: a dropped one is freed at once.
     settings = Settings(
         {
             "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
@@ -66,7 +64,7 @@ def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
 
 
 def check_settings(given: Any) -> dict[str, Setting]:
-    """The settings that the user gave, by name."""
+    """Return the settings that the user gave, by name."""
     if not isinstance(given, Mapping | None):
         raise ConfigurationError(
             f"settings is a {type(given).__name__}: give a dict of names to functions of the state and the value"
@@ -82,7 +80,7 @@ def _checked(name: Any, function: Any, description: str) -> Setting:
 
 
 def set_learning_rate(state: State, value: Any) -> None:
-    """Sets the rate of every parameter group, from which its schedule continues."""
+    """Set the rate of every parameter group, from which its schedule continues."""
     rate = check_number(value, "lr")
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
@@ -92,12 +90,11 @@ def set_learning_rate(state: State, value: Any) -> None:
             set_rate(group, rate)
     for scheduler in state.schedulers:
         if hasattr(scheduler, "base_lrs"):
-            # Torch's own multiply these.
+            # Torch's own schedulers multiply these.
             scheduler.base_lrs = [float(group["initial_lr"]) for group in scheduler.optimizer.param_groups]
 
 
 def evaluate(state: State, value: Any) -> None:
-    """Evaluates between two batches."""
     if value != "now":
         raise ConfigurationError(f"eval is {value!r}: 'now' is what it can be set to")
     state.evaluate_now()

@@ -1,3 +1,1 @@
-"""Models, metrics, data, evaluators, resuming within an epoch.
-
-Begin with ``spec`` and ``models``."""
+"""Models, metrics, data, evaluators, resuming within an epoch. Start with ``spec`` and ``models``."""

@@ -1,4 +1,4 @@
-"""Evaluators: data to evaluate on."""
+"""Data to evaluate on."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -13,17 +13,24 @@ from offloop.trainer.arguments.durations import check_interval
 from offloop.trainer.data.metrics import metrics_of
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 
-# Consumers tell by its label what a batch is of.
+# Consumers distinguish training and evaluation batches by this label.
 _OTHER_LABELS = ("", "train", "predict")
 
 
 class Evaluator:
-    """A dataloader to evaluate on, under a label of its own, by the model's metrics or by those named.
+    """A dataloader to evaluate on, with its own label and metrics.
 
-    ``eval_interval`` and ``subset_num_batches`` (batches to evaluate, -1 for all) replace the trainer's. Reference:
-    ``composer/core/evaluator.py``.
+    Reference: ``composer/core/evaluator.py``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
+    Args:
+        label: names the evaluator in metrics and events.
+        dataloader: the batches.
+        metric_names: names of the model's metrics to use, by default all.
+        eval_interval: replaces the trainer's.
+        subset_num_batches: number of batches to evaluate, replaces the trainer's; -1 for all.
+
+    Raises:
+        ConfigurationError: an argument is not allowed."""
 
     def __init__(
         self,
@@ -47,11 +54,10 @@ class Evaluator:
 
     @property
     def dataloader(self) -> Iterable[Any]:
-        """The dataloader."""
         return self.spec.dataloader
 
     def choose_metrics(self, model: Any) -> dict[str, Any]:
-        """Copies of the model's metrics that this evaluator uses, by name."""
+        """Return copies of the model's metrics that this evaluator uses, by name."""
         available = metrics_of(model, is_train=False)
         names = available if self.metric_names is None else self.metric_names
         for name in names:
@@ -64,7 +70,7 @@ class Evaluator:
 
 
 def as_evaluators(eval_dataloader: Any) -> list[Evaluator]:
-    """The evaluators in ``eval_dataloader``: none, a dataloader (labelled ``eval``), one evaluator or several."""
+    """Return the evaluators in ``eval_dataloader``: none, a dataloader (label ``eval``), one evaluator or several."""
     listed = isinstance(eval_dataloader, list | tuple)
     if eval_dataloader is None or (listed and not eval_dataloader):
         return []

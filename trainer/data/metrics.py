@@ -1,6 +1,6 @@
 """Checks of a model before it trains, and the values of its metrics.
 
-Loads torchmetrics only for a model that has metrics: it takes more memory and time than all the rest."""
+torchmetrics is imported only for a model with metrics: it takes more memory and time than everything else."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> None:
-    """Raises ``ConfigurationError`` when the model lacks a method that the trainer is going to call."""
+    """Raise ``ConfigurationError`` when the model lacks a method that the trainer will call."""
     needed = ["loss", *(["eval_forward"] if evaluated or predicts else [])]
     needed += ["get_metrics", "update_metric"] if evaluated else []
     missing = [name for name in needed if not callable(getattr(model, name, None))]
@@ -28,7 +28,7 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
 
 
 def metrics_of(model: Any, is_train: bool) -> "dict[str, Metric]":
-    """The model's own metrics for the training or for evaluations, by name."""
+    """Return the model's own metrics for the training or for evaluations, by name."""
     from torchmetrics import Metric, MetricCollection
 
     metrics = model.get_metrics(is_train=is_train)
@@ -51,5 +51,5 @@ def metrics_of(model: Any, is_train: bool) -> "dict[str, Metric]":
 
 
 def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Computes metrics: numbers, or nested lists for those with more than one. On a GPU this waits for the device."""
+    """Compute metrics: numbers, or nested lists for metrics with several. Waits for a GPU."""
     return {name: to_builtin(metric.compute()) for name, metric in metrics.items()}

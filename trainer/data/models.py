@@ -1,4 +1,4 @@
-"""The methods of a model, and models made from plain modules."""
+"""The protocol of a model, and models made from plain modules."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,30 +10,31 @@ from torch.nn import functional
 from torchmetrics import Metric
 
 Metrics = Mapping[str, Metric] | Iterable[Metric] | Metric
-"""Metrics under names of one's own, or under the names of their classes."""
+"""Metrics by name, or without names, which are then those of their classes."""
 
 
 class Model(Protocol):
-    """The methods that a model has beside those of ``nn.Module``; the last three are for evaluation only.
+    """The methods that a model needs beside those of ``nn.Module``; the last three are for evaluation only.
 
-    ``loss`` returns a tensor, or several as a tuple, list or mapping, whose sum is trained on (a mapping's entry
-    ``total`` instead, if there is one). Reference: ``composer/models/base.py``."""
+    Reference: ``composer/models/base.py``."""
 
     def forward(self, batch: Any) -> Any:
-        """The model's outputs for a batch."""
+        """Return the model's outputs for a batch."""
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """The loss to minimise: a tensor with one element, or a dict or list of such, whose sum it then is, or whose
-        ``total`` where a dict has that. The parts are published as ``losses`` and logged as ``loss/train/NAME``."""
+        """Return the loss to minimise: a tensor with one element, or several in a tuple, list or mapping.
+
+        Several are summed; a mapping's entry ``total`` is used instead, if it has one. The parts are published as
+        ``losses`` and logged as ``loss/train/NAME``."""
 
     def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
-        """Outputs to measure by the metrics; ``outputs``, when given, are those of :meth:`forward` for this batch."""
+        """Return outputs for the metrics. ``outputs``, if given, come from :meth:`forward` for this batch."""
 
     def get_metrics(self, is_train: bool) -> Mapping[str, Metric]:
-        """The metrics of the training or of an evaluation, by name. Each evaluator gets copies."""
+        """Return the metrics of the training or of an evaluation, by name. Each evaluator gets copies."""
 
     def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
-        """Lets a metric take in a batch."""
+        """Update a metric with a batch."""
 
 
 class _Supervised(nn.Module):
@@ -58,12 +59,15 @@ class _Supervised(nn.Module):
 
 
 class Classifier(_Supervised):
-    """A model from a plain module: batches are pairs of inputs and class numbers, the module gives a score for each
-    class.
+    """A model from a plain module. Batches are pairs of inputs and class numbers; the module returns scores of classes.
 
-    It is evaluated by ``MulticlassAccuracy`` and ``CrossEntropy`` unless ``metrics`` names others; ``train_metrics``
-    are updated at every training batch and therefore none by default. Reference:
-    ``composer/models/tasks/classification.py``."""
+    Reference: ``composer/models/tasks/classification.py``.
+
+    Args:
+        module: returns a score for each class.
+        metrics: metrics of evaluations, by default ``MulticlassAccuracy`` and ``CrossEntropy``.
+        loss_fn: called with scores and class numbers.
+        train_metrics: metrics updated at every training batch, by default none."""
 
     def __init__(
         self,
@@ -81,17 +85,17 @@ class Classifier(_Supervised):
 
 
 class LanguageModel(_Supervised):
-    """A model from a plain module that predicts tokens: batches are pairs of token numbers and of those that come next,
-    both of shape (rows, length), the module gives scores of shape (rows, length, vocabulary).
+    """A model from a plain module that predicts tokens.
 
-    The loss is in bits per token, which is bits per character when the tokens are characters; so is the metric
-    ``BitsPerToken`` that it is evaluated by unless ``metrics`` names others."""
+    Batches are pairs of token numbers and of the next ones, both of shape (rows, length). The module returns scores of
+    shape (rows, length, vocabulary). The loss is in bits per token, which is bits per character when the tokens are
+    characters. By default it is evaluated with ``BitsPerToken``, in the same unit."""
 
     def __init__(self, module: nn.Module, metrics: Metrics | None = None, train_metrics: Metrics | None = None) -> None:
         super().__init__(module, {"BitsPerToken": CrossEntropy(base=2)} if metrics is None else metrics, train_metrics)
 
     def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
-        """Bits per token. Targets are token numbers, or a probability for each token of the vocabulary."""
+        """Return bits per token. Targets are token numbers, or a probability for each token of the vocabulary."""
         targets = batch[1].flatten(0, outputs.ndim - 2)
         return functional.cross_entropy(outputs.flatten(0, -2), targets) / math.log(2)
 

@@ -11,13 +11,13 @@ from offloop.trainer.device.seeding import pack_state, random_states, restore_ra
 class DataLoaderResume:
     """Resumes a dataloader in the middle of an epoch, with the same batches in the same order.
 
-    A dataloader shuffles, and augments, with random numbers. So the generators are set back to the beginning of the
-    epoch, the batches that were trained on are fetched again and skipped, and the generators are set to where the
-    training was left. A dataloader with ``state_dict`` and ``load_state_dict``, such as torchdata's
-    ``StatefulDataLoader``, is positioned instead, and nothing is fetched twice.
+    A dataloader shuffles and augments with random numbers. So the generators are set back to the beginning of the
+    epoch, the finished batches are fetched again and skipped, and the generators are set to their last states. A
+    dataloader with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, is positioned
+    instead.
 
-    Not restored are generators of worker processes that live on from epoch to epoch, and those that dataloader and
-    model draw from in turn."""
+    Not restored: generators of worker processes that live longer than an epoch, and generators from which dataloader
+    and model draw in turn."""
 
     def __init__(self) -> None:
         self._start: Mapping[str, Any] | None = None
@@ -26,11 +26,12 @@ class DataLoaderResume:
         self._of: Any = None
 
     def begin_epoch(self, dataloader: Iterable[Any], epoch: int, done: int) -> int:
-        """Prepares an epoch of which ``done`` batches are done; returns how many batches to fetch and skip before
-        :meth:`restored` is to be called."""
+        """Prepare an epoch of which ``done`` batches are done.
+
+        Returns how many batches to fetch and skip before calling :meth:`restored`."""
         _set_epoch(dataloader, epoch)
         if self._of is not None and self._of is not dataloader:
-            # What is known is of another dataloader: this one is entered at the same place, whatever its order.
+            # The state is of another dataloader: this one is entered at the same place, whatever its order.
             self._start = self._loader_state = None
         self._of = dataloader
         if done and self._pending is None:
@@ -47,23 +48,24 @@ class DataLoaderResume:
         return skip
 
     def suspend(self, dataloader: Iterable[Any]) -> None:
-        """Keeps the dataloader's position when the training stops in the middle of an epoch."""
+        """Keep the dataloader's position when the training stops in the middle of an epoch."""
         if is_stateful(dataloader):
             self._loader_state = dataloader.state_dict()  # type: ignore[attr-defined]
 
     def rollback(self) -> None:
-        """Goes back to the beginning of an epoch that stops before a batch of it was used."""
+        """Return to the beginning of an epoch that stops before its first batch was used."""
         self._pending, self._start, self._loader_state = self._start, None, None
 
     def restored(self, dataloader: Iterable[Any]) -> None:
-        """Sets the generators to where they stood when the training stopped, if this training resumes it."""
+        """Set the generators to their states at the stop, if this training is resumed."""
         if self._pending is not None:
             _restore_all(self._pending, dataloader)
             self._pending = None
 
     def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
-        """The generators now and at the beginning of the epoch, and the dataloader's place, for a checkpoint. Before a
-        resumed training begins, those of its checkpoint."""
+        """Return, for a checkpoint, the generators now and at the start of the epoch, and the dataloader's position.
+
+        Before a resumed training begins, those of its checkpoint."""
         loader = self._loader_state
         if loader is None and is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
@@ -74,7 +76,7 @@ class DataLoaderResume:
         }
 
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Restores :meth:`tree`; the generators are set once the training resumes."""
+        """Restore :meth:`tree`; the generators are set once the training resumes."""
         self._pending, self._start, self._loader_state = tree["random"], tree["epoch_start"], tree["loader"]
 
 
@@ -91,7 +93,7 @@ def _samplers(dataloader: Any) -> list[Any]:
 
 
 def generators_of(dataloader: Any) -> list[torch.Generator]:
-    """The generators that the dataloader and its samplers have for themselves, each once."""
+    """Return the dataloader's and its samplers' own generators, each once."""
     found: list[torch.Generator] = []
     for one in (dataloader, *_samplers(dataloader)):
         generator = getattr(one, "generator", None)
@@ -101,12 +103,10 @@ def generators_of(dataloader: Any) -> list[torch.Generator]:
 
 
 def generator_states(dataloader: Any) -> list[bytes]:
-    """The states of the dataloader's own generators."""
     return [pack_state(own.get_state()) for own in generators_of(dataloader)]
 
 
 def restore_generators(dataloader: Any, states: Iterable[bytes]) -> None:
-    """Sets the dataloader's own generators to :func:`generator_states`."""
     for generator, state in zip(generators_of(dataloader), states, strict=False):
         generator.set_state(unpack_state(state))
 

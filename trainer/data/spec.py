@@ -1,4 +1,4 @@
-"""Batches: how many samples and tokens are in one, how one is split, and how its tensors are reached."""
+"""Counts, splits and transforms batches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,18 @@ _SEQUENCES = (list, tuple)
 class DataSpec:
     """A dataloader and how its batches are counted, split and transformed.
 
-    A bare dataloader does when its batches are tensors, or tuples, lists and mappings of them, whose first dimension
-    counts the samples. Tokens are counted by ``get_num_tokens_in_batch``, by default the elements of a mapping's
-    ``input_ids`` and otherwise none. ``split_batch(batch, size)`` returns a list of batches of at most ``size``
-    samples. ``device_transforms(batch)`` returns the batch to use, called once the batch is on the device.
+    A bare dataloader suffices when its batches are tensors, or tuples, lists and mappings of them, whose first
+    dimension counts the samples. Reference: ``composer/core/data_spec.py``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a dataloader that can be iterated over only once, and for
-    functions that return something else. Reference: ``composer/core/data_spec.py``."""
+    Args:
+        dataloader: can be iterated over several times.
+        get_num_samples_in_batch: by default the first dimension of the tensors.
+        get_num_tokens_in_batch: by default the elements of a mapping's ``input_ids``, otherwise 0.
+        split_batch: called with a batch and a size, returns a list of batches of at most so many samples.
+        device_transforms: called with a batch on the device, returns the batch to use.
+
+    Raises:
+        ConfigurationError: the dataloader can be iterated over only once, or a function returns a wrong type."""
 
     def __init__(
         self,
@@ -39,7 +44,7 @@ class DataSpec:
         if device_transforms is not None:
             check_function(device_transforms, "device_transforms", "(batch)")
         self.dataloader = dataloader
-        # The functions that come with this module are not checked: they are called for every batch.
+        # This module's own functions are not checked: they are called for every batch.
         self.get_num_samples_in_batch: Callable[[Any], int] = count_samples
         if get_num_samples_in_batch is not None:
             self.get_num_samples_in_batch = _counting(get_num_samples_in_batch, "get_num_samples_in_batch")
@@ -52,13 +57,13 @@ class DataSpec:
         self.device_transforms = device_transforms
 
     def prepare(self, batch: Any, device: "Device") -> Any:
-        """The batch on the device, transformed."""
+        """Return the batch on the device, transformed."""
         batch = device.batch_to_device(batch)
         return batch if self.device_transforms is None else self.device_transforms(batch)
 
     @property
     def length(self) -> int | None:
-        """Batches in one pass; ``None`` for a dataloader of unknown length."""
+        """Number of batches in one pass; ``None`` if unknown."""
         # A DataLoader over an IterableDataset has a __len__ that raises; so have base classes of datasets.
         try:
             return len(self.dataloader)  # type: ignore[arg-type]
@@ -67,7 +72,7 @@ class DataSpec:
 
 
 def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
-    """The dataloader wrapped, unless it already is."""
+    """Wrap the dataloader, unless it is a ``DataSpec`` already."""
     if isinstance(dataloader, DataSpec):
         return dataloader
     _check_dataloader(dataloader, name)
@@ -75,8 +80,8 @@ def as_data_spec(dataloader: "DataSpec | Iterable[Any]", name: str) -> DataSpec:
 
 
 def count_samples(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its tensors."""
-    # Asked for every batch of every training: the common kinds come first.
+    """Return the number of samples: the first dimension of its tensors."""
+    # Called for every batch of every training: the common types come first.
     parts: Iterable[Any]
     if isinstance(batch, _SEQUENCES):
         parts = batch
@@ -101,7 +106,7 @@ def count_samples(batch: Any) -> int:
 
 
 def count_tokens(batch: Any) -> int:
-    """Elements of ``input_ids`` in a mapping; 0 for any other batch."""
+    """Return the elements of ``input_ids`` in a mapping; 0 for any other batch."""
     if isinstance(batch, _SEQUENCES) or not isinstance(batch, Mapping):
         return 0
     ids = batch.get("input_ids")
@@ -109,7 +114,7 @@ def count_tokens(batch: Any) -> int:
 
 
 def split_samples(batch: Any, size: int) -> list[Any]:
-    """The batch in parts of ``size`` samples, the last one with what remains."""
+    """Split a batch into parts of ``size`` samples; the last one may be smaller."""
     if isinstance(batch, torch.Tensor):
         parts: Sequence[torch.Tensor] = batch.split(size)  # type: ignore[no-untyped-call]
         return list(parts)

@@ -1,6 +1,4 @@
-"""Devices, precision, batches on a device, seeds.
-
-Begin with ``device``."""
+"""Devices, precision, batches on a device, seeds. Start with ``device``."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Parts of a batch: how algorithms reach inputs and targets whatever the batch is made of."""
+"""Parts of a batch: inputs and targets, whatever the type of the batch."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -15,7 +15,6 @@ BatchKey = int | str | list[int | str] | tuple[Getter, Setter]
 
 
 def batch_get(batch: Any, key: BatchKey) -> Any:
-    """The part of the batch that the key names."""
     if isinstance(key, tuple):
         return key[0](batch)
     for step in key if isinstance(key, list) else [key]:
@@ -24,8 +23,9 @@ def batch_get(batch: Any, key: BatchKey) -> Any:
 
 
 def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
-    """A copy of the batch with a value in place of the part that the key names; its other parts are shared. The
-    original may be needed again: for a smaller microbatch, or a second forward pass."""
+    """Return a copy of the batch with a new value under the key. Its other parts are shared.
+
+    The original may be needed again: for a smaller microbatch, or a second forward pass."""
     if isinstance(key, tuple):
         return key[1](batch, value)
     steps = key if isinstance(key, list) else [key]
@@ -62,7 +62,7 @@ def _step(batch: Any, step: int | str, key: BatchKey) -> Any:
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The batch with each tensor in it replaced by what ``function`` makes of it; everything else stays as it is."""
+    """Return the batch with ``function`` applied to each tensor in it; everything else is unchanged."""
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Devices, and numbers on their way from a GPU to the host without a wait."""
+"""Devices, and asynchronous copies of numbers from a GPU."""
 
 import contextlib
 from collections import deque
@@ -13,42 +13,41 @@ from offloop.trainer.arguments.checks import PRECISIONS
 from offloop.trainer.device.batch import map_tensors
 
 _PRECISIONS = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
-"""The precisions by name, with the type that torch's automatic mixed precision computes in where that is good enough.
-Weights, gradients of weights and the optimizers stay in 32 bits."""
+"""The precisions by name, with the type of torch's automatic mixed precision. Weights, their gradients and optimizers
+stay in 32 bits."""
 
 
 class Device:
-    """The hardware of one process: the host, unless a subclass is something else. On the host tensors are where they
-    are needed, and reading one costs nothing."""
+    """The hardware of one process, by default the host, where reading a tensor costs nothing."""
 
     name = "cpu"
     """``cpu`` or ``gpu``."""
     model_name = "cpu"
-    """The product's name, where that is known."""
+    """Name of the product, if known."""
     torch_device = torch.device("cpu")
 
     def batch_to_device(self, batch: Any) -> Any:
-        """The batch with all of its tensors on this device."""
+        """Return the batch with all of its tensors on this device."""
         return batch
 
     def read_later(self, scalar: torch.Tensor) -> "float | DeferredNumbers[float]":
-        """A scalar's value: at once where that costs nothing, otherwise a promise of it. Never waits for the device."""
+        """Return a scalar's value, or a promise of it where reading would wait for the device."""
         number: float = scalar.item()
         return number
 
     def read_many_later(self, vector: torch.Tensor, convert: Callable[[list[float]], Any] = list) -> Any:
-        """The same for all numbers of a tensor of one dimension, which cross in one copy, as ``convert`` returns
-        them."""
+        """Return the numbers of a vector after ``convert``, or a promise of them. They cross in one copy."""
         return convert(vector.tolist())
 
 
 class CpuDevice(Device):
-    """Trains on the host."""
+    """The host."""
 
 
 class GpuDevice(Device):
-    """Trains on a CUDA device, by default the current one; everything that crosses to the host is copied
-    asynchronously, and batches in pinned memory (``pin_memory=True``) are copied from it asynchronously."""
+    """A CUDA device, by default the current one.
+
+    Copies to the host are asynchronous, and so are copies of batches in pinned memory (``pin_memory=True``)."""
 
     name = "gpu"
 
@@ -69,15 +68,14 @@ class GpuDevice(Device):
         return self._rings.copy(vector, convert)
 
     def timing_event(self) -> torch.cuda.Event:
-        """An event that the GPU records when it has done all work given so far, with its own clock."""
+        """Return an event that the GPU records, with its own clock, after all work given so far."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
 
 def copied(tensor: torch.Tensor) -> torch.cuda.Event:
-    """An event that shows that the copies begun so far from a tensor's device, which need not be the current one, are
-    done."""
+    """Return an event that completes with the copies begun so far on a tensor's device, current or not."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device if tensor.is_cuda else None))
     return event
@@ -98,12 +96,11 @@ class DeferredNumbers(Generic[_Read]):
         self._read: _Read | None = None
 
     def ready(self) -> bool:
-        """Whether :meth:`value` would return at once."""
+        """Return whether :meth:`value` would return at once."""
         return self._read is not None or bool(self._copied.query())
 
     def value(self) -> _Read:
-        """The numbers. Waits for the GPU when they are not :meth:`ready`, so it is called then only where a stream is
-        drained."""
+        """Return the numbers, after waiting for the GPU if they are not :meth:`ready`."""
         if self._read is None:
             if not self._copied.query():
                 self._copied.synchronize()
@@ -114,17 +111,16 @@ class DeferredNumbers(Generic[_Read]):
 
 
 class PinnedRings:
-    """Slots of pinned host memory that numbers are copied into: a ring for each dtype and size, which is a power of
-    two, or a scalar. Numbers arrive as they are, and no GPU converts them.
+    """Slots of pinned host memory for numbers: a ring for each dtype and size, which is a power of two, or a scalar.
 
-    Pinned memory is slow to allocate, hence the slots are kept. A slot whose numbers were never read is read before it
-    is used again, so a promise stays good for as long as it is held; while the numbers in it have not arrived yet, the
-    ring grows instead of waiting.
+    No GPU converts the numbers. Pinned memory is slow to allocate, hence the slots are kept. An unread slot is read
+    before it is used again, so a promise stays valid while it is held. If its numbers have not arrived yet, the ring
+    grows instead of waiting.
 
     Args:
-        allocate: makes pinned memory of a shape, and of a ``dtype``.
-        mark: makes an event that shows that the copies begun so far from a tensor's device are done.
-        sizes: slots at first in a ring of scalars, and in one of vectors.
+        allocate: makes pinned memory of a shape and a ``dtype``.
+        mark: makes an event that completes with the copies begun so far on a tensor's device.
+        sizes: initial number of slots in a ring of scalars, and in one of vectors.
     """
 
     def __init__(
@@ -136,13 +132,13 @@ class PinnedRings:
         self._allocate = allocate
         self._mark = mark
         self._sizes = sizes
-        # The slots in the order in which they were used, the free ones first.
+        # Ordered by last use, the free ones first.
         self._rings: dict[tuple[torch.dtype, int], deque[tuple[torch.Tensor, DeferredNumbers[Any] | None]]] = {}
-        # Allocating pinned memory holds up the GPU: the slots for losses are there before the first one.
+        # Allocating pinned memory stalls the GPU: the slots for losses are allocated before the first one.
         self._grow(torch.float32, 0)
 
     def copy(self, tensor: torch.Tensor, convert: Callable[[Any], Any] | None = None) -> DeferredNumbers[Any]:
-        """Starts copying a tensor of no dimension or of one from the device, and returns the promise of its numbers."""
+        """Start copying a scalar or vector from the device, and return the promise of its numbers."""
         width = 1 << (len(tensor) - 1).bit_length() if tensor.ndim else 0
         ring = self._rings.get((tensor.dtype, width)) or self._grow(tensor.dtype, width)
         oldest = ring[0][1]
@@ -168,7 +164,7 @@ class PinnedRings:
 
 
 def is_gpu(device: str | torch.device | Device) -> bool:
-    """Whether :func:`get_device` would choose a GPU; it raises the same."""
+    """Return whether :func:`get_device` would choose a GPU; it raises the same."""
     known = _known(device)
     if isinstance(known, str):
         return known == "gpu" or (known == "auto" and torch.cuda.is_available())
@@ -176,8 +172,9 @@ def is_gpu(device: str | torch.device | Device) -> bool:
 
 
 def get_device(device: str | torch.device | Device) -> Device:
-    """The device of that name: ``cpu``, ``gpu``, or ``auto`` for a GPU where there is one; torch's devices ``cpu`` and
-    ``cuda`` are ``cpu`` and ``gpu``.
+    """Return the device of a name: ``cpu``, ``gpu``, or ``auto`` for a GPU if torch finds one.
+
+    torch's devices ``cpu`` and ``cuda`` are ``cpu`` and ``gpu``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for another name, and for ``gpu`` without a CUDA device."""
     name = _known(device)
@@ -195,7 +192,7 @@ def get_device(device: str | torch.device | Device) -> Device:
 def _known(device: Any) -> str | Device:
     known: str | Device = device
     if isinstance(device, torch.device):
-        # One with a number stays unknown: the current CUDA device is used, which each rank sets to its own.
+        # A device with a number is refused: each rank sets its own current CUDA device, which is used.
         known = {"cpu": "cpu", "cuda": "gpu"}.get(str(device), str(device))
     if known in ("auto", "cpu", "gpu") or isinstance(known, Device):
         return known
@@ -205,13 +202,12 @@ def _known(device: Any) -> str | Device:
 
 
 def autocast(precision: str | None, device: Device) -> contextlib.AbstractContextManager[object]:
-    """The context of forward passes and losses."""
+    """Return the context of forward passes and losses."""
     kind = None if precision is None else _PRECISIONS[precision]
     return contextlib.nullcontext() if kind is None else torch.autocast(device.torch_device.type, dtype=kind)
 
 
 def make_scaler(precision: str, device: Device) -> "torch.amp.GradScaler | None":
-    """Returns the scaler that keeps small gradients from vanishing in 16 bits, if there is one."""
     if precision != "amp_fp16":
         return None
     return torch.amp.GradScaler(device.torch_device.type)

@@ -1,4 +1,4 @@
-"""Random numbers that come out the same again."""
+"""Reproducible random numbers."""
 
 import os
 import random
@@ -16,7 +16,7 @@ _LIMIT = 2**32
 
 
 def new_seed() -> int:
-    """An unpredictable seed; it is recorded with the run."""
+    """Return an unpredictable seed, which is recorded with the run."""
     return int.from_bytes(os.urandom(4), "little")
 
 
@@ -28,7 +28,7 @@ def check_seed(seed: Any) -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds the generators of Python, of torch on all devices, and of numpy where it is installed."""
+    """Seed the generators of Python, of torch on all devices, and of numpy where it is installed."""
     random.seed(seed)
     torch.manual_seed(seed)
     try:
@@ -39,7 +39,7 @@ def seed_all(seed: int) -> None:
 
 
 def make_deterministic() -> None:
-    """Makes torch compute the same from the same, in the whole process, and raise where it cannot.
+    """Make torch deterministic in the whole process; it raises where it cannot be.
 
     Source: "Reproducibility" in PyTorch's documentation, which also names the size of cuBLAS's workspace."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -49,8 +49,9 @@ def make_deterministic() -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of the generators of Python, numpy and torch, as numbers and bytes. numpy's is included when numpy was
-    imported: otherwise nothing has drawn from it."""
+    """Return the states of the generators of Python, numpy and torch, as numbers and bytes.
+
+    numpy's is included only if numpy was imported: otherwise nothing has drawn from it."""
     version, words, gauss = random.getstate()
     numpy = None
     if (module := sys.modules.get("numpy")) is not None:
@@ -66,7 +67,6 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Sets the generators to :func:`random_states`."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(array("I", words)), gauss))
     torch.set_rng_state(unpack_state(states["torch"]))
@@ -80,11 +80,9 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 def pack_state(state: torch.Tensor) -> bytes:
-    """A generator's state as bytes."""
     packed: bytes = state.numpy().tobytes()
     return packed
 
 
 def unpack_state(state: bytes) -> torch.Tensor:
-    """A generator's state from :func:`pack_state`."""
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -1,1 +1,1 @@
-"""Several ranks: who they are, how samples are shared out, sharded weights. Begin with ``ranks``."""
+"""Several ranks: agreement, division of samples, sharded weights. Start with ``ranks``."""

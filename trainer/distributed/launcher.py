@@ -1,4 +1,4 @@
-"""A rank's report of its failure to ``torchrun``. Loads no torch."""
+"""Reports a rank's failure to ``torchrun``. Does not import torch."""
 
 import json
 import os
@@ -15,22 +15,23 @@ _FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def report_failure(message: str, seconds: float | None = None) -> None:
-    """Writes why this process fails to the file that ``torchrun`` reads. It prints the message below its own traceback,
-    and of several ranks the one that failed first, in ``seconds`` since 1970."""
+    """Write the reason of this process's failure to the file that ``torchrun`` reads.
+
+    torchrun prints the message below its own traceback, from the rank that failed first, in ``seconds`` since 1970."""
     if file := os.environ.get(_FILE):
         failed_at = int(time.time() if seconds is None else seconds)
         Path(file).write_text(json.dumps({"message": message.replace("\n", "\n  "), "timestamp": failed_at}))
 
 
 def report_uncaught_errors(failed_at: Callable[[], float | None]) -> None:
-    """Reports uncaught exceptions from now on too, with their tracebacks."""
+    """Report uncaught exceptions from now on too, with their tracebacks."""
     show = sys.excepthook
 
     def show_and_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
         if isinstance(error, Exception):
             seconds = failed_at() or time.time()
-            # torchrun compares whole seconds, in which what another rank has caused would stand beside its cause.
+            # torchrun compares whole seconds, in which a consequence on another rank could come before its cause.
             seconds += isinstance(error, RankError)
             report_failure("".join(traceback.format_exception(kind, error, trace)).rstrip(), seconds)
 

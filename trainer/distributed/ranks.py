@@ -1,8 +1,8 @@
-"""The processes of one training: what each is, and how they agree.
+"""The processes of one training, and how they agree.
 
-Started by ``torchrun``, which puts every process's rank into its environment. Tensors travel by torch's default
-process group (NCCL on GPUs, gloo on CPUs). What the hosts have to agree on (rows in a batch, whether to stop) travels
-by a gloo group of its own, so that no host ever waits for its GPU to agree."""
+``torchrun`` starts them and sets each one's rank in its environment. Tensors travel by torch's default process group
+(NCCL on GPUs, gloo on CPUs). Agreements between the hosts (rows in a batch, whether to stop) use a separate gloo group,
+so that no host waits for its GPU."""
 
 import atexit
 import contextlib
@@ -41,17 +41,17 @@ class Ranks:
         self._on_sigterm: Any = None
         self.closed = False
         self.failed_at: float | None = None
-        """When this rank could not continue, in seconds since 1970."""
+        """When this rank failed, in seconds since 1970."""
 
     def begin_count(self, samples: int, tokens: int, batches: int = 1) -> None:
-        """Starts to add up the samples and tokens of a batch over the ranks."""
+        """Start to add up the samples and tokens of a batch over the ranks."""
         for index, count in enumerate((samples, tokens, batches)):
             self._counts[index] = count
         with report_lost_ranks(self.rank):
             self._counting = dist.all_reduce(self._counts, group=self._hosts, async_op=True)
 
     def end_count(self) -> tuple[int, int]:
-        """Samples and tokens of the batch over all ranks; can be asked again until the next batch."""
+        """Return samples and tokens of the batch over all ranks; can be called again until the next batch."""
         if self._counting is not None:
             samples, tokens, have_batch = self._end_count()
             if have_batch < self.world_size:
@@ -60,7 +60,7 @@ class Ranks:
         return self._total
 
     def end_data(self) -> None:
-        """Reports, in place of :meth:`begin_count`, that this rank's data is at its end."""
+        """Report, instead of :meth:`begin_count`, that this rank's data has ended."""
         self.begin_count(0, 0, 0)
         have_batch = self._end_count()[2]
         if have_batch:
@@ -74,13 +74,12 @@ class Ranks:
         return counts
 
     def agree(self, microseconds: int, stop: bool, has_commands: bool = False) -> tuple[int, bool, bool]:
-        """The first rank's time, whether any rank is to stop, and whether any has commands to apply: the same answer
-        on every rank."""
+        """Agree on the first rank's time, on whether any rank stops, and on whether any has commands."""
         agreed, stops, commands = self.sum(microseconds if self.rank == 0 else 0, stop, has_commands)
         return agreed, stops > 0, commands > 0
 
     def sum(self, *numbers: int) -> list[int]:
-        """The sums of whole numbers over the ranks."""
+        """Add up whole numbers over the ranks."""
         total = torch.tensor(numbers, dtype=torch.int64)
         with report_lost_ranks(self.rank):
             dist.all_reduce(total, group=self._hosts)
@@ -88,21 +87,21 @@ class Ranks:
         return sums
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks of a tensor on the device, which is changed in place; a GPU's host does not wait."""
+        """Add up a tensor over the ranks, in place on the device; a GPU's host does not wait."""
         dist.all_reduce(tensor)
         return tensor
 
     def share(self, value: Any) -> Any:
-        """The first rank's value on every rank: numbers, text, lists and maps."""
+        """Return the first rank's value on every rank: numbers, text, lists and maps."""
         return json.loads(self.collect(json.dumps(value).encode() if self.rank == 0 else b"")[0])
 
     def collect(self, content: bytes) -> list[bytes]:
-        """Each rank's content, on every rank."""
+        """Return each rank's content, on every rank."""
         length = torch.tensor([len(content)])
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with report_lost_ranks(self.rank):
             dist.all_gather(lengths, length, group=self._hosts)
-            # All of them may have given nothing.
+            # All contents may be empty.
             longest = max(1, *(int(one) for one in lengths))
             padded = torch.zeros(longest, dtype=torch.uint8)
             padded[: len(content)] = torch.tensor([*content], dtype=torch.uint8)
@@ -113,9 +112,10 @@ class Ranks:
     def each(
         self, do: Callable[[], Any], among: Container[int] | None = None, place: Callable[[int], str] = lambda rank: ""
     ) -> list[Any]:
-        """The results of a function that all ranks call, or those ``among`` them, on every rank: numbers, text, lists
-        and maps. An :class:`OffloopError` that it raises anywhere is raised on every rank; ``place`` returns the
-        beginning of its message on the others."""
+        """Call a function on all ranks, or ``among`` them, and return all results: numbers, text, lists and maps.
+
+        An :class:`OffloopError` on any rank is raised on every rank; ``place`` returns the beginning of its message on
+        the others."""
         result = error = None
         if among is None or self.rank in among:
             try:
@@ -133,19 +133,18 @@ class Ranks:
 
     @property
     def reason(self) -> str | None:
-        """Which rank failed first and why, if it has said so."""
-        # What keeps the store may be gone by now, with torchrun.
+        """Which rank failed first and why, if it reported it."""
+        # The store's process may have exited, with torchrun.
         with contextlib.suppress(RuntimeError):
             if self._store is not None and self._store.check([_REASON]):
                 return str(self._store.get(_REASON), "utf-8")
         return None
 
     def leave(self, why: str | None) -> None:
-        """Leaves the group, because this rank cannot continue: ranks that wait for it get an error at once, with the
-        reason if it was the first.
+        """Leave the group after an error. Waiting ranks get an error at once, with the reason of the first rank.
 
         SIGTERM is ignored from here on, until :meth:`restore_sigterm`: ``torchrun`` sends it to every rank as soon as
-        one has ended, and would cut off this one's message."""
+        one has ended, and would cut off this rank's message."""
         if self.closed:
             return
         if threading.current_thread() is threading.main_thread():
@@ -159,25 +158,25 @@ class Ranks:
             self._hosts = self._counting = None
             dist.destroy_process_group()
         else:
-            # Tensors on a GPU are on their way still; what their group is left with is up to the exit.
+            # Tensors on a GPU are still under way; the exit cleans up their group.
             self.disconnect()
 
     def disconnect(self) -> None:
-        """Leaves the group of the hosts alone: ranks that wait for this one there get an error at once."""
+        """Leave the group of the hosts alone: ranks that wait there get an error at once."""
         self.closed = True
-        # What is still referred to is not closed.
+        # A group with references is not closed.
         hosts, self._hosts, self._counting = self._hosts, None, None
         if hosts is not None and dist.is_initialized():
             dist.destroy_process_group(hosts)
 
     def restore_sigterm(self) -> None:
-        """Undoes that SIGTERM is ignored, for another training in this process."""
+        """Restore the handler of SIGTERM, for another training in this process."""
         if self._on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._on_sigterm = None
 
     def close(self) -> None:
-        """Leaves the group, if it was joined here."""
+        """Leave the group, if it was joined here."""
         if not self.closed:
             self.closed = True
             if self._owns_group and dist.is_initialized():
@@ -185,21 +184,22 @@ class Ranks:
 
 
 def make_equal(tensors: Iterable[torch.Tensor]) -> None:
-    """Puts the first rank's values into every rank's tensors."""
+    """Copy the first rank's values into every rank's tensors."""
     for work in [dist.broadcast(one.detach(), 0, async_op=True) for one in tensors]:
         work.wait()
 
 
 _joined: Ranks | None = None
 _meeting: tuple[Any, int, int] | None = None
-"""The store that all ranks have, this one's number, and how many they are."""
+"""The store of all ranks, this rank's number, and their count."""
 _groups = 0
-"""Number of times that the ranks have come together."""
+"""Number of process groups so far."""
 
 
 def join_ranks(on_gpu: bool) -> Ranks | None:
-    """Joins the other processes that ``torchrun`` started, or their existing process group; ``None`` for a process by
-    itself. Raises ``RankError`` when the others do not come."""
+    """Join the other processes of ``torchrun``, or their existing process group; ``None`` for a single process.
+
+    Raises ``RankError`` when the others do not come."""
     global _joined, _meeting, _groups
     if _joined is not None:
         if not _joined.closed:
@@ -218,7 +218,7 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
         if _meeting is None:
             _meeting = next(rendezvous("env://"))
         store, rank, world_size = _meeting
-        # What an earlier group of these processes has left in the store leads to connections that are closed.
+        # Entries of an earlier group in the store lead to closed connections.
         store = dist.PrefixStore(f"offloop/{_groups}", store)  # type: ignore[attr-defined]
         _groups += 1
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
@@ -226,7 +226,7 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
     except (ValueError, RuntimeError) as error:
         raise RankError(f"the ranks did not come together: {error}") from None
     _joined = Ranks(owns_group=True, store=store)
-    # A process that ends without leaving the group is aborted by it.
+    # A process that exits without leaving the group is aborted by it.
     atexit.register(_joined.close)
     report_uncaught_errors(_failed_at)
     return _joined
@@ -237,8 +237,9 @@ def _failed_at() -> float | None:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """The number of this process and of all, by torch's default process group or by ``torchrun``; (0, 1) for one by
-    itself."""
+    """Return this process's rank and the number of all; (0, 1) for a single process.
+
+    From torch's default process group, or from ``torchrun``."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -254,7 +255,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_world_size(by_itself: int) -> int:
-    """The number of ranks on this host, by ``torchrun``; ``by_itself`` without it."""
+    """Return the number of ranks on this host, by ``torchrun``; ``by_itself`` without it."""
     size = os.environ.get("LOCAL_WORLD_SIZE")
     if size is None:
         return by_itself
@@ -271,7 +272,7 @@ def local_world_size(by_itself: int) -> int:
 
 @contextlib.contextmanager
 def report_lost_ranks(rank: int) -> Iterator[None]:
-    """Turns torch's errors about a lost process into a :class:`RankError`."""
+    """Convert torch's errors about a lost process to a :class:`RankError`."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:

@@ -1,4 +1,4 @@
-"""Which samples make a batch, and which of them are a rank's; checks of the data of ranks."""
+"""Divides batches among ranks, and checks the data of ranks."""
 
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
@@ -15,12 +15,13 @@ from offloop.trainer.distributed.ranks import Ranks, rank_and_world_size
 class RankBatchSampler(Sampler[list[int]]):
     """The batches of a dataset, of which each rank gets its part: ``DataLoader(dataset, batch_sampler=...)``.
 
-    A batch has ``batch_size`` samples over all ranks together, so the batches are the same whatever the number of
-    ranks. The ranks' parts differ by at most one sample. A last batch with fewer samples than ranks is left out, as is
-    every short one with ``drop_last``. With ``shuffle`` the order of an epoch follows from ``seed`` (by default the
-    trainer's, and 0 without a trainer) and the epoch's number alone.
+    A batch has ``batch_size`` samples over all ranks together, so the batches do not depend on the number of ranks. The
+    ranks' parts differ by at most one sample. A last batch with fewer samples than ranks is left out; ``drop_last``
+    leaves out every short one. With ``shuffle`` the order of an epoch depends only on ``seed`` (by default the
+    trainer's, and 0 without a trainer) and the epoch's number.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for batches that cannot be divided among the ranks."""
+    Raises:
+        ConfigurationError: a batch cannot be divided among the ranks."""
 
     def __init__(
         self,
@@ -51,15 +52,15 @@ class RankBatchSampler(Sampler[list[int]]):
 
     @property
     def rank_batch_size(self) -> int:
-        """The most samples that a batch has on this rank."""
+        """Limit of a batch's samples on this rank."""
         return -(-self._size // self.num_replicas)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next epoch; the trainer does."""
+        """Set the number of the next epoch. The trainer calls it."""
         self.epoch = epoch
 
     def use_seed(self, seed: int) -> None:
-        """Sets the seed, if none was given; the trainer does."""
+        """Set the seed, if none was given. The trainer calls it."""
         if not self._has_seed:
             self.seed = seed
 
@@ -75,19 +76,18 @@ class RankBatchSampler(Sampler[list[int]]):
     def _order(self) -> torch.Tensor:
         if not self.shuffle:
             return torch.arange(self._samples)
-        # Any two numbers make another generator, also neighbouring seeds and epochs.
+        # Any two pairs of numbers make different generators, also neighbouring seeds and epochs.
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) & (2**63 - 1))
         return torch.randperm(self._samples, generator=generator)
 
 
 def own_sampler(dataloader: Any) -> RankBatchSampler | None:
-    """The :class:`RankBatchSampler` of a dataloader that has one."""
     sampler = getattr(dataloader, "batch_sampler", None)
     return sampler if isinstance(sampler, RankBatchSampler) else None
 
 
 def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
-    """Refuses a dataloader that gives every rank all of the data."""
+    """Refuse a dataloader that gives every rank all of the data."""
     if ranks is not None:
         if data is not None:
             _check_shard(data.dataloader, "train_dataloader", ranks.world_size)
@@ -115,7 +115,7 @@ def _check_shard(dataloader: Iterable[Any], name: str, world_size: int) -> None:
 
 
 def check_parts(data: DataSpec, num_batches: int | None, ranks: Ranks) -> None:
-    """Checks that the ranks' data makes up one training; all of them have to call it."""
+    """Check that the ranks' data makes up one training; all ranks must call it."""
     sampler = _sharding_sampler(data.dataloader)
     part = [num_batches, getattr(sampler, "seed", None), None if sampler is None else sampler.rank]
     numbers, seeds, places = zip(*ranks.each(lambda: part), strict=True)

@@ -1,6 +1,6 @@
 """Sharded training: each rank keeps a part of every weight.
 
-Imported only by trainings that ask for it, because what it needs of torch takes a second to import."""
+Only sharded trainings import it, because its imports from torch take a second."""
 
 import atexit
 import contextlib
@@ -34,7 +34,7 @@ _KEYS = ("shard", "reshard_after_forward", *_POLICIES)
 
 
 def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
-    """The keyword arguments of :class:`FullySharded` in ``fsdp_config``."""
+    """Return the keyword arguments of :class:`FullySharded` in ``fsdp_config``."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(
             f"fsdp_config is a {type(config).__name__}: give a dict, {{}} for torch's defaults, or None for DDP"
@@ -68,22 +68,22 @@ def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
 
 
 class FullySharded:
-    """Keeps a part of each weight, of its gradient and of its optimizer state on every rank; torch's ``fully_shard``
-    gathers the weights of a unit of the model when they are needed, and averages the gradients.
+    """Keeps a part of each weight, its gradient and its optimizer state on every rank.
 
-    All ranks begin with the first rank's weights, as with :class:`offloop.trainer.loop.forward_pass.DataParallel`,
-    and use its buffers at the first forward pass of every batch.
+    torch's ``fully_shard`` gathers the weights of a unit of the model when they are needed, and averages the gradients.
+    All ranks start with the first rank's weights, as with :class:`offloop.trainer.loop.forward_pass.DataParallel`, and
+    use its buffers at the first forward pass of every batch.
 
     Args:
-        model: the whole model, on the device. It is changed in place: its parameters become others, which are sharded
-            by rows (``DTensor``).
+        model: the whole model, on the device. It is changed in place: its parameters are replaced by sharded ones, by
+            rows (``DTensor``).
         device: of the model.
-        optimizers: those that were made for the whole parameters continue with the sharded ones and their part of the
-            state. Parameters that are not the model's stay.
+        optimizers: optimizers of the whole parameters continue with the sharded ones and their part of the state. Other
+            parameters stay.
         shard: classes, or their names, of the modules that are units. By default these are the outermost modules in an
             ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``. All other parameters are a last unit, and so are
-            those of several units, such as tied weights.
-        reshard_after_forward, mp_policy, offload_policy: as torch has them; ``None`` is torch's default.
+            parameters of several units, such as tied weights.
+        reshard_after_forward, mp_policy, offload_policy: as in torch; ``None`` is torch's default.
 
     Reference: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``."""
 
@@ -120,14 +120,13 @@ class FullySharded:
         self._is_accumulating = False
         self._begins_batch = True
         self.forward: Callable[[Any], Any] = self._forward_with_equal_buffers if list(model.buffers()) else model
-        """The forward pass."""
         if hasattr(model, "eval_forward"):
             self._keep_sharded_between_evaluations()
         atexit.register(_let_go, weakref.ref(model))
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Keeps gradients whole on their rank within this: for all microbatches but the last one."""
+        """Keep gradients whole on their rank within this: for all microbatches but the last one."""
         self._is_accumulating = True
         self._model.set_requires_gradient_sync(False)
         try:
@@ -139,8 +138,10 @@ class FullySharded:
     def close(self) -> None: ...
 
     def shard_tree(self, tree: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, Any]:
-        """A checkpoint's tree of whole tensors with this rank's part of the model's weights, of the state of the
-        optimizers, given by name, and of the tensors of algorithms under names of weights. Needs no other rank."""
+        """Return a checkpoint's tree with this rank's part of its whole tensors. Needs no other rank.
+
+        It converts the model's weights, the state of the optimizers, given by name, and the tensors of algorithms under
+        names of weights."""
         own, states = self._model.state_dict(), {}
         for name, saved in tree.get("optimizers", {}).items():
             groups = optimizers[name].param_groups if name in optimizers else []
@@ -154,7 +155,7 @@ class FullySharded:
         return {**tree, **named, "optimizers": states}
 
     def spread(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
-        """A tensor of a whole shape of which this rank has these rows."""
+        """Make a sharded tensor from this rank's rows and the whole shape."""
         whole = torch.empty(shape, device="meta")
         return DTensor.from_local(
             rows, self._mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
@@ -197,7 +198,7 @@ def _sharded_like(own: Any, value: Any) -> Any:
         return value
     if own.shape != value.shape:
         return value
-    # Every rank has the whole tensor, so nothing has to be sent.
+    # Every rank has the whole tensor, so nothing is sent.
     return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
 
 

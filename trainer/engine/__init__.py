@@ -1,1 +1,1 @@
-"""State, algorithms, and the engine that runs them at each event. Begin with ``state``, then ``engine``."""
+"""State, algorithms, and the engine that runs them at each event. Start with ``state``, then ``engine``."""

@@ -8,12 +8,13 @@ from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 _RANKS = {"first": -1, None: 0, "last": 1}
 AlgorithmPass = Callable[[Sequence[Algorithm], Event], Sequence[Algorithm]]
-"""Returns the algorithms that match an event in another order, or fewer of them. The first pass gets them in the order
-in which the trainer was given them, each other one the result of the pass before it."""
+"""Returns the algorithms that match an event in another order, or fewer of them.
+
+The first pass gets them in the order in which the trainer was given them, each other pass the result of the last."""
 
 
 def sort_by_position(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Puts those first, or last, whose :attr:`Algorithm.position` says so. Goes before :func:`set_filo_order`."""
+    """Move algorithms to the front or end by :attr:`Algorithm.position`. Runs before :func:`set_filo_order`."""
     if not any(event in one.position for one in algorithms):
         return algorithms
     from_front = -1 if event.value.startswith("after_") else 1
@@ -21,19 +22,18 @@ def sort_by_position(algorithms: Sequence[Algorithm], event: Event) -> Sequence[
 
 
 def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """First in, last out: reverses the order at ``after_`` events, so that what wraps the batch first unwraps it
-    last."""
+    """Reverse the order at ``after_`` events: first in, last out, so that wrappers of the batch are undone in order."""
     return algorithms[::-1] if event.value.startswith("after_") else algorithms
 
 
 default_passes: list[AlgorithmPass] = [sort_by_position, set_filo_order]
-"""The passes of every engine, in the order in which they are run."""
+"""The passes of every engine, in the order in which they run."""
 
 
 class Engine:
     """Runs an event: first the algorithms that match it, then the publication of a snapshot, if it is requested.
 
-    ``match`` is called on all algorithms before the first is applied. Their order is that of the passes, see
+    ``match`` is called on all algorithms before the first is applied. The passes determine their order, see
     :data:`AlgorithmPass`. Reference: ``composer/core/engine.py``."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Engine:
     ) -> None:
         self._state = state
         self._logger = logger
-        # The lists and sets themselves, not copies: they change while training, and looking them up here is all that an
-        # unrequested event costs.
+        # The lists and sets themselves, not copies: they change while training, and an unrequested event costs only
+        # these look-ups.
         self._algorithms = state.algorithms
         self._requested = requested
         self._publish = publish
@@ -54,22 +54,22 @@ class Engine:
         self._has_own_passes = False
 
     def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
-        """Adds a pass over the algorithms that match an event: at a place among the known ones, or after them."""
+        """Add a pass over the matching algorithms at an index, by default after the others."""
         self._passes.insert(len(self._passes) if index == -1 else index, algorithm_pass)
         self._has_own_passes = True
 
     def run_event(self, event: Event) -> None:
-        """Runs one event. Called by the training loop; by hand it reaches algorithms and callbacks as well."""
+        """Run one event. The training loop calls it; a call by hand reaches algorithms and callbacks too."""
         if self._algorithms:
             self.run_algorithms(event)
         if event in self._requested:
             self._publish(event)
 
     def run_algorithms(self, event: Event) -> None:
-        """Runs the algorithms that match an event, without publishing it."""
+        """Run the algorithms that match an event, without publishing it."""
         state, logger = self._state, self._logger
         matching: Sequence[Algorithm] = [one for one in self._algorithms if one.match(event, state)]
-        # A single one is in order, unless a pass leaves it out.
+        # A single algorithm needs no order, but a pass may leave it out.
         if len(matching) > 1 or self._has_own_passes:
             for algorithm_pass in self._passes:
                 matching = algorithm_pass(matching, event)
@@ -78,8 +78,7 @@ class Engine:
 
 
 def check_loss_interpolation(algorithms: Sequence[Algorithm]) -> None:
-    """Refuses two algorithms that replace the loss by a mixture (``interpolates_loss``): the second one would mix the
-    loss of unmixed targets."""
+    """Refuse two algorithms that interpolate the loss: the second one would mix the loss of unmixed targets."""
     names = [type(one).__name__ for one in algorithms if getattr(one, "interpolates_loss", False)]
     if len(names) > 1:
         raise ConfigurationError(

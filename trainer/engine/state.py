@@ -1,4 +1,4 @@
-"""The state of a training, the algorithms that may change it, and what they log."""
+"""The state of a training, the algorithms that may change it, and their logger."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """A change to the training that is applied at certain events: it may read and write all of the state.
+    """A change to the training that is applied at certain events. It may read and write all of the state.
 
-    A callback only looks, gets a copy of the state and runs in another process; an algorithm is part of the training,
-    which waits for it and fails with it. Define both methods::
+    A callback only observes: it gets a copy of the state and runs in another process. An algorithm is part of the
+    training, which waits for it and fails with it. Define both methods::
 
         class HalveTheRate(Algorithm):
             def match(self, event, state):
@@ -39,44 +39,45 @@ class Algorithm(ABC):
     Reference: ``composer/core/algorithm.py``."""
 
     position: ClassVar[Mapping[Event, Literal["first", "last"]]] = {}
-    """The events at which it is applied before all others, or after them, in whatever order they are given."""
+    """The events at which it is applied before all others, or after them."""
 
     @abstractmethod
     def match(self, event: Event, state: "State") -> bool:
-        """Whether to be applied at this event. Called at every event, so keep it short."""
+        """Return whether to apply it at this event. Called at every event, so keep it short."""
 
     @abstractmethod
     def apply(self, event: Event, state: "State", logger: "AlgorithmLogger") -> int | None:
-        """Changes the state. The result is ignored; the reference's algorithms return an exit code."""
+        """Change the state. The result is ignored; the reference's algorithms return an exit code."""
 
     def check(self, state: "State") -> None:  # noqa: B027 - most algorithms go with every training
-        """Raises :class:`offloop.bus.errors.ConfigurationError` for a training that this cannot be applied to. Called
-        before anything is started, with the model as the trainer was given it."""
+        """Raise :class:`offloop.bus.errors.ConfigurationError` for a training to which it cannot be applied.
+
+        Called before anything is started, with the model given to the trainer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is saved to resume the algorithm in another process."""
+        """Return everything that is saved to resume the algorithm in another process."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most algorithms have nothing to restore
-        """Restores what :meth:`state_dict` returned."""
+        """Restore the result of :meth:`state_dict`."""
 
 
 class AlgorithmLogger:
-    """Collects what algorithms log; it travels with the next event that is published, as its field ``logged``.
+    """Collects logged values. They travel with the next published event, as its field ``logged``.
 
     Reference: ``composer/loggers/logger.py``."""
 
     def __init__(self, state: "State") -> None:
         self._state = state
         self.entries: list[list[Any]] = []
-        """Logged and not published yet, as pairs of step and metrics; always the same list."""
+        """Unpublished pairs of step and metrics; always the same list."""
         self.left_out = LeftOut(state.run_name)
         """The values that could not be logged."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs numbers by name at a step, by default the number of batches so far.
+        """Log numbers by name at a step, by default the number of finished batches.
 
-        A tensor is read at once, which on a GPU waits for it: log numbers where that matters. What cannot be sent is
+        A tensor is read at once, which waits for a GPU: log numbers if that matters. A value that cannot be sent is
         left out, and reported once for each name."""
         if step is None:
             step = self._state.timestamp.values.batch
@@ -93,9 +94,9 @@ class AlgorithmLogger:
         return to_builtin(value)
 
     def take(self) -> list[list[Any]]:
-        """Everything logged since the last call, as pairs of step and metrics."""
+        """Return everything logged since the last call, as pairs of step and metrics."""
         entries = list(self.entries)
-        # A signal handler or another thread may have logged more by now.
+        # A signal handler or another thread may have logged more meanwhile.
         del self.entries[: len(entries)]
         return entries
 
@@ -104,39 +105,39 @@ class State:
     """The state of a training run, with the reference's names. Reference: ``composer/core/state.py``.
 
     Attributes:
-        model: what is trained.
+        model: the model.
         optimizers, schedulers, algorithms, evaluators: in the order given to the trainer.
-        train_dataloader: what is trained on.
-        dataloader_label: ``train``, ``predict``, or the label of the evaluator at work.
-        dataloader_len: batches in the dataloader in use, when it has a length.
+        train_dataloader: the training data.
+        dataloader_label: ``train``, ``predict``, or the label of the current evaluator.
+        dataloader_len: batches in the current dataloader, if it has a length.
         timestamp: training time; it advances just before ``BATCH_END`` and ``EPOCH_END``.
-        previous_timestamp: training time before that; ``None`` before the first batch ended.
-        batch: the batch in use; during the forward and backward passes, the microbatch.
+        previous_timestamp: the training time before; ``None`` in the first batch.
+        batch: the current batch; during the forward and backward passes, the microbatch.
         batch_size: samples in it.
         outputs, loss: of the last microbatch, on the device.
         batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
-        batch_losses: the parts of that loss by name, where the model's loss is a map or a list, without the total.
+        batch_losses: the parts of a loss that is a map or a list, by name, without the total.
         train_metrics: metric objects of the training by name.
         train_metric_values: with several ranks, their values for the last batch over all ranks.
         eval_metrics: metric objects by evaluator label and name.
         eval_metric_values: their values at the end of the last evaluation, as plain numbers.
-        evaluated_at: the number of training batches after which each evaluator ran last, by label.
-        total_eval_wct: microseconds spent evaluating, those before a checkpoint that was loaded included.
+        evaluated_at: the number of training batches at each evaluator's last run, by label.
+        total_eval_wct: microseconds spent evaluating, including those before a loaded checkpoint.
         device: where the training runs.
-        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; of a training in another loop ``None`` while it is unknown.
+        precision: ``fp32``, ``amp_bf16`` or ``amp_fp16``; ``None`` for a training in another loop while it is unknown.
         scaler: scales the loss for ``amp_fp16``; otherwise ``None``.
         device_train_microbatch_size: samples in a microbatch, with ``auto`` the number that fits into memory; ``None``
             while batches are whole.
-        iteration_length: epochs or tokens of an iteration; ``None`` when the whole training is one.
+        iteration_length: epochs or tokens of an iteration; ``None`` if the whole training is one.
         rank, world_size: number of this process, and of all.
         recompute_gradients: within ``fit()``, for algorithms at ``AFTER_TRAIN_BATCH``: computes the gradients of the
-            batch anew, at the present weights, and returns the batch's loss. Algorithms see the events of the forward
-            and backward passes a second time; they are not published.
+            batch again, at the present weights, and returns the batch's loss. Algorithms receive the events of the
+            forward and backward passes a second time; they are not published.
         gather_checkpoint: within ``fit()``: returns the contents of a checkpoint of this moment; otherwise ``None``.
         evaluate_now: within ``fit()``, between two batches: evaluates, whatever the interval.
-        fitting: whether there is a training that can be stopped: from ``FIT_START`` on, before ``FIT_END``.
-        stopped, stop_reason: whether and why the training was ended by :meth:`stop_training`.
-        stop_requested, requested_reason: whether and why the training ends after the batch at hand."""
+        fitting: whether the training can be stopped: from ``FIT_START`` on, before ``FIT_END``.
+        stopped, stop_reason: whether and why :meth:`stop_training` ended the training.
+        stop_requested, requested_reason: whether and why the training ends after the current batch."""
 
     recompute_gradients: Callable[[], torch.Tensor]
     evaluate_now: Callable[[], object]
@@ -183,8 +184,8 @@ class State:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        # The model is typed loosely: algorithms may put another one in its place, and the loop calls what a plain
-        # module has not, such as `loss`.
+        # Typed loosely: algorithms may replace the model, and the loop calls methods such as `loss`, which a plain
+        # module does not have.
         self.model: Any = model
         self.device = device
         self.precision = precision
@@ -240,7 +241,7 @@ class State:
         return None if self._data is None else self._data.dataloader
 
     def set_dataloader(self, spec: "DataSpec | None", label: str | None, subset_num_batches: int = -1) -> None:
-        """Names the dataloader that is used from now on, of which only so many batches count (-1 for all)."""
+        """Set the current dataloader, of which only so many batches count (-1 for all)."""
         self._data = spec
         self.dataloader_label = label
         length = None if spec is None else spec.length
@@ -276,23 +277,27 @@ class State:
         self.context_changed = True
 
     def batch_get_item(self, key: BatchKey) -> Any:
-        """A part of the batch: an index (0 for inputs and 1 for targets in a pair), a name in a mapping, a sequence of
-        these for a nested part, or a pair of functions ``(get, set)``.
+        """Return a part of the batch.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` when the batch has no such part."""
+        Args:
+            key: an index (in a pair 0 for inputs and 1 for targets), a name in a mapping, a sequence of these for a
+                nested part, or a pair of functions ``(get, set)``.
+
+        Raises:
+            ConfigurationError: the batch has no such part."""
         return batch_get(self.batch, key)
 
     def batch_set_item(self, key: BatchKey, value: Any) -> None:
-        """Puts a value in place of a part of the batch: :attr:`batch` is a copy afterwards, the old one unchanged."""
+        """Replace a part of the batch: :attr:`batch` becomes a copy, the old one is unchanged."""
         self.batch = batch_set(self.batch, key, value)
 
     def reached_max_duration(self) -> bool:
-        """Whether the training is to end here."""
+        """Return whether the training ends here."""
         index, limit = self._limit
         return self.timestamp.values[index] >= limit
 
     def get_elapsed_duration(self) -> Time | None:
-        """The elapsed share of ``max_duration``, in the unit ``dur``; ``None`` without one."""
+        """Return the elapsed share of ``max_duration``, in the unit ``dur``; ``None`` without one."""
         if self._max_duration is None:
             return None
         if not self._max_duration.value:
@@ -301,35 +306,35 @@ class State:
         return elapsed
 
     def stop_training(self, reason: str | None = None) -> None:
-        """Ends the training after the batch at hand; evaluations that are due still run. Does nothing from ``FIT_END``
-        on, when the training has come to its end. ``reason`` says why in a few words, such as ``loss above 100``: the
-        training's output, ``offloop show`` and dashboards show it.
+        """End the training after the current batch; evaluations that are due still run.
 
-        ``max_duration`` becomes the present training time, in its own unit, or in batches where it was in epochs.
+        Does nothing from ``FIT_END`` on. ``max_duration`` becomes the present training time, in its own unit, or in
+        batches if it was in epochs. With several ranks a call on one of them suffices. They agree after a batch, after
+        an evaluation and at the end of an epoch; a call at ``BATCH_END`` takes effect after the next batch.
 
-        With several ranks it is enough that one of them asks. They agree when a batch has been trained on, after an
-        evaluation and at the end of an epoch; what is asked for at ``BATCH_END`` takes effect after the next batch."""
+        Args:
+            reason: a few words, such as ``loss above 100``, for the training's output, ``offloop show`` and
+                dashboards."""
         if self.world_size > 1:
             self.request_stop(reason)
         else:
             self.stop_now(reason)
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Ends the training when the batch at hand has been trained on: for requests from outside the loop."""
+        """End the training after the current batch: for requests from outside the loop."""
         self.stop_requested = True
         self.requested_reason = self.requested_reason or reason
 
     def stop_now(self, reason: str | None = None) -> None:
-        """Ends the training after the batch at hand, on this rank: for the training loop."""
+        """End the training after the current batch, on this rank: for the training loop."""
         if self.fitting:
-            # The first who asked has ended it.
+            # The first request counts.
             self.stop_reason = self.stop_reason or reason or self.requested_reason
             unit = TimeUnit.EPOCH if self._max_duration is None else self._max_duration.unit
-            # Epochs end too late: the one that has begun would be finished first.
+            # Epochs end too late: the current one would be finished first.
             self._end_at(self.timestamp.get(TimeUnit.BATCH if unit is TimeUnit.EPOCH else unit))
             self.stopped = True
         self.withdraw_stop()
 
     def withdraw_stop(self) -> None:
-        """Withdraws the request to stop the training."""
         self.stop_requested, self.requested_reason = False, None

@@ -1,1 +1,1 @@
-"""Evaluation, prediction, and the metrics of evaluators. Begin with ``evaluation``."""
+"""Evaluation, prediction, and the metrics of evaluators. Start with ``evaluation``."""

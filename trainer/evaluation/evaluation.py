@@ -1,4 +1,4 @@
-"""Evaluation, within a training and by itself."""
+"""Evaluation and prediction, within a training and standalone."""
 
 import contextlib
 import itertools
@@ -30,9 +30,9 @@ _PHASES = ("start", "batch_start", "before_forward", "after_forward", "batch_end
 class Evaluation:
     """Runs the evaluators of a training when they are due, or at once, and predicts.
 
-    ``subset_num_batches`` is the number of batches of each evaluator's dataloader, -1 for all, unless the evaluator has
-    its own. ``in_step`` are ranks whose forward passes need one another. Reference: ``composer/trainer/trainer.py``,
-    ``_run_evaluators`` and ``_eval_loop``."""
+    ``subset_num_batches`` limits the batches of evaluators without their own limit; -1 for all. ``in_step`` are ranks
+    whose forward passes need one another. Reference: ``composer/trainer/trainer.py``, ``_run_evaluators`` and
+    ``_eval_loop``."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Evaluation:
         """The events at which an evaluator may be due."""
 
     def plan(self, default_interval: Time, max_duration: Time) -> None:
-        """Plans when each evaluator is due in a training of that length."""
+        """Plan when each evaluator is due in a training of that length."""
         batches = self._state.dataloader_len
         self._intervals = [
             (evaluator, Interval(evaluator.eval_interval or default_interval, max_duration, batches))
@@ -62,7 +62,7 @@ class Evaluation:
         self.watched = frozenset(interval.event for _, interval in self._intervals)
 
     def run_if_due(self, event: Event) -> int:
-        """Evaluates what is due at this event; returns the nanoseconds that it took."""
+        """Run the evaluators that are due at this event; returns the nanoseconds that it took."""
         state = self._state
         due = [
             evaluator
@@ -72,8 +72,7 @@ class Evaluation:
         return self._run(due)
 
     def run_last(self) -> int:
-        """Evaluates what was not evaluated since the last batch, if there was one; returns the nanoseconds that it
-        took."""
+        """Run the evaluators that have not run since the last batch; returns the nanoseconds that it took."""
         batch = self._state.timestamp.values.batch
         if not batch:
             return 0
@@ -85,13 +84,13 @@ class Evaluation:
         return self._run(due)
 
     def run_now(self) -> int:
-        """Evaluates everything, whatever the interval; returns the nanoseconds that it took."""
+        """Run all evaluators, whatever the interval; returns the nanoseconds that it took."""
         if not self._state.evaluators:
             raise ConfigurationError("there is nothing to evaluate on: this training has no eval_dataloader")
         return self._run(self._state.evaluators)
 
     def run_standalone(self, evaluators: Sequence[Evaluator], subset_num_batches: int = -1) -> None:
-        """Evaluates outside of the training, or between two calls of ``fit()``."""
+        """Evaluate outside of the training, or between two calls of ``fit()``."""
         self._engine.run_event(Event.EVAL_STANDALONE_START)
         with self._evaluating():
             for evaluator in evaluators:
@@ -112,7 +111,7 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; afterwards each part of the model is in the mode that it was in."""
+        """Set evaluation mode without gradients; afterwards each module returns to its mode."""
         state = self._state
         dataloader = state.dataloader_in_use
         training = [module for module in state.model.modules() if module.training]
@@ -147,9 +146,10 @@ class Evaluation:
     def predict(
         self, spec: DataSpec, subset_num_batches: int, on_outputs: Callable[[Any, Any], object] | None
     ) -> list[Any]:
-        """The model's outputs for each batch of a dataloader, with their tensors on the host. With ``on_outputs`` that
-        is called with each batch and its outputs, as they are on the device, and nothing is returned. Reference:
-        ``composer/trainer/trainer.py``, ``predict``."""
+        """Return the model's outputs for each batch of a dataloader, with their tensors on the host.
+
+        ``on_outputs`` is called with each batch and its outputs on the device instead; then the list is empty.
+        Reference: ``composer/trainer/trainer.py``, ``predict``."""
         state, kept = self._state, list[Any]()
 
         def keep() -> None:
@@ -187,7 +187,7 @@ class Evaluation:
             fire(batch_end)
 
     def _keep_in_step(self, batches: Iterable[Any], ranks: Ranks) -> Iterator[Any]:
-        """The batches. A rank that has none left, while another has, runs the model on its last one again."""
+        """Yield the batches. A rank without further ones repeats its last forward pass while another has some."""
         has_batch = False
         for batch in batches:
             has_batch = True
@@ -210,7 +210,6 @@ class Evaluation:
 
 
 def add_train_metrics(state: State) -> None:
-    """Puts copies of the model's metrics of the training into the state."""
     if hasattr(state.model, "get_metrics"):
         state.train_metrics = deepcopy(metrics_of(state.model, is_train=True))
     for metric in state.train_metrics.values():
@@ -218,7 +217,7 @@ def add_train_metrics(state: State) -> None:
 
 
 def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Puts copies of the model's metrics into the state for each evaluator."""
+    """Put copies of the model's metrics into the state for each evaluator."""
     for evaluator in evaluators:
         metrics = evaluator.choose_metrics(state.model)
         state.eval_metrics[evaluator.label] = {
@@ -227,7 +226,7 @@ def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Replaces the evaluators of the state, of which none has run yet; the values of labels that stay, stay."""
+    """Replace the evaluators of the state, of which none has run yet, and keep the values of known labels."""
     labels = {one.label for one in evaluators}
     state.evaluators[:], state.evaluated_at = evaluators, {}
     add_eval_metrics(state, evaluators)
@@ -235,7 +234,7 @@ def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def newest_metrics(state: State) -> dict[str, float]:
-    """The newest value of each loss and metric as a number, by full name; ``[]`` takes short names too."""
+    """Return the newest value of each loss and metric by full name; ``[]`` takes short names too."""
     groups: dict[str, Any] = {}
     if state.batch_loss is not None:
         groups["loss/train"] = {"total": to_builtin(state.batch_loss), **to_builtin(state.batch_losses)}
@@ -251,7 +250,7 @@ def newest_metrics(state: State) -> dict[str, float]:
 
 
 class _ByName(dict[str, float]):
-    """Metrics by full name, of which ``[]`` takes the short ones too."""
+    """Metrics by full name; ``[]`` takes short names too."""
 
     def __missing__(self, name: str) -> float:
         found = MetricNames(self).matches(name)
@@ -262,7 +261,7 @@ class _ByName(dict[str, float]):
 
 @contextlib.contextmanager
 def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Iterator[None]:
-    """Evaluates on others than the training's own evaluators, whose values are restored afterwards."""
+    """Evaluate on other evaluators, and restore the values of the training's own."""
     own, values = state.eval_metrics, state.eval_metric_values
     state.eval_metrics = {}
     try:

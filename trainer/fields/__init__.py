@@ -1,3 +1,1 @@
-"""Fields that are computed while a consumer requests them.
-
-Begin with ``registry``; a new field is a function, see ``field``."""
+"""Fields that are computed while a consumer requests them. Start with ``registry``; ``field`` defines a field."""

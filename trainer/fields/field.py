@@ -9,7 +9,7 @@ from offloop.bus.types.event import Event
 from offloop.trainer.engine.state import State
 
 FieldFunction: TypeAlias = Callable[[State], Any]
-"""Computes a field from the state, which it must leave as it is."""
+"""Computes a field from the state, without changing it."""
 
 BATCH_RESULTS = frozenset({Event.AFTER_TRAIN_BATCH, Event.BATCH_END})
 """The events at which the gradients of a batch are complete."""
@@ -24,8 +24,9 @@ class FieldNotReadyError(ConfigurationError):
 
 
 class ProbeHook:
-    """A hook on a model or an optimizer that calls a method of a probe, while the probe exists. Copies and pickles of
-    it do nothing."""
+    """A hook on a model or an optimizer that calls a method of a probe, while the probe exists.
+
+    Copies and pickles of it do nothing."""
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:
         self._method = None if method is None else WeakMethod(method)
@@ -43,30 +44,29 @@ _unused_hooks: list[Any] = []
 
 
 def hook_optimizers(register: Callable[..., Any], method: Callable[..., None]) -> None:
-    """Has torch call a probe's method for all optimizers while the probe exists, by a function such as
-    ``register_optimizer_step_pre_hook``."""
+    """Register a probe's method for all optimizers, by a function such as ``register_optimizer_step_pre_hook``.
+
+    The hook is removed after the probe."""
     while _unused_hooks:
         _unused_hooks.pop().remove()
-    # The garbage collector may come while torch goes through the hooks, which none may be taken from then.
+    # The garbage collector may run while torch iterates over the hooks, when none may be removed.
     finalize(method.__self__, _unused_hooks.append, register(ProbeHook(method)))  # type: ignore[attr-defined]
 
 
 class Field(NamedTuple):
-    """A field that can be requested."""
-
     compute: Callable[[Any], Any]
-    """Computes it from the state, or from the probe where there is one."""
+    """Computes it from the state, or from the probe if it has one."""
     events: frozenset[Event] = frozenset(Event)
-    """The events that it exists at; at others it is not available."""
+    """The events at which it is available."""
     unit: str | None = None
     """Unit of its numbers, such as ``bytes`` or ``percent``."""
     shape: str | None = None
     """Shape in words, such as ``number`` or ``map of parameter to number``."""
     description: str = ""
-    """Description in one line."""
     probe: Callable[[State, Callable[[], bool]], object] | None = None
-    """For a field that cannot be computed from the state at the event alone: makes the probe that observes the
-    training, from the state and a function that says whether the field is due at the current batch. It is made at the
-    first request and dropped after the last one, and takes its hooks with it."""
+    """Makes a probe that observes the training, for a field that cannot be computed from the state alone.
+
+    Called with the state and a function that returns whether the field is due in the current batch. The probe is made
+    at the first request and dropped, with its hooks, after the last one."""
     reserves: bool = False
-    """Whether memory for its tensors is allocated at the first request: for what is large and must not be left out."""
+    """Whether memory for its tensors is allocated at the first request: for large fields that must not be left out."""

@@ -1,4 +1,4 @@
-"""Fields of the model, of its modules at work, and of the GPU."""
+"""Fields of the model, its modules' activations, and the GPU."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,14 +14,15 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import BATCH_RESULTS, Field, FieldUnsupportedError, ProbeHook
 
 MAX_MODULES = 1000
-"""The most modules in a summary."""
+"""Limit of the modules in a summary."""
 
 _COLUMNS = ["name", "class", "parameters", "trainable"]
 
 
 def model_summary(state: State) -> dict[str, Any]:
-    """The model's class, its numbers of parameters and of trained ones, and a row for each of up to :data:`MAX_MODULES`
-    modules: dotted name, class, and the same counts, each parameter counted once."""
+    """Summarise the model: its class, its numbers of parameters and of trained ones, and a row for each module.
+
+    A row has the dotted name, the class and the same counts. Each parameter is counted once."""
     model = state.model
     modules = list(model.named_modules())
     return {
@@ -39,13 +40,13 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 
 
 def memory_stats(state: State) -> dict[str, int]:
-    """:func:`torch.cuda.memory_stats` for this rank's GPU: mostly bytes, and counts since the start."""
+    """Return :func:`torch.cuda.memory_stats` for this rank's GPU: mostly bytes, and counts since the start."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
 
 def gpu_utilization(state: State) -> int:
-    """The share of the last sample period in which this rank's GPU was at work, in percent, as NVML measures it."""
+    """Return the GPU's busy share of the last sample period, in percent, as NVML measures it."""
     _require_gpu(state, "measured on a CUDA device")
     try:
         return torch.cuda.utilization(state.device.torch_device)
@@ -75,14 +76,13 @@ MODEL_FIELDS: dict[str, Field] = {
         gpu_utilization, unit="percent", shape="number", description="how busy the GPU is, by NVML; not on a CPU"
     ),
 }
-"""The fields of the model and its device."""
 
 
 def statistics(values: Tensor) -> dict[str, Tensor]:
-    """Statistics of a tensor, each as a scalar on its device.
+    """Compute statistics of a tensor, each as a scalar on its device.
 
-    ``average`` and ``std`` (of the population), ``max_abs`` and ``zeros``, the share of exact zeros, are of all
-    numbers. ``l2_norm``, ``max`` and ``kurtosis`` (not the excess: 3 for a normal distribution) are taken over the last
+    ``average``, ``std`` (of the population), ``max_abs`` and ``zeros`` (the share of exact zeros) are over all numbers.
+    ``l2_norm``, ``max`` and ``kurtosis`` (not the excess: 3 for a normal distribution) are taken over the last
     dimension and averaged over the others, as in ``composer/callbacks/activation_monitor.py``."""
     values = values.detach().float()
     average = values.mean()
@@ -100,8 +100,9 @@ def statistics(values: Tensor) -> dict[str, Tensor]:
 
 
 class ActivationProbe:
-    """Takes the statistics of a training batch during its first forward pass: by a hook at the model itself, and, in a
-    batch that is due, one at each module until the pass ends."""
+    """Computes the statistics of a training batch during its first forward pass.
+
+    The model has one hook. In a batch that is due each module has one too, until the pass ends."""
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         self._state = state
@@ -116,9 +117,10 @@ class ActivationProbe:
         self._hook_model()
 
     def found(self) -> dict[str, Tensor]:
-        """``STATISTIC/MODULE_input.N`` and ``STATISTIC/MODULE_output.N`` of the batch, for each tensor of real numbers
-        among a module's positional inputs and its outputs; one inside a tuple or list is called ``MODULE_N_output.M``.
-        """
+        """Return ``STATISTIC/MODULE_input.N`` and ``STATISTIC/MODULE_output.N`` of the batch.
+
+        One for each tensor of real numbers among a module's positional inputs and its outputs. A tensor inside a tuple
+        or list is called ``MODULE_N_output.M``."""
         if self._model is not self._state.model:
             self._hook_model()
         if self._trouble is not None:
@@ -161,7 +163,7 @@ class ActivationProbe:
             return
         try:
             self._take_statistics(name, inputs, outputs)
-        # This runs within the model: a GPU whose memory is full for statistics must not end the training.
+        # This runs within the model: a GPU without memory for statistics must not end the training.
         except Exception as error:  # noqa: BLE001
             self._found, self._trouble = {}, f"{type(error).__name__}: {error}".splitlines()[0]
 
@@ -173,7 +175,7 @@ class ActivationProbe:
                 for index, value in enumerate(values):
                     for place, tensor in _tensors(name, value):
                         for statistic, number in statistics(tensor).items():
-                            # A module that is used several times counts with the first.
+                            # Only the first call of a module counts.
                             self._found.setdefault(f"{statistic}/{place}_{what}.{index}", number)
 
 
@@ -203,4 +205,3 @@ ACTIVATION_FIELDS: dict[str, Field] = {
         probe=ActivationProbe,
     )
 }
-"""The fields of the modules of a model at work."""

@@ -1,4 +1,4 @@
-"""Norms of gradients, weights, moments and updates: all tensors of a field in a few steps of the device."""
+"""Norms of gradients, weights, moments and updates, in a few steps of the device each."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,14 +19,15 @@ SHARDED = (
     "with fsdp_config each rank has a part of the weights, and norms of all of them take all ranks at once: log it "
     "from an algorithm"
 )
-"""Why a training whose weights are spread over ranks has none of these fields."""
+"""The reason why a training with sharded weights has none of these fields."""
 
 
 @torch.no_grad()
 def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The L2 norm of each tensor, in the same order, as scalars on the tensors' devices. Tensors of one kind are taken
-    together. Norms of half precision are float32, as those of whole numbers are. Sparse gradients count with their
-    values, which on a GPU the host waits for."""
+    """Return the L2 norm of each tensor, in the same order, as scalars on the tensors' devices.
+
+    Tensors of one dtype and device are processed together. Norms of half precision and of whole numbers are float32.
+    For sparse gradients, of which only the values count, the host waits for the GPU."""
     tensors = list(tensors)
     _refuse_sharded(tensors)
     dense = [_dense(one) for one in tensors]
@@ -53,7 +54,7 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 def _refuse_sharded(tensors: Iterable[Tensor]) -> None:
     if any(map(_is_sharded, tensors)):
-        # The ranks receive the demand at different times, and one that computes alone would wait for the others.
+        # The ranks receive the demand at different times; a rank that computes alone would wait for the others.
         raise ConfigurationError(SHARDED)
 
 
@@ -75,8 +76,9 @@ def _norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradients(state: State) -> dict[str, Tensor]:
-    """As the optimizers use them: of the whole batch, averaged over ranks, unscaled with ``amp_fp16``, and clipped
-    where an algorithm clips; with ``amp_fp16`` infinite or NaN for a batch whose step the scaler skips."""
+    """Return the gradients as the optimizers use them: of the whole batch, averaged over ranks, unscaled, and clipped.
+
+    With ``amp_fp16`` they are infinite or NaN in a batch whose step the scaler skips."""
     named = state.model.named_parameters()
     gradients = {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
     _refuse_sharded(gradients.values())
@@ -89,7 +91,7 @@ def _parameters(state: State) -> dict[str, Tensor]:
 
 
 def moment_norms(state: State) -> dict[str, Tensor]:
-    """The L2 norm of each parameter's first moment (Adam and its relatives) or momentum (SGD)."""
+    """Return the L2 norm of each parameter's first moment (Adam and its relatives) or momentum (SGD)."""
     moments = {}
     for name, parameter in state.model.named_parameters():
         for optimizer in state.optimizers:
@@ -106,12 +108,10 @@ def moment_norms(state: State) -> dict[str, Tensor]:
 
 
 def optimizer_norms(state: State) -> dict[str, Any]:
-    """The optimizers' metrics of each parameter, the L2 norm of each gradient, and that of all gradients, under the
-    names of the reference's metrics.
+    """Return the optimizers' metrics of each parameter and the L2 norms of all gradients, under the reference's names.
 
-    An optimizer reports by a method ``report_per_parameter_metrics(parameter, name, metrics)``, which returns
-    ``metrics`` with its own added; its tensors are read without waiting. Reference:
-    ``composer/callbacks/optimizer_monitor.py``."""
+    An optimizer may have a method ``report_per_parameter_metrics(parameter, name, metrics)``, which returns ``metrics``
+    with its own added; its tensors are read without waiting. Reference: ``composer/callbacks/optimizer_monitor.py``."""
     gradients = _gradients(state)
     parameters = dict(state.model.named_parameters())
     reporters = {id(one): reporter for one, reporter in _reporters(state)}
@@ -122,7 +122,7 @@ def optimizer_norms(state: State) -> dict[str, Any]:
         if (reporter := reporters.get(id(parameters[name]))) is not None:
             metrics = reporter(parameters[name], name, metrics)
         if key not in metrics:
-            # Holds the place of what is computed for all of them at once.
+            # A place for the norm, which is computed for all at once.
             metrics[key] = None
             missing[key] = gradient
     metrics.update(_norms_of(missing))
@@ -140,8 +140,7 @@ def _reporters(state: State) -> Iterator[tuple[Tensor, Callable[[Tensor, str, di
 
 
 class UpdateProbe:
-    """Copies the trained weights before the optimizers step, in the batches whose updates are requested: exact for any
-    optimizer."""
+    """Copies the trained weights before the optimizers step, in the requested batches: exact for any optimizer."""
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         self._state = state
@@ -149,11 +148,11 @@ class UpdateProbe:
         self._kept_at = -1
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         self._trouble: str | None = None
-        # A hook for all optimizers, because there may be none yet, or others by the time they step.
+        # A hook for all optimizers: the training's may not exist yet, or change before they step.
         hook_optimizers(register_optimizer_step_pre_hook, self._before_step)
 
     def norms(self) -> dict[str, Tensor]:
-        """The L2 norm of the step's change to each parameter."""
+        """Return the L2 norm of the step's change to each parameter."""
         _refuse_sharded(self._state.model.parameters())
         before, self._before = self._before, {}
         if self._trouble is not None:
@@ -178,7 +177,7 @@ class UpdateProbe:
             try:
                 kept = [torch.empty_like(one) for one in parameters.values()]
                 torch._foreach_copy_(kept, [one.detach() for one in parameters.values()], non_blocking=True)
-            # This runs within the optimizer's step: memory that is full for a copy must not end the training.
+            # This runs within the optimizer's step: a copy that does not fit into memory must not end the training.
             except RuntimeError as error:
                 self._trouble = f"{type(error).__name__}: {error}".splitlines()[0]
                 return
@@ -227,4 +226,3 @@ NORM_FIELDS: dict[str, Field] = {
         "map of metric to number",
     ),
 }
-"""Norms that can be asked for."""

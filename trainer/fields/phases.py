@@ -26,31 +26,31 @@ class PhaseProbe:
     """Times the phases of requested batches, from the events between them.
 
     On a GPU each of these events puts a timing event into the device's stream, so the times are the device's: the host
-    runs ahead of it, and a batch that is loaded meanwhile costs nothing. They are read when the device has passed them,
-    without waiting."""
+    runs ahead of it, and loading a batch meanwhile costs nothing. They are read without waiting, once the device has
+    passed them."""
 
     marks = frozenset({*BEGINS, *ENDS, *BETWEEN})
-    """The events at which :meth:`before` and :meth:`after` are to be called."""
+    """The events at which :meth:`before` and :meth:`after` must be called."""
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         make: Callable[[], TimingEvent] | None = getattr(state.device, "timing_event", None)
         self._on_device = make is not None
-        # Nanoseconds where the device has finished whenever the host continues.
+        # Nanoseconds where the device has always finished when the host continues.
         self._mark: Callable[[], Any] = make or time.perf_counter_ns
         self._is_due = is_due
         self.clock: Callable[[], int] = time.time_ns
-        """Nanoseconds since 1970: what events are timed by."""
+        """Nanoseconds since 1970, the clock of events."""
         self.is_timing = False
         """Whether the phases of the current batch are requested."""
         self._open: tuple[str, Any] | None = None
         self._batch = _Batch(0, 0, self._on_device)
         self._found: _Batch | None = None
         self._began = 0
-        # Of every batch since the last report.
+        # Of all batches since the last report.
         self._published = self._published_batches = 0
 
     def before(self, event: Event) -> None:
-        """Receives an event before anything is done for it."""
+        """Record an event before it is published."""
         if event is Event.BATCH_END:
             self._published_batches += 1
         if not self.is_timing:
@@ -58,7 +58,7 @@ class PhaseProbe:
         if event in ENDS and self._open is not None and self._open[0] in ENDS[event]:
             phase, began = self._open
             self._open = None
-            # The last phase of a batch has its place however many there are.
+            # The last phase of a batch always fits.
             if len(self._batch.spans) < MAX_SPANS or phase == "optimizer":
                 self._batch.spans.append((phase, began, self._mark()))
         if event is Event.BATCH_END:
@@ -67,14 +67,13 @@ class PhaseProbe:
             self._found, self.is_timing = self._batch, False
 
     def after(self, event: Event, published: int, own: int) -> None:
-        """Receives an event when everything was done for it; ``published`` are the nanoseconds of its publication,
-        ``own`` those of them in which the thread was at work."""
+        """Record an event after it was published, in ``published`` ns, of which the thread worked for ``own`` ns."""
         self._published += own
         if event in BETWEEN:
             self._begin_batch()
         if not self.is_timing:
             return
-        # What lies between the last batch of an epoch and the next epoch is not a wait for data.
+        # The time between the last batch of an epoch and the next epoch is not a wait for data.
         if event in BEGINS and (event is Event.EPOCH_START or self._open is None or self._open[0] != "data"):
             self._open = (BEGINS[event], self._mark())
         if not self._batch.publishing:
@@ -82,11 +81,11 @@ class PhaseProbe:
         self._batch.publishing += published
 
     def drop(self) -> None:
-        """Gives up the current batch: some of its events were not seen."""
+        """Give up the current batch, because some of its events were not seen."""
         self._open, self.is_timing = None, False
 
     def found(self) -> Any:
-        """The phases of the batch that has just ended: at once, or, on a GPU, as a promise."""
+        """Return the phases of the last batch, on a GPU as a promise."""
         found, self._found = self._found, None
         if found is None:
             raise FieldNotReadyError(
@@ -116,9 +115,10 @@ class _Batch:
         return all(mark.query() for mark in self._marks())
 
     def value(self) -> dict[str, Any]:
-        """The spans: phase, beginning and length in nanoseconds from the beginning of the batch; and the nanoseconds of
-        the thread's own time for publishing and the number of batches since the last report. Waits for the GPU when
-        they are not :meth:`ready`."""
+        """Return the spans, and the publishing time and number of batches since the last report.
+
+        A span is the phase, its start since the start of the batch, and its length. All times are in nanoseconds; the
+        publishing time is the thread's own. Waits for the GPU unless :meth:`ready`."""
         if self._on_device:
             for mark in self._marks():
                 if not mark.query():
@@ -153,4 +153,3 @@ PHASE_FIELDS: dict[str, Field] = {
         probe=PhaseProbe,
     )
 }
-"""The fields of the time that a batch takes."""

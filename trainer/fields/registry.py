@@ -1,4 +1,4 @@
-"""Fields that are computed only when a consumer asks for them."""
+"""Computes fields while a consumer requests them."""
 
 import inspect
 import logging
@@ -27,16 +27,16 @@ from offloop.trainer.fields.values import sendable
 _log = logging.getLogger("offloop")
 
 BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | PHASE_FIELDS | TENSOR_FIELDS
-"""The fields that every training has."""
+"""The fields of every training."""
 
 _RESERVED = {*dir(Snapshot), "device_name", "flops_per_batch", "logged", "not_sent", "on_demand", "precision"}
 _MAX_LISTED = 3
 
 
 class FieldRegistry(UserDict[str, Field]):
-    """The fields that consumers can request from a training, by name: those that are built in and the user's own.
+    """The fields that consumers can request from a training, by name: built-in fields and the user's own.
 
-    :meth:`register` adds to it at any time; a field that is added during the training is there from the next event on.
+    :meth:`register` adds a field at any time. It is available from the next event on.
     """
 
     def register(
@@ -49,16 +49,17 @@ class FieldRegistry(UserDict[str, Field]):
         shape: str | None = None,
         description: str | None = None,
     ) -> None:
-        """Adds a field.
+        """Add a field.
 
         Args:
-            name: of the field, and of the attribute of snapshots that it becomes.
-            compute: called with the state, which it must leave as it is; returns numbers, text, tensors, lists or maps.
-            events: the events that it exists at; all by default.
-            unit, shape, description: for people to read. The description is by default the first line of the
-                function's docstring.
+            name: of the field, and of its attribute in snapshots.
+            compute: called with the state, which it must not change; returns numbers, text, tensors, lists or maps.
+            events: the events at which it is available, by default all.
+            unit, shape, description: for people to read. The default description is the first line of the function's
+                docstring.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for a name, an event or a function that is not allowed."""
+        Raises:
+            ConfigurationError: the name, an event or the function is not allowed."""
         _check_name(name, self)
         check_function(compute, f"the field {name!r}", "(state)")
         for what, text in (("unit", unit), ("shape", shape), ("description", description)):
@@ -74,7 +75,7 @@ class FieldRegistry(UserDict[str, Field]):
         )
 
     def listing(self) -> list[str]:
-        """A line for each field: name, description, shape, unit and events."""
+        """Return a line for each field: name, description, shape, unit and events."""
         width = max(map(len, self)) + 3
         return [f"  {name:<{width}}{_described(field)}" for name, field in self.items()]
 
@@ -109,7 +110,7 @@ def _checked_events(name: str, events: Any) -> frozenset[Event]:
 
 
 def check_fields(given: Any) -> FieldRegistry:
-    """The fields of a training: those that are built in, and the functions that the user gave by name."""
+    """Return the fields of a training: built-in ones, and the user's functions by name."""
     if not isinstance(given, Mapping | None):
         raise ConfigurationError(f"fields is a {type(given).__name__}: give a dict of names to functions of the state")
     registry = FieldRegistry(BUILT_IN)
@@ -126,7 +127,7 @@ class _Schedule:
         self.demand = demand
 
     def is_due(self) -> bool:
-        """Whether the field is requested at one of its events in the batch that is being trained on."""
+        """Return whether the field is requested at one of its events in the current batch."""
         state = self._state
         values = state.timestamp.values
         number = values.batch + 1
@@ -145,11 +146,11 @@ class _Schedule:
 
 
 class FieldsOnDemand:
-    """Computes requested fields, each rank for itself. ``share`` is called with the name and the value of a field of
-    tensors and returns what is sent for it.
+    """Computes requested fields, on each rank alone.
 
-    A field that is not available ends no training: it is left out, with the reason in the event's field ``not_sent``,
-    and in the log the first time."""
+    ``share`` is called with the name and value of a field of tensors, and returns the value to send. A field that is
+    not available does not end the training: it is left out, with the reason in the event's field ``not_sent``, and in
+    the log the first time."""
 
     def __init__(
         self, state: State, fields: Mapping[str, Field], share: Callable[[str, TensorPayload], Any] | None = None
@@ -163,7 +164,7 @@ class FieldsOnDemand:
         """Reasons by the names of fields that this training does not support."""
 
     def use(self, demand: Demand) -> None:
-        """Makes the probes of the fields that a demand requests, and drops the others."""
+        """Make the probes of the fields that a demand requests, and drop the others."""
         for name, field in self._fields.items():
             if field.probe is None:
                 continue
@@ -177,7 +178,7 @@ class FieldsOnDemand:
                 self._probes[name] = (field.probe(self._state, schedule.is_due), schedule)
 
     def reserving(self, demand: Demand) -> set[str]:
-        """The requested fields whose memory is allocated before they are due."""
+        """Return the requested fields whose memory is allocated before they are due."""
         return {
             name
             for name, field in self._fields.items()
@@ -185,12 +186,12 @@ class FieldsOnDemand:
         }
 
     def tensors_of(self, names: Iterable[str]) -> Iterator[TensorPayload]:
-        """The present tensors of the fields that are available now."""
+        """Yield the present tensors of the fields that are available now."""
         for name in names:
             try:
                 with torch.no_grad():
                     tensors = self._fields[name].compute(self._state)
-            # What is wrong is reported when the field is due.
+            # Errors are reported when the field is due.
             except Exception:  # noqa: BLE001
                 continue
             yield tensors
@@ -202,8 +203,9 @@ class FieldsOnDemand:
         return probe if isinstance(probe, PhaseProbe) else None
 
     def compute(self, event: Event, names: Iterable[str]) -> dict[str, Any]:
-        """The fields of these names that exist at an event; ``on_demand`` lists them, so that a consumer can tell which
-        ones another consumer requested."""
+        """Compute the named fields that exist at an event.
+
+        ``on_demand`` lists them, so that a consumer can ignore fields that another one requested."""
         values: dict[str, Any] = {}
         trouble: list[str] = []
         for name in names:
@@ -221,7 +223,7 @@ class FieldsOnDemand:
                 try:
                     with torch.no_grad():
                         values[name] = self._sendable(name, self._computed(name, field))
-                # A user's function may raise anything, and the training is worth more than the field.
+                # A user's function may raise anything, and must not end the training.
                 except Exception as error:  # noqa: BLE001
                     said = str(error) if isinstance(error, ConfigurationError) else redact(repr(error))
                     reason = f"{name}: {said}"
@@ -251,7 +253,7 @@ class FieldsOnDemand:
         return self._share(name, value)
 
     def _say(self, name: str, text: str) -> None:
-        # What consumers ask for has no bound over time; what is remembered has one.
+        # Bounded, because consumers may request any number of names.
         if name not in self._said and len(self._said) < 100:
             self._said.add(name)
             _log.warning("run %s: %s", self._state.run_name, text)

@@ -1,4 +1,4 @@
-"""The fields on demand that are tensors: what a batch is made of, the model's weights, a whole checkpoint."""
+"""Fields of tensors: parts of a batch, the model's weights, a whole checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,13 +13,13 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field
 
 Policy: TypeAlias = Literal["skip", "wait"]
-"""For tensors without free memory: they are left out, or come with a later event."""
+"""Without free memory tensors are left out (``skip``), or come with a later event (``wait``)."""
 
 _TARGETS = ("labels", "label", "targets", "target", "y")
 
 
 def _between(first: Event, last: Event) -> frozenset[Event]:
-    """The events from one to another, in the order of a training."""
+    """Return the events from one to another, in the order of a training."""
     events = list(Event)
     return frozenset(events[events.index(first) : events.index(last) + 1])
 
@@ -51,7 +51,7 @@ _WITHIN_FIT = frozenset(
 
 
 class TensorPayload(NamedTuple):
-    """Tensors on their way out, as a field's function returns them."""
+    """Tensors to send, as a field's function returns them."""
 
     tensors: Mapping[str, Tensor]
     """By name; on any device, contiguous or not. They are copied before the training continues."""
@@ -88,7 +88,7 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
         return
-    # What models of transformers return is a mapping, too.
+    # Outputs of transformers' models are mappings, too.
     parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in parts:
         yield from _walk(f"{path}.{key}" if path else str(key), part)
@@ -102,7 +102,7 @@ def _weights(state: State) -> TensorPayload:
 
 def _checkpoint(state: State) -> TensorPayload:
     if state.world_size > 1:
-        # The ranks receive the demand at different times, and the place in the data takes all of them.
+        # The ranks receive the demand at different times, and the position in the data takes all of them.
         raise ConfigurationError(
             f"a checkpoint takes all {state.world_size} ranks at once, and consumers ask one: use save_folder of the "
             "Trainer, or take the weights alone"
@@ -155,4 +155,3 @@ TENSOR_FIELDS: dict[str, Field] = {
         reserves=True,
     ),
 }
-"""The fields that are tensors."""

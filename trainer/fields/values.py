@@ -1,4 +1,4 @@
-"""Values of fields as they are sent: numbers on a GPU are read when they have arrived by themselves."""
+"""Converts values of fields for sending; numbers on a GPU are read once they have arrived."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from offloop.trainer.device.batch import map_tensors
 from offloop.trainer.device.device import Device
 
 MAX_BYTES = 1024 * 1024
-"""Largest size of a field as it is sent."""
+"""Limit of the size of a field in an event."""
 
 
 class _Span(NamedTuple):
@@ -28,9 +28,10 @@ class _Span(NamedTuple):
 
 
 def read_tree_later(value: Any, device: Device, check: Callable[[Any], object] = bool) -> Any:
-    """A value of tensors, numbers, text, lists and maps with the tensors as numbers: at once, or as a promise where
-    they are on a GPU, which are read in one copy without any wait. ``check`` is called with a value of the same form
-    before that."""
+    """Convert the tensors in a value of tensors, numbers, text, lists and maps to numbers.
+
+    If some are on a GPU, the result is a promise: they are read in one copy, without waiting. ``check`` is called
+    first, with a value of the same form."""
     tensors: list[Tensor] = []
     count = 0
 
@@ -65,7 +66,7 @@ def read_tree_later(value: Any, device: Device, check: Callable[[Any], object] =
 
 
 def sendable(value: Any, device: Device) -> Any:
-    """A field's value for the stream, see :func:`read_tree_later`."""
+    """Convert a field's value for the stream, see :func:`read_tree_later`."""
     if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -76,7 +77,7 @@ def sendable(value: Any, device: Device) -> Any:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """All numbers in a row, in as few steps of the device as possible."""
+    """Concatenate all numbers, in as few steps of the device as possible."""
     is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
     if is_plain and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
         return torch.stack(tensors)

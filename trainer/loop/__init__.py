@@ -1,3 +1,1 @@
-"""The training loop: epochs and batches, the step, microbatches, the forward pass, the progress bar.
-
-Begin with ``loop``, then ``step``."""
+"""Epochs and batches, the training step, the forward pass, the progress bar. Start with ``loop``, then ``step``."""

@@ -1,4 +1,4 @@
-"""The forward pass: by one rank or several, whole or sharded, compiled or not."""
+"""The forward pass: on one rank or several, whole or sharded, compiled or not."""
 
 import contextlib
 import functools
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class DataParallel:
-    """Gives every rank the whole model and its part of each batch; torch's ``DistributedDataParallel`` averages the
-    gradients during the backward pass."""
+    """Copies the model to every rank; torch's ``DistributedDataParallel`` averages the gradients in the backward."""
 
     def __init__(self, model: torch.nn.Module, device: Device, find_unused_parameters: bool = False) -> None:
         ids = [device.torch_device.index] if device.name == "gpu" else None
@@ -29,28 +28,28 @@ class DataParallel:
         self.forward: Callable[[Any], Any] = self._model
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps gradients on their rank within this: for all microbatches but the last one."""
+        """Keep gradients on their rank within this: for all microbatches but the last one."""
         return self._model.no_sync()
 
     def close(self) -> None:
-        """Releases the process group; nothing can be computed afterwards."""
-        # As long as anything refers to the group, its connections stay open, and the other ranks keep waiting.
+        """Release the process group. Nothing can be computed afterwards."""
+        # While anything refers to the group, its connections stay open, and the other ranks keep waiting.
         for name in ("reducer", "logger", "process_group"):
             vars(self._model).pop(name, None)
 
 
 class ForwardPass:
-    """The forward pass of the training: by itself or by several ranks, whole or sharded, compiled or not."""
+    """The forward pass of the training: on one rank or several, whole or sharded, compiled or not."""
 
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
         self.parallel: DataParallel | FullySharded | None = None
-        """The way in which ranks share the work, once it is settled; ``None`` for one rank."""
+        """``None`` for one rank, and before :meth:`shard` or :meth:`prepare`."""
         self._ranks = ranks
         self._find_unused_parameters = config.find_unused_parameters
         self._compile_config = _check_compile(config.compile_config)
         self._fsdp_config: dict[str, Any] | None = None
         if config.fsdp_config is not None:
-            # Takes long to import, and few trainings need it.
+            # Slow to import, and few trainings need it.
             from offloop.trainer.distributed.sharding import check_fsdp_config
 
             self._fsdp_config = check_fsdp_config(config.fsdp_config, 1 if ranks is None else ranks.world_size)
@@ -63,11 +62,11 @@ class ForwardPass:
 
     @property
     def in_step(self) -> Ranks | None:
-        """The ranks, if each forward pass takes all of them."""
+        """The ranks, if each forward pass needs all of them."""
         return self._ranks if self.is_sharded else None
 
     def shard(self, state: State) -> "FullySharded | None":
-        """Shards the model over the ranks, with ``fsdp_config``."""
+        """Shard the model over the ranks, with ``fsdp_config``."""
         if self._fsdp_config is None:
             return None
         from offloop.trainer.distributed.sharding import FullySharded
@@ -76,7 +75,7 @@ class ForwardPass:
         return sharding
 
     def prepare(self, state: State) -> Callable[[Any], Any] | None:
-        """Returns the function to call with a batch; ``None`` for the model itself."""
+        """Return the function to call with a batch; ``None`` for the model itself."""
         forward = None
         if self._ranks is not None:
             if self.parallel is None:
@@ -92,14 +91,13 @@ class ForwardPass:
 
     @property
     def accumulating(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """Keeps gradients on their rank within its context: for all microbatches but the last one."""
+        """A context that keeps gradients on their rank: for all microbatches but the last one."""
         accumulating = contextlib.nullcontext if self.parallel is None else self.parallel.accumulating
         if _uses_cuda_graphs(self._compile_config):
             return functools.partial(_copy_gradients, self._parameters, accumulating)
         return accumulating
 
     def close(self) -> None:
-        """Releases the ranks' process group; nothing can be computed afterwards."""
         if self.parallel is not None:
             self.parallel.close()
 
@@ -115,7 +113,7 @@ def _uses_cuda_graphs(config: Mapping[str, Any] | None) -> bool:
 def _copy_gradients(
     parameters: list[torch.nn.Parameter], accumulating: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Copies gradients out of the memory of CUDA graphs, which the next microbatch overwrites: torch's issue 169545."""
+    """Copy gradients out of the memory of CUDA graphs, which the next microbatch overwrites: torch's issue 169545."""
     with accumulating():
         yield
     for parameter in parameters:
@@ -131,10 +129,10 @@ def _check_compile(config: Any) -> dict[str, Any] | None:
             f"compile_config is {config!r}: give a dict of arguments of torch.compile, {{}} for its defaults"
         )
     try:
-        # Looks at the arguments; compiles only what is called.
+        # Checks the arguments; torch compiles at the first call.
         if config:
             torch.compile(torch.nn.Identity(), **config)
-    # Errors of every kind, depending on the argument.
+    # Of any type, depending on the argument.
     except Exception as error:  # noqa: BLE001
         raise ConfigurationError(
             f"compile_config {dict(config)!r} is not allowed: {textwrap.shorten(str(error), 200)}"

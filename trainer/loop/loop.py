@@ -30,8 +30,10 @@ BATCH_START, BATCH_END, BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, E
 
 
 class TrainingLoop:
-    """Trains until ``state.max_duration`` is reached. :class:`offloop.bus.types.event.Event` shows the same loop with
-    the events' places. Reference: ``composer/trainer/trainer.py``, ``_train_loop``."""
+    """Trains until ``state.max_duration`` is reached.
+
+    :class:`offloop.bus.types.event.Event` shows the same loop with its events. Reference:
+    ``composer/trainer/trainer.py``, ``_train_loop``."""
 
     def __init__(
         self,
@@ -68,11 +70,11 @@ class TrainingLoop:
         self._epoch_schedulers = list(itertools.compress(state.schedulers, map(operator.not_, every_batch)))
         self._tokens = 0
         self._batch_began = 0
-        # Whether some rank has commands, as the ranks have agreed on at the last batch.
+        # Whether any rank has commands, as agreed at the last batch.
         self._has_commands = False
 
     def run(self, interruption: Interruption) -> None:
-        """Runs from ``FIT_START`` to ``FIT_END``, and the evaluation that may follow, unless it is interrupted."""
+        """Run from ``FIT_START`` to ``FIT_END``, and a last evaluation unless interrupted."""
         state = self._state
         state.recompute_gradients = self._step.recompute_gradients
         state.evaluate_now = self._evaluation.run_now
@@ -81,11 +83,11 @@ class TrainingLoop:
         try:
             self._run(interruption)
         finally:
-            # The state must not hold what holds the state: a trainer that is dropped is gone at once.
+            # No reference cycle through the state: a dropped trainer is freed at once.
             del state.recompute_gradients, state.evaluate_now
             state.gather_checkpoint = None
             self._control.checkpoint = None
-            # What was requested too late for this training is not meant for the next one.
+            # A late request for this training is not meant for the next one.
             state.fitting = False
             state.withdraw_stop()
             self._control.reject_pending()
@@ -100,7 +102,7 @@ class TrainingLoop:
         if state.timestamp.values.batch_in_epoch == 0:
             self._loader_resume.restored(self._data.dataloader)
         if not self._has_epoch_to_end():
-            # One that was complete in the checkpoint that the training resumes from.
+            # An iteration that was complete in the loaded checkpoint.
             self._end_iteration_if_due()
         while not state.reached_max_duration() or self._has_epoch_to_end():
             if state.timestamp.values.batch_in_epoch == 0:
@@ -115,7 +117,7 @@ class TrainingLoop:
                     raise
                 self._stop_between_batches()
                 break
-        # Stopped at an event that comes after the checkpoint of its batch.
+        # After a stop at an event that comes after the checkpoint of its batch.
         self._checkpoints.save_if_due(BATCH_CHECKPOINT)
         state.fitting = False
         fire(FIT_END)
@@ -126,11 +128,11 @@ class TrainingLoop:
             self._checkpoints.save_last()
 
     def _run_epoch(self) -> bool:
-        """Trains on the batches of an epoch; returns whether it is complete."""
+        """Train on the batches of an epoch; returns whether it is complete."""
         state, fire, progress = self._state, self._engine.run_event, self._progress
         train, checkpoints = self._step.run, self._checkpoints
         saves = BATCH_CHECKPOINT in checkpoints.watched
-        # Ranks go by what they have agreed on: another one has not heard yet of what came since.
+        # Ranks follow the last agreement: later commands are not known on every rank.
         commands = self._control.waiting if self._ranks is None else ()
         length = state.iteration_length
         ends_iterations = length is not None and length.unit is TimeUnit.TOKEN
@@ -235,7 +237,7 @@ class TrainingLoop:
         state.previous_timestamp = state.timestamp
         in_epoch = state.timestamp.values.batch_in_epoch > 0
         if in_epoch:
-            # The place in the epoch stays what it is.
+            # The position in the epoch stays.
             state.timestamp = state.timestamp.copy(
                 iteration=state.timestamp.values.iteration + 1,
                 epoch_in_iteration=0,
@@ -271,7 +273,7 @@ class TrainingLoop:
 
     def _evaluate_if_due(self, event: Event) -> None:
         if event in self._evaluation.watched:
-            # Training time does not pass while the model is evaluated.
+            # Training time excludes evaluations.
             before = self._state.eval_metric_values
             self._batch_began += self._evaluation.run_if_due(event) // 1000
             if self._state.eval_metric_values is not before:
@@ -303,6 +305,6 @@ class TrainingLoop:
         if state.dataloader_in_use[0] is not self._data:
             state.set_dataloader(self._data, "train", self._subset_num_batches)
         elif state.timestamp.values.batch_in_epoch == 0:
-            # No batch of this epoch was used: it is to be entered again as it was.
+            # No batch of this epoch was used: it will be entered again.
             self._loader_resume.rollback()
         state.stop_now()

@@ -1,4 +1,4 @@
-"""The optimizers and schedulers of a training: each is made as soon as what it depends on is known."""
+"""Optimizers and schedulers of a training, made as soon as their dependencies are known."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -18,25 +18,24 @@ OptimizerFactory = Callable[[Any], Optimizers]
 
 
 class Optimization:
-    """The ``optimizers``, ``schedulers`` and ``scale_schedule_ratio`` of a trainer."""
-
     def __init__(self, optimizers: Any, schedulers: Any, scale_schedule_ratio: float) -> None:
         self._factory = optimizers if callable(optimizers) and not isinstance(optimizers, type) else None
         self.optimizers = [] if self._factory is not None else check_optimizers(optimizers)
-        """Those that were given; none while they have yet to be made."""
+        """The given ones; empty while they have yet to be made."""
         self._waiting = check_schedulers(schedulers, self.optimizers if self._factory is None else None)
         self._scale_schedule_ratio = scale_schedule_ratio
 
     def make_optimizers(self, state: State) -> None:
-        """Puts the optimizers into the state, when algorithms have made their changes to the model."""
+        """Put the optimizers into the state, after algorithms have changed the model."""
         if self._factory is not None:
             state.optimizers[:] = check_optimizers(self._factory(state.model))
         check_optimized(state.optimizers, state.model)
         check_schedulers(self._waiting, state.optimizers)
 
     def compile_schedulers(self, state: State) -> bool:
-        """Puts the schedulers into the state, once they know the length of the training where they need it; returns
-        whether they are there."""
+        """Put the schedulers into the state, if the length of the training is known or not needed.
+
+        Returns whether it did."""
         if state.max_duration is None and any(not isinstance(one, LRScheduler) for one in self._waiting):
             return False
         for given in self._waiting:
@@ -52,7 +51,7 @@ class Optimization:
 
 
 def check_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """The given optimizers as a list, without one whose step computes the loss itself."""
+    """Convert to a list, and refuse an optimizer whose step computes the loss itself."""
     items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:
         name = type(item).__name__
@@ -68,7 +67,7 @@ def check_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
-    """Refuses an optimizer with parameters that are not the model's."""
+    """Refuse an optimizer with parameters that are not the model's."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -82,7 +81,7 @@ def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn
 
 
 def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> list[Any]:
-    """The given schedulers as a list, which go with the optimizers where these are known."""
+    """Convert to a list, and refuse schedulers that do not fit the optimizers, if these are known."""
     items = as_list(schedulers, object, "schedulers")
     for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):

@@ -21,11 +21,10 @@ _BAR_WIDTH = 20
 
 
 class ProgressDisplay:
-    """Shows the progress of a training on a stream: on a terminal a bar below the lines of the epochs, drawn at most
-    ten times a second, elsewhere a line every five seconds.
+    """Shows the progress: on a terminal a bar, at most ten times a second, elsewhere a line every 5 seconds.
 
     Without a stream it shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch,
-    and that is its only cost then."""
+    which is the only cost then."""
 
     def __init__(self, state: State, clock: Callable[[], int], stream: TextIO | None) -> None:
         self._state = state
@@ -44,19 +43,18 @@ class ProgressDisplay:
         self._plan()
 
     def begin(self) -> None:
-        """Begins, or resumes."""
+        """Start, or resume."""
         self._began = self._clock()
         self._share_before = self._share()
         self._shown = self._state.eval_metric_values
         self._plan()
 
     def set_interval(self, seconds: float) -> None:
-        """Sets how much time goes by between two calls of :meth:`draw`."""
+        """Set the time between two calls of :meth:`draw`."""
         self._every = round(seconds * _SECOND)
         self._plan()
 
     def draw(self) -> None:
-        """Shows how far the training is."""
         if self._stream is None:
             return
         self._plan()
@@ -71,7 +69,7 @@ class ProgressDisplay:
         self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
 
     def note(self, line: str) -> None:
-        """Shows another line."""
+        """Show another line."""
         if self._screen is not None:
             self._screen.leave([escape(line)])
         elif self._stream is not None:
@@ -79,7 +77,7 @@ class ProgressDisplay:
             self._stream.flush()
 
     def epoch_end(self) -> None:
-        """Shows how an epoch went."""
+        """Show the results of an epoch."""
         if self._stream is not None:
             self._plan()
             results = self._results(but=self._shown)
@@ -87,7 +85,7 @@ class ProgressDisplay:
             self._write_line([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results])
 
     def finish(self) -> None:
-        """Shows how the training went."""
+        """Show the results of the training."""
         self.close()
         if self._stream is not None:
             state = self._state
@@ -99,7 +97,7 @@ class ProgressDisplay:
             self._write_line([f"{how}: {counts}", *self._results()])
 
     def close(self) -> None:
-        """Leaves the terminal as it was found."""
+        """Restore the terminal."""
         if self._screen is not None:
             self._screen.close()
             self._screen = None
@@ -128,7 +126,7 @@ class ProgressDisplay:
             return 0.0 if planned is None else 1.0
         done = float(state.timestamp.get(planned.unit).value)
         if planned.unit is TimeUnit.EPOCH and state.dataloader_len:
-            # The batches of an epoch count for nothing in training time; for people they do.
+            # The training time in epochs ignores a part of an epoch; people want to see it.
             done += state.timestamp.values.batch_in_epoch / state.dataloader_len
         return min(1.0, done / planned.value)
 
@@ -136,7 +134,7 @@ class ProgressDisplay:
         loss = self._read_loss()
         parts = [] if loss is None else [f"loss {loss:<8.4g}"]
         evaluated = self._state.eval_metric_values
-        # Of several evaluators some may not have run yet.
+        # Some evaluators may not have run yet.
         known = {**self._state.eval_metrics, **evaluated}
         names = MetricNames(f"metrics/{label}/{name}" for label, metrics in known.items() for name in metrics)
         for label, metrics in evaluated.items():

@@ -32,7 +32,7 @@ MicrobatchSize = int | Literal["auto"]
 class TrainStep:
     """Trains on ``state.batch``: as a whole, or in microbatches of ``state.device_train_microbatch_size`` samples.
 
-    With the size ``auto`` it begins with whole batches; when the memory runs out it halves the size for good, reports
+    With the size ``auto`` it starts with whole batches. When the memory runs out it halves the size for good, reports
     that on standard error, and repeats the batch. Reference: ``composer/trainer/trainer.py``, ``_train_batch``."""
 
     def __init__(
@@ -64,13 +64,13 @@ class TrainStep:
         ]
 
     def run(self) -> None:
-        """From ``BEFORE_TRAIN_BATCH`` to the step of the optimizers."""
+        """Run from ``BEFORE_TRAIN_BATCH`` to the step of the optimizers."""
         state = self._state
         self._fire(BEFORE_TRAIN_BATCH)
         self._rows = state.batch_size or 0
         self._losses = {}
         loss = self._compute_gradients()
-        # Compiled with CUDA graphs, a model returns one tensor every time, with another number in it.
+        # A model compiled with CUDA graphs returns the same tensor every time, with another number in it.
         state.batch_loss = loss.detach() if self._on_gpu else loss
         state.batch_losses = self._losses
         if self._ranks is not None:
@@ -80,7 +80,7 @@ class TrainStep:
             for optimizer in state.optimizers:
                 optimizer.step()
         else:
-            # The scaler takes no optimizer without any gradient, such as that of a part which is frozen.
+            # The scaler refuses an optimizer without any gradient, such as one of frozen weights.
             optimizers = [
                 one for one in state.optimizers if any(weight.grad is not None for weight in _parameters_of(one))
             ]
@@ -93,7 +93,7 @@ class TrainStep:
                 state.scaler.update()
 
     def recompute_gradients(self) -> torch.Tensor:
-        """Computes the gradients again; see ``State``."""
+        """Compute the gradients again; see ``State``."""
         if self._state.scaler is not None:
             raise ConfigurationError(
                 "the gradients of a batch cannot be computed twice with precision 'amp_fp16': use amp_bf16 or fp32"
@@ -143,7 +143,7 @@ class TrainStep:
             except RuntimeError as error:
                 if not is_out_of_memory(error) or size <= 1:
                     raise
-            # Only here, where the error and with it everything that the failed pass held is gone.
+            # Here, because the error and everything that the failed pass held is released.
             state.device_train_microbatch_size = size = max(1, min(size, rows) // 2)
             state.outputs = state.loss = None
             self._losses = {}
@@ -161,7 +161,7 @@ class TrainStep:
             self._forget_gradients()
             microbatches = data.split_batch(batch, size)
             counts = [data.get_num_samples_in_batch(microbatch) for microbatch in microbatches]
-            # Counted anew, because algorithms may have taken rows out of what was fetched.
+            # Counted again, because algorithms may have removed rows.
             rows = sum(counts)
             losses = []
             for index, (state.batch, state.batch_size) in enumerate(zip(microbatches, counts, strict=True), 1):
@@ -192,7 +192,7 @@ class TrainStep:
         fire(BEFORE_BACKWARD)
         loss = self._total(state.loss)
         if self._ranks is not None:
-            # Gradients are averaged over the ranks, each of which counts by its rows.
+            # Gradients are averaged over the ranks; each counts by its rows.
             share *= self._rows * self._ranks.world_size / self._ranks.end_count()[0]
         if share != 1.0:
             loss = loss * share
@@ -208,7 +208,7 @@ class TrainStep:
                 raise
             raise self._refused(loss) from None
         fire(AFTER_BACKWARD)
-        # Detached only on request: that costs a microsecond, and `state.loss` holds the graph anyway.
+        # Detached only on request: that takes a microsecond, and `state.loss` holds the graph anyway.
         return loss
 
     def _compute_loss(self) -> None:
@@ -269,7 +269,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def check_microbatch_size(size: Any, data: DataSpec | None = None) -> MicrobatchSize | None:
-    """The number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole."""
+    """Return the number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole."""
     if size is None or size == "auto":
         return size  # type: ignore[no-any-return]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:

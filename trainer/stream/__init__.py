@@ -1,3 +1,1 @@
-"""From events of the training to events of the stream: what is published, when, and to whom.
-
-Begin with ``publishing``."""
+"""Publishes the events of a training. Start with ``publishing``."""

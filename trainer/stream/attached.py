@@ -1,4 +1,4 @@
-"""Callbacks and loggers that were handed to a trainer: they run in a consumer process that the trainer starts."""
+"""Callbacks and loggers given to a trainer, in a consumer process that the trainer starts."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from offloop.bus.processes import python_path
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 
-# -P: what lies in the current folder must not take the place of a package.
+# -P: files in the current folder must not shadow packages.
 _COMMAND = [sys.executable, "-P", "-m", "offloop.consumers.cli.attached"]
 _PATIENCE = 30.0
 
@@ -23,10 +23,10 @@ _PATIENCE = 30.0
 class AttachedConsumers:
     """A process that runs callbacks and loggers for one run, as ``consumer`` would.
 
-    It reads the stream like any other consumer, lives in a session of its own so that Ctrl-C reaches only the trainer,
-    and ends when the stream has ended and everything is handled. Its input is a line of JSON with ``sys_path`` and what
-    ``where`` has, then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the user's script itself.
-    A text among them is a name, as ``consumer`` takes it."""
+    It reads the stream like any other consumer, has its own session so that Ctrl-C reaches only the trainer, and exits
+    once the stream has ended and everything is handled. Its input is a line of JSON with ``sys_path`` and ``where``,
+    then a pickle of ``callbacks`` and ``loggers``, whose classes may come from the user's script. A text among them is
+    a name, as for ``consumer``."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class AttachedConsumers:
             with self._process.stdin as pipe:
                 pipe.write(order)
         except BrokenPipeError:
-            # It ended before it read anything; wait() reports how.
+            # It exited before it read anything; wait() reports how.
             return
 
     def wait(self, patience: float = _PATIENCE) -> None:
-        """Waits until everything is handled, and reports on standard error if it is not, or failed."""
+        """Wait until everything is handled, and report on standard error a failure or a timeout."""
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -54,7 +54,7 @@ class AttachedConsumers:
                 f"the callbacks' process {self._process.pid} continues by itself: not ended after {patience:g} s",
                 err=True,
             )
-            # It is not waited for any more; a return code keeps Popen from warning about that.
+            # A return code keeps Popen from warning that the process still runs.
             self._process.returncode = 0
             return
         if code:
@@ -66,8 +66,9 @@ class AttachedConsumers:
 
 
 class NamedCallbacks:
-    """The demand of callbacks and loggers that are given by their names, reported by a process that makes them and
-    ends: they belong to a package that a training does not load."""
+    """The demand of callbacks and loggers given by name, reported by a short-lived process that makes them.
+
+    They belong to a package that a training does not load."""
 
     def __init__(self, callbacks: Sequence[str], loggers: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
         names = ", ".join([*callbacks, *loggers])
@@ -80,10 +81,10 @@ class NamedCallbacks:
                 env=_environment(),
                 timeout=_PATIENCE,
                 check=False,
-                # Ctrl-C is the trainer's: here it would show where some module is being imported.
+                # Ctrl-C is for the trainer: here it would show a traceback of an import.
                 start_new_session=True,
             )
-            # Whatever is imported may write lines of its own.
+            # Imported modules may print lines of their own.
             described = json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             raise ConfigurationError(f"{names} cannot be made within {_PATIENCE:g} s") from None
@@ -109,7 +110,6 @@ def _environment() -> dict[str, str]:
 
 
 def demand_of(callbacks: Iterable[Any]) -> Demand:
-    """The demand of the callbacks."""
     demands: list[Demand] = []
     for callback in callbacks:
         demand = getattr(callback, "demand", None)
@@ -125,11 +125,10 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:
-    """Refuses an object that cannot be sent to another process."""
+    """Refuse an object that cannot be sent to another process."""
     for one in objects:
         try:
             cloudpickle.dumps(one)
-        # Objects raise whatever they like while they are pickled.
         except Exception as error:  # noqa: BLE001
             raise ConfigurationError(
                 f"{argument} has a {type(one).__name__} that cannot be sent to the consumers' process ({error}): "

@@ -1,4 +1,4 @@
-"""Waiting for consumers that may decide to stop the training, for those who want their decisions to be exact."""
+"""Waits for consumers that may stop the training, so that they stop it exactly where they decide."""
 
 import logging
 import time
@@ -16,18 +16,18 @@ from offloop.trainer.stream.publishing import StatePublisher
 _log = logging.getLogger("offloop")
 
 ALL = "all"
-"""Stands for every consumer that decides anything."""
+"""Stands for every consumer with barrier events."""
 OWN_CALLBACKS = "callbacks"
-"""The name of the consumer that runs a trainer's own callbacks."""
+"""Name of the consumer that runs a trainer's own callbacks."""
 _EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
 
 
 class ConsumerBarrier:
-    """Publishes events, and waits after those at which a consumer may decide to stop until it has: a stop takes effect
-    at that very event, as that of a callback in the loop does.
+    """Publishes events, and waits for consumers after the events at which they may stop the training.
 
-    It waits for consumers of these ``names``, no longer than ``seconds`` at a time. A slower one is waited for again
-    once it has caught up. With several ranks the first one waits, and informs the others at each such event."""
+    A stop takes effect at that very event, as in a callback within the loop. It waits for consumers of these ``names``,
+    no longer than ``seconds`` at a time. It waits again for a slower one once that has caught up. With several ranks
+    the first one waits, and informs the others at each such event."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class ConsumerBarrier:
             publisher.kept_events = _EVENTS
 
     def publish(self, event: Event) -> None:
-        """Publishes an event, and waits if something may be decided at it."""
+        """Publish an event, and wait if a consumer may decide at it."""
         self._published.publish(event)
         if event is Event.FIT_START and self._is_first:
             self._await_presence()
-            # What they ask for comes from the first batch on.
+            # Their demand is met from the first batch on.
             self._published.take_up_demand()
         elif event in _EVENTS:
             if self._is_first:
@@ -83,7 +83,7 @@ class ConsumerBarrier:
                 event, overdue - known, self._seconds, lambda: self._control.is_asked_to_stop
             )
             if self._control.is_asked_to_stop:
-                # A stop has come, so there is no more to wait for: no consumer is overdue.
+                # After a stop no consumer is overdue.
                 return
             for name in sorted(overdue):
                 _log.warning(
@@ -95,7 +95,7 @@ class ConsumerBarrier:
 
 
 def check_wait_for(names: Any, callbacks: Iterable[Any] = ()) -> frozenset[str]:
-    """The names of the consumers to wait for; ``callbacks`` are the trainer's own."""
+    """Return the names of the consumers to wait for; ``callbacks`` are the trainer's own."""
     given = [names] if isinstance(names, str) else [] if names is None else names
     if not isinstance(given, list | tuple | set | frozenset) or not all(isinstance(one, str) and one for one in given):
         raise ConfigurationError(

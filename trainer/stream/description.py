@@ -1,4 +1,4 @@
-"""What a run publishes about itself once: its machine, the sizes of its data, its hyperparameters."""
+"""Facts that a run publishes once: its machine, the sizes of its data, its hyperparameters."""
 
 import contextlib
 import enum
@@ -31,7 +31,7 @@ from offloop.trainer.schedulers import TimeAwareScheduler
 
 
 def describe_system(state: State) -> dict[str, Any]:
-    """The machine of this rank and its software, as plain values; unknown ones are left out."""
+    """Return facts about this rank's machine and software, without unknown ones."""
     on_gpu = state.device.name == "gpu"
     ranks_here = local_world_size(state.world_size)
     facts = {
@@ -52,15 +52,15 @@ def describe_system(state: State) -> dict[str, Any]:
 
 
 def describe_unavailable(is_sharded: bool) -> dict[str, Any]:
-    """The fields that a training never has, for the description of its run: norms, where its weights are sharded."""
+    """Return the fields that a training never has, for the description of its run: norms of sharded weights."""
     return {"unavailable": {"fields": dict.fromkeys(NORM_FIELDS, SHARDED)}} if is_sharded else {}
 
 
 def describe_sizes(state: State) -> dict[str, Any]:
-    """Seed, batch sizes, numbers of samples, and the time spent evaluating before; unknown ones are left out."""
+    """Return seed, batch sizes, numbers of samples, and the earlier time of evaluations, without unknown ones."""
     batch = getattr(state.train_dataloader, "batch_size", None)
     batch = batch if type(batch) is int else None
-    # An attached training has none: it is not known which evaluations are to come.
+    # Of an attached training the evaluations to come are unknown.
     evaluators = getattr(state, "evaluators", None)
     evaluated = [_samples(evaluator.dataloader) for evaluator in evaluators or ()]
     facts = {
@@ -76,7 +76,7 @@ def describe_sizes(state: State) -> dict[str, Any]:
 
 
 def _samples(dataloader: Any) -> int | None:
-    # Datasets of a stream have no length, or one that raises.
+    # Streaming datasets have no length, or one that raises.
     with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
         return len(dataloader.dataset)
     return None
@@ -115,10 +115,10 @@ _NOT_CHOSEN = ("total_eval_wct",)
 
 
 def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """The present hyperparameters by name, such as ``optimizer/lr``; unknown ones are left out.
+    """Return the present hyperparameters by name, such as ``optimizer/lr``, without unknown ones.
 
-    Values are numbers, texts, booleans and short lists. Secrets are taken out, see
-    :func:`offloop.bus.redaction.redact`. Nothing is read from a GPU.
+    Values are numbers, texts, booleans and short lists. Secrets are removed, see :func:`offloop.bus.redaction.redact`.
+    Nothing is read from a GPU.
 
     Args:
         state: of the training.
@@ -183,13 +183,13 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    # A schedule has set the rate already, and keeps the one that was given.
+    # A schedule has changed the rate already, and keeps the given one.
     rate = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
     return {str(name): _plain(value) for name, value in {**group, **rate}.items() if name not in _NOT_OPTIONS}
 
 
 def _schedulers(schedulers: Sequence[Any]) -> dict[str, Any]:
-    # A schedule is at work on each optimizer.
+    # One schedule may serve several optimizers.
     chosen = {id(one): one for one in map(_schedule, schedulers)}.values()
     names = unique_names(map(_name_of, chosen))
     described = {
@@ -230,7 +230,7 @@ def _arguments(made: Any) -> dict[str, Any]:
         names = list(inspect.signature(type(made).__init__).parameters)[1:]
     except (TypeError, ValueError):
         return {}
-    # Not by attribute: what an object computes when it is asked is none of ours.
+    # From __dict__: a property may compute anything.
     kept = _kept(made)
     arguments = {name: kept[name] for name in names if name in kept and name not in _NO_ARGUMENTS}
     return {name: value for name, value in arguments.items() if _is_describable(value)}
@@ -252,9 +252,10 @@ def _is_describable(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """A value as numbers, texts, booleans, ``None``, and lists and maps of these, without secrets; of anything else its
-    name."""
-    # In this order: half a secret would not be recognised, nor one without its name.
+    """Convert a value to numbers, texts, booleans, ``None``, and lists and maps of these, without secrets.
+
+    Any other object is replaced by its name."""
+    # In this order: redaction recognises a secret only as a whole, and by its name.
     return _shortened(redact(_plain(value)))
 
 
@@ -268,7 +269,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, torch.Tensor):
-        # Reading one of a device would wait for it.
+        # Reading a tensor on a device would wait for it.
         on_host = value.device.type == "cpu" and value.numel() == 1
         return value.item() if on_host else f"tensor of shape {list(value.shape)}"
     if is_named_tuple(value):
@@ -306,6 +307,6 @@ def _name_of(value: Any) -> str:
 
 
 def _text(value: Any, longest: int) -> str:
-    # What is not UTF-8 cannot be sent.
+    # Only UTF-8 can be sent.
     text = str(value).encode(errors="backslashreplace").decode()
     return text if len(text) <= longest else f"{text[: longest - 3]}..."

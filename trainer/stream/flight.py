@@ -1,4 +1,4 @@
-"""The flight recorder's end in the training: leaves every event in a ring that the broker can read."""
+"""The training's side of the flight recorder: writes every event to a ring that the broker can read."""
 
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -21,7 +21,7 @@ _MOST_LATE = 8
 
 
 def make_ring(batches: int, ranks: int) -> FlightRing:
-    """The memory of one of ``ranks`` ranks of this host. Raises ConfigurationError when the system has none left."""
+    """Allocate the ring of one of ``ranks`` ranks on this host. Raises ConfigurationError without free memory."""
     try:
         return FlightRing(batches, MEMORY // max(1, ranks))
     except OSError as error:
@@ -29,11 +29,11 @@ def make_ring(batches: int, ranks: int) -> FlightRing:
 
 
 class RingPublisher:
-    """Leaves each event of a training in a ring, and publishes it as without a ring.
+    """Writes each event of a training to a ring, and publishes it as without a ring.
 
-    A published event is left there with its fields; every other one with its time and its training time only. Each
-    batch has the field ``phases``: on a CPU the broker makes it of the events' times. Values that are still on a GPU
-    are not waited for: phases come with a later batch.
+    A published event is written with its fields, any other only with its time and training time. Each batch has the
+    field ``phases``: on a CPU the broker derives it from the events' times. Values that are still on a GPU are not
+    waited for: phases come with a later batch.
 
     Args:
         publish: publishes an event through ``published``.
@@ -59,7 +59,7 @@ class RingPublisher:
         self._ring = ring
         self._put: Callable[[bytes], bool] = ring.put
         self._clock = clock
-        # Number 1 is the broker's, for a mark in front of what it writes.
+        # Number 1 is the broker's, for a mark before the events that it writes.
         self._seq = self._base_seq = 1
         self._is_left = False
         self._now = 0
@@ -67,7 +67,7 @@ class RingPublisher:
             event: event_encoder(Topic(publisher.run_name, event.value, state.rank), publisher.attempt)
             for event in Event
         }
-        # On a CPU the times of the events say the same, and the broker finds it there.
+        # On a CPU the broker computes the phases from the events' times.
         self._probe: PhaseProbe | None = None
         if hasattr(state.device, "timing_event"):
             self._probe = PhaseProbe(state, lambda: True)
@@ -76,7 +76,7 @@ class RingPublisher:
         published.send_through(self._send_and_leave)
 
     def publish(self, event: Event) -> None:
-        """Leave an event in the ring, and publish it if it is requested."""
+        """Write an event to the ring, and publish it if it is requested."""
         self._now = self._clock()
         probe = self._probe
         if probe is None or event not in PhaseProbe.marks:
@@ -110,7 +110,7 @@ class RingPublisher:
         if has_deferred and (late := deferred_values(fields)):
             fields = {**fields, **dict.fromkeys(late)}
             if "phases" in late:
-                # The ring's own come with a later batch.
+                # The ring's own phases come with a later batch.
                 del fields["phases"]
                 fields["on_demand"] = [name for name in fields["on_demand"] if name != "phases"]
         if event is Event.BATCH_END:
@@ -129,7 +129,7 @@ class RingPublisher:
         if event in BASE_EVENTS:
             self._base_seq += 1
             if event is Event.BATCH_END:
-                # Also one that is not published, because no broker takes the run any more: the ring would only grow.
+                # Also for an unpublished one, after the broker left the run: otherwise the ring would only grow.
                 self._ring.batch += 1
         encode, base_seq, now = self._encoders[event], self._base_seq, self._now
         try:
@@ -137,7 +137,7 @@ class RingPublisher:
                 return
             why = f"more than {MAX_EVENT:,} bytes, which is the most that the flight recorder holds"
         except (TypeError, ValueError, OverflowError) as error:
-            # Beside a value on a GPU: the publisher will find the same, and warn.
+            # Besides a value on a GPU: the publisher will find the same error, and warn.
             why = str(error)
         self._put(encode(seq, base_seq, now, timestamp, previous, {"not_sent": why}, context))
 
@@ -145,7 +145,7 @@ class RingPublisher:
         self, fields: dict[str, Any], timestamp: TrainingTime, previous: TrainingTime | None
     ) -> dict[str, Any]:
         if "phases" in fields:
-            # A consumer requests them: these are the same.
+            # A consumer requests them: they are the same.
             return fields
         added: dict[str, Any] = {"phases": None}
         if self._probe is not None:
@@ -156,7 +156,7 @@ class RingPublisher:
             if isinstance(found, dict):
                 added = {"phases": found}
             else:
-                # On a GPU they come with a batch after this one.
+                # From a GPU they come with a later batch.
                 self._late.append((found, timestamp, previous))
                 del self._late[:-_MOST_LATE]
                 if "late" in fields or not self._late[0][0].ready():

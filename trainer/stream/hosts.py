@@ -1,4 +1,4 @@
-"""A training on several hosts whose run is copied into NATS: each host has a broker and a recording of its own."""
+"""A training on several hosts, copied into NATS: each host has its own broker and recording."""
 
 import contextlib
 import secrets
@@ -17,13 +17,14 @@ from offloop.trainer.distributed.ranks import Ranks
 def start_on_hosts(
     ranks: Ranks, make: Callable[..., Publisher], root: Path, run_name: str, servers: str | None, resume: bool
 ) -> Publisher:
-    """Starts a publisher on every rank, with a broker on each host: in the host's own ``root``, by its first rank, and
-    the other ranks of the host join it. All begin the same attempt of one run. Ranks of one host, or whose run is not
-    copied anywhere, use the first rank's broker alone.
+    """Start a publisher on every rank, and a broker on each host.
+
+    The host's first rank starts its broker in ``root``; its other ranks connect to it. All start the same attempt of
+    one run. Ranks of one host, or of a run that is not copied, use the first rank's broker alone.
 
     ``make`` makes a ``Publisher``, with the arguments on which the hosts have agreed. With ``resume`` the name is
-    ``run_name``, otherwise the first one with a number that is free on all hosts. An error on the first rank of a host
-    is raised on all ranks."""
+    ``run_name``, otherwise the first numbered name that is free on all hosts. An error on the first rank of a host is
+    raised on all ranks."""
     hosts = ranks.each(lambda: "" if servers is None else host_name())
     firsts = _Firsts(ranks, hosts)
     agreed: dict[str, Any] = {"run_name": run_name, "resume": resume}
@@ -54,17 +55,17 @@ def start_on_hosts(
 
 
 class _Firsts:
-    """The first rank of each host, seen from any rank; ``hosts`` has each rank's."""
+    """The first rank of each host, seen from any rank; ``hosts`` has each rank's host."""
 
     def __init__(self, ranks: Ranks, hosts: list[str]) -> None:
         self._ranks = ranks
         self.numbers = {host: hosts.index(host) for host in hosts}
-        """The first rank of each host, beginning with rank 0."""
+        """The first rank of each host, starting with rank 0."""
         self.here = hosts[ranks.rank]
         self._hosts = hosts
 
     def each(self, do: Callable[[], Any]) -> dict[str, Any]:
-        """The results of a function that the first rank of each host calls, on every rank; see :meth:`Ranks.each`."""
+        """Call a function on the first rank of each host; returns the results on every rank. See :meth:`Ranks.each`."""
         several = len(self.numbers) > 1
         found = self._ranks.each(
             do, set(self.numbers.values()), lambda rank: f"host {self._hosts[rank]}: " if several else ""
@@ -86,7 +87,7 @@ def _agree_on_name(firsts: _Firsts, root: Path, run_name: str) -> str:
 
 
 def _agree(firsts: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
-    """The number of the attempt that all hosts begin, and the run's identity."""
+    """Agree on the number of the next attempt and on the run's identity."""
     with contextlib.ExitStack() as marked:
 
         def look() -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Turns the state at an event into what is published of it."""
+"""Publishes the state at an event."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -42,27 +42,26 @@ class _Due(NamedTuple):
     moment: EventPosition
     fields: Sequence[str] = ()
     overdue: Mapping[str, Sequence[EventPosition]] = {}
-    """Fields that could not be had when they were due, and when they were."""
+    """Fields that were not available when they were due, and their due events."""
 
 
 _NOTHING_MORE = _Due(EventPosition(Event.INIT, TrainingTime()))
 
 
 class StatePublisher:
-    """Publishes what callbacks may see of the state, at about a microsecond beside the sending.
+    """Publishes the state for consumers, at about a microsecond beside the sending.
 
-    The context is packed only when something in it changed. The loss is read once for each batch, and only for an event
-    that is published.
+    The context is packed only after a change. The loss is read once for each batch, and only for a published event.
 
     Args:
         state, logger: the source of the fields.
-        stream: the publisher, with the demand for it. A changed demand takes effect with the next batch, never in the
-            middle of one; batches of an evaluation count by themselves, and BATCH_CHECKPOINT comes after them.
+        stream: the publisher, with the demand for it. A changed demand takes effect with the next batch, never within
+            one. Batches of an evaluation count separately, and BATCH_CHECKPOINT comes after them.
         always: the demand that is always met.
         fields: the fields that consumers can request.
-        sharing: sends tensors to the consumers that request them. A field that is not available when it is due, and is
-            worth waiting for, comes with the next event for which it is requested.
-        clock: nanoseconds since 1970, by which events are timed.
+        sharing: sends tensors to the consumers that request them. A field with the policy ``wait`` that is not
+            available when it is due comes with the next event for which it is requested.
+        clock: nanoseconds since 1970, the times of events.
         info: the run's description, which is part of its hyperparameters.
     """
 
@@ -86,18 +85,18 @@ class StatePublisher:
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._overdue: dict[str, list[EventPosition]] = {}
-        # The fields that memory is to be got for when there are all of their tensors, and those that it was got for.
+        # Fields whose memory is to be allocated once all of their tensors exist, and fields whose memory is allocated.
         self._to_reserve: set[str] = set()
         self._reserved: set[str] = set()
-        # What takes the times of the events between which a batch's phases lie, while a consumer requests them.
+        # Times the phases of batches while a consumer requests them.
         self._phases: PhaseProbe | None = None
         self._hears_marks = False
         self._heard_version = 0
-        # How often each event of a microbatch has come in the batch that began at this time.
+        # Count of each event of a microbatch in the batch with this timestamp.
         self._microbatches: tuple[tuple[int, ...], dict[Event, int]] = ((), {})
-        # The batch in which the demand became another one, which is not in effect yet.
+        # The batch in which the demand changed; the change is not in effect yet.
         self._changed_in: tuple[int, bool, bool] | None = None
-        # The events that nothing has to be looked up for; none while a demand is to take effect.
+        # Events without any look-up; empty while a demand is to take effect.
         self._plain: frozenset[Event] = frozenset()
         self._use_demand()
         self._logger = logger
@@ -123,17 +122,17 @@ class StatePublisher:
         return self._context
 
     def send_through(self, send: Callable[..., None]) -> None:
-        """Replaces the publisher's ``send`` by another function."""
+        """Replace the publisher's ``send`` by another function."""
         self._send = send
 
     def publish(self, event: Event) -> None:
-        """Gathers the fields of an event and sends it, if it is due."""
+        """Publish an event with its fields, if it is due."""
         phases = self._phases
         if phases is None:
             self._publish(event)
             return
         if self._stream.demand_version != self._heard_version:
-            # A demand that changes between two events takes away those that are no longer requested.
+            # A change of demand between two events removes the ones that are no longer requested.
             phases.drop()
         if event in phases.marks:
             phases.before(event)
@@ -161,7 +160,7 @@ class StatePublisher:
             self._loss = loss
             self._loss_value = None if loss is None else self._read_later(loss)
             self._losses = read_tree_later(state.batch_losses, state.device) if state.batch_losses else None
-        # Loops, because each comprehension would be a function that is made and called.
+        # Loops, because each comprehension would be a function call.
         rates: dict[str, list[float]] = {}
         for name, optimizer in self._named_optimizers:
             rates[name] = own = []
@@ -182,18 +181,18 @@ class StatePublisher:
         try:
             self._send(event, values, before, fields, self._context, self._defers)
         except (TypeError, ValueError, OverflowError):
-            # What cannot be packed, or is too large to be sent, ends no training.
+            # A value that cannot be packed, or is too large, does not end the training.
             fields = keep_sendable(fields, self._stream.left_out)
             self._send(event, values, before, fields, self._context, self._defers)
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
-            # Probes begin at once, so that they are there when the demand is met.
+            # Probes start at once, to be ready when the demand takes effect.
             self._fields.use(Demand.merge([self._demand, self._stream.demand]))
             self._probe_phases()
 
     def take_up_demand(self) -> None:
-        """Meets the present demand from the next event on: between two batches, while they are waited for."""
+        """Apply the present demand from the next event on: called between two batches."""
         if self._stream.demand_version != self._version:
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
@@ -207,8 +206,7 @@ class StatePublisher:
     def _hear_marks(self, hears: bool) -> None:
         self._heard_version = self._stream.demand_version
         if hears:
-            # Those that are not requested themselves are not published: that is found out when they come. A stream
-            # that is closed requests nothing.
+            # Unrequested marks are not published: _due() finds that out. A closed stream requests nothing.
             if Event.BATCH_END in self._stream.requested_events:
                 self._stream.requested_events |= PhaseProbe.marks
         elif self._hears_marks:
@@ -216,7 +214,7 @@ class StatePublisher:
         self._hears_marks = hears
 
     def _due(self, event: Event) -> _Due | None:
-        """The fields that are due at an event; ``None`` for an event that is not due."""
+        """Return the fields that are due at an event; ``None`` for an event that is not due."""
         if self._changed_in is not None and not self._is_in_same_batch(event):
             self._use_demand()
             self._stream.demand_in_effect(self._state.timestamp.values)
@@ -234,7 +232,7 @@ class StatePublisher:
         }
         if names or overdue or (moment and moment.microbatch and demand.is_due(event, number, moment)):
             return _Due(moment or self._moment(event), names, overdue)
-        # A demand that is not in effect yet brings its events here already.
+        # A demand that is not in effect yet already requests its events.
         return _NOTHING_MORE if demand.is_due(event, number, moment) else None
 
     def _on_demand(self, due: _Due) -> dict[str, Any]:
@@ -280,7 +278,7 @@ class StatePublisher:
         if self._to_reserve:
             self._plain -= {Event.BATCH_END}
         self._timed = frozenset(event for event in events if self._demand.is_timed(event))
-        # What is not requested any more is not kept for a later consumer.
+        # A field that is no longer requested is not kept for a later consumer.
         self._overdue = {
             name: moments
             for name, moments in self._overdue.items()
@@ -336,7 +334,7 @@ class StatePublisher:
             more["train_metrics"] = self._read_train_metrics()
         if event in _WITH_FLOPS and (flops := getattr(state.model, "flops_per_batch", None)) is not None:
             more["flops_per_batch"] = float(flops(state.batch) if callable(flops) else flops)
-        # Only with events that every consumer gets: which others are published depends on who is attached.
+        # Only base events reach every consumer: others depend on the present consumers.
         if self._logged and event in BASE_EVENTS:
             more["logged"] = self._logger.take()
         return more

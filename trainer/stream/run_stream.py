@@ -1,4 +1,4 @@
-"""The stream of a training, from its start to its end, with what hangs on it."""
+"""The stream of one training, from start to close."""
 
 import logging
 import shlex
@@ -36,8 +36,9 @@ _log = logging.getLogger("offloop")
 
 
 class TrainingStream:
-    """The stream of a training: its publisher, the process of its own callbacks, and the tensors that it shares;
-    nothing of this without ``publish``, or where ``OFFLOOP_DISABLED`` is set."""
+    """The stream of a training: publisher, process of callbacks, and shared tensors.
+
+    It does nothing without ``publish``, or if ``OFFLOOP_DISABLED`` is set."""
 
     def __init__(self, config: StreamConfig, callbacks: Any, loggers: Any) -> None:
         if is_disabled():
@@ -57,17 +58,16 @@ class TrainingStream:
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
         self._waits_for = check_wait_for(config.wait_for, requesting)
         self.fields = check_fields(config.fields)
-        """The fields that consumers can request."""
         self.sharing: TensorSharing | None = None
         """Sends tensors to the consumers that request them; ``None`` without a stream."""
         self.publisher: Publisher | None = None
-        """Publishes the snapshots; ``None`` without a stream."""
+        """``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
         self._ring: FlightRing | None = None
         self._flight: RingPublisher | None = None
 
     def find_name(self, run_name: str) -> str:
-        """A free name for a run that begins now."""
+        """Return a free name for a new run."""
         config = self._config
         if not config.publish:
             return run_name
@@ -87,11 +87,14 @@ class TrainingStream:
         run_name: str | None = None,
         resume: bool = False,
     ) -> Engine:
-        """Starts the run, on every rank, and the process of callbacks and loggers, which ``shows`` at its end where
-        loggers wrote; ``control`` takes the commands, ``facts`` returns the rest of the description of the run of that
-        name. ``run_name`` is the requested name, by default the state's, which becomes the run's: see
-        :class:`offloop.bus.publisher.publisher.Publisher`, also for ``resume``. Returns the engine that runs and
-        publishes the events.
+        """Start the run, on every rank, and the process of callbacks and loggers. Returns the engine.
+
+        Args:
+            control: applies the commands.
+            shows: whether the process reports at its end where loggers wrote.
+            facts: returns the rest of the description of the run of a name.
+            run_name: the requested name, by default the state's, which becomes the run's. See
+                :class:`offloop.bus.publisher.publisher.Publisher`, also for ``resume``.
 
         Raises ``RunIsLiveError``, ``RunDirectoryError`` or ``BrokerError`` when it cannot be started."""
         config, name = self._config, run_name or state.run_name
@@ -152,7 +155,7 @@ class TrainingStream:
         return publisher
 
     def introduce(self, run_name: str, resumed_from: str | None) -> str:
-        """The run, its recording and how to watch it, as one line for people."""
+        """Return one line for people: the run, its recording, and how to watch it."""
         publisher, runs_dir = self.publisher, self._config.runs_dir
         begin = "from the beginning" if resumed_from is None else f"resuming from {resumed_from}"
         if publisher is None or publisher.recording is None:
@@ -168,8 +171,9 @@ class TrainingStream:
         return f"run {run_name}{attempt}: recording to {short_path(publisher.recording)}; {watch}"
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
-        """Ends the run: sends what is left and waits, for a limited time, until callbacks and loggers have handled
-        everything; with ``drain`` also until consumers have handled the tensors that they borrowed."""
+        """End the run, and wait for a limited time until callbacks and loggers have handled everything.
+
+        With ``drain`` wait also until consumers have handled the tensors that they borrowed."""
         try:
             if self.sharing is not None and drain:
                 self.sharing.drain()
@@ -213,6 +217,6 @@ def _check_consumers(callbacks: list[Any], loggers: list[Any]) -> list[Any]:
 
 
 def short_path(path: Path) -> str:
-    """The path as people would write it in the current folder."""
+    """Return the path relative to the current folder, if it is in it."""
     here = current_folder()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

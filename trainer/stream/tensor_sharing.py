@@ -1,4 +1,4 @@
-"""Tensors on their way to consumers: small ones in the event, others through shared memory."""
+"""Sends tensors to consumers: small ones in the event, others through shared memory."""
 
 import contextlib
 import logging
@@ -21,13 +21,11 @@ from offloop.trainer.fields.tensors import TensorPayload
 
 LAST_SECONDS = 10.0
 GROWTH_BYTES = 256 * 1024
-"""By so much a checkpoint may become larger than one after the first batch is: its numbers get longer, and within an
-epoch the states of generators are in it."""
+"""Growth of a checkpoint after the first batch: numbers get longer, and within an epoch it holds generators' states."""
 HEADER_GRANULE = 4096
-"""The data of an image begin at a multiple of it, so that they stay where they are when numbers in its metadata get
-longer."""
+"""Data of an image start at a multiple of it, so they stay in place when numbers in the metadata get longer."""
 DRAIN_SECONDS = 60.0
-"""Seconds that the end of a training waits for consumers that have borrowed tensors."""
+"""How long a closing training waits for consumers that borrowed tensors."""
 
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for all GPUs."""
@@ -39,9 +37,9 @@ class TensorSharing:
     """Copies tensors into images, see :mod:`offloop.bus.tensors.view`, without making the host wait for a GPU.
 
     Args:
-        pool: the shared memory, pinned where tensors are on a GPU.
+        pool: the shared memory, pinned for tensors on a GPU.
         stream: publishes the events.
-        may_wait: whether the training has ended, so that fields worth waiting for are waited for.
+        may_wait: whether the training has ended, so that fields with the policy ``wait`` are waited for.
     """
 
     def __init__(self, pool: SegmentPool, stream: Publisher, may_wait: Callable[[], bool] = lambda: False) -> None:
@@ -51,10 +49,10 @@ class TensorSharing:
         self._waiting: set[str] = set()
         self._places: dict[str, tuple[dict[str, Any], TensorPlaces]] = {}
         self.skipped: dict[str, int] = {}
-        """Number of times that each field was left out because no memory was free."""
+        """Number of times that each field was left out for lack of memory."""
 
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
-        """The value that is sent for a field of tensors, or a promise of it."""
+        """Return the value that is sent for a field of tensors, or a promise of it."""
         layout = self._layout(name, out)
         # A model may be spread over several GPUs.
         gpus = {tensor.device: tensor for tensor in out.tensors.values() if tensor.is_cuda}.values()
@@ -72,7 +70,7 @@ class TensorSharing:
             raise self._refused(name, out)
         try:
             known, header = segment.kept.get(name), layout.header
-            # The same object while the tensors are of the same names, dtypes and shapes.
+            # The same object while names, dtypes and shapes are the same.
             if known is not None and known.starts is layout.starts and known.front == len(header):
                 segment.buffer[: len(header)] = header
             else:
@@ -80,22 +78,22 @@ class TensorSharing:
                 segment.kept[name] = known
             _copy(out.tensors, known.views)
         except BaseException:
-            # Copies that were begun must not arrive in what the memory is used for next.
+            # Pending copies must not arrive in the memory's next use.
             for one in gpus:
                 copied(one).synchronize()
             segment.release()
             raise
         seq = self._stream.next_seq
         copies = [copied(one) for one in gpus]
-        # Readers are let in when the bytes are there, which is before they can learn of it.
+        # Readers may enter once the bytes are complete, which is before the event reaches them.
         value = _SharedLater(lambda: _reference(layout, segment=segment.publish(seq)), copies)
         return value if on_gpu else value.value()
 
     def reserve(self, outs: Iterable[TensorPayload]) -> None:
-        """Begins to allocate memory for the largest of these, while the training continues."""
+        """Start to allocate memory for the largest of these, while the training continues."""
         size = 0
         for out in outs:
-            # What cannot be sent is reported when it is due.
+            # Errors are reported when the field is due.
             with contextlib.suppress(ConfigurationError):
                 size = max(size, _layout(tensor_places(_specs(out)), out).size)
         if size > INLINE_BYTES:
@@ -110,12 +108,12 @@ class TensorSharing:
         return segment
 
     def take_waiting(self) -> set[str]:
-        """The fields that were refused since the last call and come with a later event."""
+        """Return the fields that were refused since the last call and come with a later event."""
         waiting, self._waiting = self._waiting, set()
         return waiting
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
-        """Waits until consumers have handled what they borrowed, because it ends with this process."""
+        """Wait until consumers have handled the borrowed tensors, whose memory ends with this process."""
         deadline = time.monotonic() + seconds
         while self._pool.unhandled and time.monotonic() < deadline:
             self._stream.wait()
@@ -123,7 +121,6 @@ class TensorSharing:
             _log.warning("tensors that a consumer asked for are gone with the training: it has not come for them")
 
     def close(self) -> None:
-        """Gives all shared memory back; consumers keep what they hold."""
         self._pool.close()
 
     def _layout(self, name: str, out: TensorPayload) -> ImageLayout:
@@ -149,7 +146,7 @@ class _SharedLater:
         self, tell: Callable[[], dict[str, Any]], copies: "list[torch.cuda.Event]", size: int | None = None
     ) -> None:
         self.size = size
-        """Its size in the event; ``None`` for an image in shared memory."""
+        """Size in the event; ``None`` for an image in shared memory."""
         self._tell = tell
         self._copies = copies
 
@@ -164,7 +161,7 @@ class _SharedLater:
 
 
 class _Places(NamedTuple):
-    """The places of tensors in a segment, for the next time that it is used."""
+    """The views of tensors in a segment, for its next use."""
 
     starts: dict[str, int]
     front: int
@@ -201,7 +198,6 @@ def _copy(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
 
 
 def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
-    """Makes the sharing of a training's tensors."""
     device = state.device
     pool = SegmentPool(
         is_handled=publisher.is_handled, pin=partial(pin, device.torch_device) if device.name == "gpu" else None
@@ -210,15 +206,16 @@ def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
 
 
 def pin(device: torch.device, memory: memoryview) -> Callable[[], object]:
-    """Lets GPUs copy straight into memory, without the host; returns what undoes that. Any thread may call it. Raises
-    :class:`OSError` where CUDA refuses it."""
+    """Pin memory, so that GPUs copy into it directly; returns the function that unpins it. Any thread may call it.
+
+    Raises :class:`OSError` where CUDA refuses it."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    # A thread begins with the first GPU, whichever the others use.
+    # A thread starts with the first GPU, whichever the others use.
     with torch.cuda.device(device):
         status = int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE))
         if status:
-            # CUDA keeps the error for the next kernel of this thread, which would be one of the training's.
+            # CUDA would report the error at this thread's next kernel, which may be one of the training's.
             with contextlib.suppress(RuntimeError):
                 torch.empty(1, device=device).add_(1)
             raise OSError(f"CUDA cannot pin {memory.nbytes} bytes of shared memory: error {status}")

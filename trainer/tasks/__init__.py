@@ -1,6 +1,4 @@
-"""Tasks of the command ``trainer``: those that come with it, and your own.
-
-Begin with ``digits``.
+"""Tasks of the command ``trainer``: built-in ones, and your own. Start with ``digits``.
 
 A task is a function that returns arguments for :class:`offloop.trainer.Trainer`::
 
@@ -13,10 +11,10 @@ A task is a function that returns arguments for :class:`offloop.trainer.Trainer`
         ...
         return {"model": model, "train_dataloader": loader, "optimizers": optimizer, "max_duration": "5ep"}
 
-Its keyword arguments become options of the command, with their defaults and with the docstring's lines of the form
-``name: text`` as help; the rest of the docstring is the help of the task. A parameter named like one of the command's
-own options, such as ``seed`` or ``device``, is given what that option says. ``trainer module:function`` and ``trainer
-path/to/file.py:function`` find it. The random numbers are seeded before it is called."""
+Its keyword arguments become options of the command, with their defaults. Lines of the docstring of the form ``name:
+text`` are their help; the rest of the docstring is the help of the task. A parameter with the name of one of the
+command's own options, such as ``seed`` or ``device``, gets the value of that option. ``trainer module:function`` and
+``trainer path/to/file.py:function`` find it. The random numbers are seeded before it is called."""
 
 import importlib
 import importlib.util
@@ -38,7 +36,7 @@ from offloop.trainer.arguments import missing_extra
 __all__ = ["BUILT_IN", "Task", "find_task"]
 
 BUILT_IN = {"chars": "offloop.trainer.tasks.chars:chars", "digits": "offloop.trainer.tasks.digits:digits"}
-"""The functions of the tasks that come with offloop, by the tasks' names. Importing them loads no torch."""
+"""Name of a built-in task, to its function. Importing them does not import torch."""
 
 _EXTRAS = {"sklearn": ("scikit-learn", "demo"), "torch": ("torch", ""), "torchmetrics": ("torchmetrics", "")}
 _OPTION_HELP = re.compile(r"^(\w+): (.+(?:\n {4,}.+)*)\n?", re.MULTILINE)
@@ -54,7 +52,6 @@ class Task:
     options: tuple[click.Option, ...]
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        """Calls the function; its result is a dict."""
         try:
             returned = self.function(**options)
         except ModuleNotFoundError as error:
@@ -67,7 +64,7 @@ class Task:
 
 
 def find_task(name: str) -> Task:
-    """The task of that name: one that comes with offloop, ``module:function``, or ``path/to/file.py:function``."""
+    """Return the task of a name: a built-in one, ``module:function``, or ``path/to/file.py:function``."""
     if ":" not in name and name not in BUILT_IN:
         close = get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
         meant = f"did you mean {close[0]!r}" if close else f"there are {', '.join(sorted(BUILT_IN))}"
@@ -84,7 +81,7 @@ def _import(home: str) -> ModuleType:
     try:
         if home.endswith(".py"):
             return _import_file(Path(home))
-        # The current folder is where a user's module is expected; only `python -m` looks there by itself.
+        # A user's module is expected in the current folder, which only `python -m` searches by itself.
         if "" not in sys.path:
             sys.path.insert(0, "")
         return importlib.import_module(home)
@@ -119,7 +116,7 @@ def _describe(name: str, function: Callable[..., Any]) -> Task:
     text = inspect.cleandoc(function.__doc__ or "")
     named = inspect.signature(function, eval_str=True).parameters
     parameters = named.values()
-    # Prose may well have a word and a colon at the front of a line: only lines about a parameter are taken out.
+    # Other prose may have a word and a colon at the front of a line.
     helps = {option: " ".join(help_text.split()) for option, help_text in _OPTION_HELP.findall(text) if option in named}
     text = _OPTION_HELP.sub(lambda match: "" if match[1] in named else match[0], text).strip()
     options = tuple(
@@ -141,7 +138,7 @@ def _option(task: str, parameter: inspect.Parameter, helps: Mapping[str, str]) -
     name = parameter.name
     dashed = name.replace("_", "-")
     declaration = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-    # A default of None would count as given, and the option as not required any more.
+    # A default of None would count as given, and the option would not be required.
     is_required = parameter.default is parameter.empty
     default = {"required": True} if is_required else {"default": parameter.default, "show_default": True}
     return click.Option([declaration, name], type=kind, help=helps.get(name), **default)

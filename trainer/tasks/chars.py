@@ -1,4 +1,4 @@
-"""The task ``chars``: a language model on text that every machine with Python has. Loads torch only to train."""
+"""The task ``chars``: a language model on text that every machine with Python has. Imports torch only to train."""
 
 import sysconfig
 from pathlib import Path
@@ -20,18 +20,18 @@ def chars(
     lr: float = 0.003,
     characters: int = 2_000_000,
 ) -> dict[str, Any]:
-    """A small GPT on the characters of Python's own standard library.
+    """Train a small GPT on the characters of Python's own standard library.
 
-    It reads the source of the modules on this machine and learns to tell the next character. The loss is in bits per
-    character: the frequencies of the characters alone need about 4.5; after the default 600 batches the model needs
-    less than 2.5 on text that it was not trained on.
+    It reads the source of the modules on this machine and learns to predict the next character. The loss is in bits per
+    character. The frequencies of the characters alone need about 4.5; after the default 600 batches the model needs
+    less than 2.5 on held-out text.
 
     batch_size: pieces of text in a batch, over all ranks.
     length: characters in a piece.
     width: size of a character's vector, a multiple of 4.
     layers: transformer layers.
     lr: learning rate of AdamW.
-    characters: how much of the source to read, one part in twenty of it for the evaluation."""
+    characters: how much of the source to read, of which 5 % is for the evaluation."""
     import torch
     from torch.utils.data import DataLoader, Subset
 
@@ -61,7 +61,7 @@ def chars(
 
 
 def read_source(characters: int) -> str:
-    """The beginning of the standard library's source, its modules in the order of their names."""
+    """Read the start of the standard library's source, its modules in the order of their names."""
     parts: list[str] = []
     total = 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):

@@ -1,4 +1,4 @@
-"""The task ``digits``: real handwritten digits, a minute of work at most. Loads torch only to train."""
+"""The task ``digits``: handwritten digits, at most a minute of work. Imports torch only to train."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ _LEAST_RATE = 0.05
 
 
 def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
-    """A small convolutional network on scikit-learn's handwritten digits.
+    """Train a small convolutional network on scikit-learn's handwritten digits.
 
-    1,797 images of 8 x 8 pixels, of which 360 are held out for the evaluation; always the same ones. Five epochs take a
-    few seconds and get more than 97 % of them right.
+    1,797 images of 8 x 8 pixels, of which always the same 360 are held out for the evaluation. Five epochs take a few
+    seconds and classify more than 97 % of them correctly.
 
     batch_size: images in a batch, over all ranks.
-    lr: learning rate that AdamW starts with; it falls by a fifth with each epoch, to a twentieth."""
+    lr: initial learning rate of AdamW; it falls by a fifth with each epoch, to a twentieth."""
     import torch
     from torch.optim.lr_scheduler import LambdaLR
     from torch.utils.data import DataLoader
@@ -28,7 +28,7 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
     from offloop.trainer.data.models import Classifier
     from offloop.trainer.distributed.sampling import RankBatchSampler
 
-    # Convolutions this small gain nothing from threads: those wait for each other and take the cores from others.
+    # Convolutions this small gain nothing from threads, which take cores from other processes.
     torch.set_num_threads(1)
     check_count(batch_size, "batch_size")
     check_number(lr, "lr")
@@ -47,9 +47,9 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
 
 
 def make_network() -> "nn.Module":
-    """Scores for ten digits from images of shape (rows, 1, 8, 8).
+    """Return a network with scores for ten digits, from images of shape (rows, 1, 8, 8).
 
-    Each image is normalized by itself, so that several ranks compute what one would."""
+    Each image is normalized alone, so that several ranks compute the same as one."""
     from torch import nn
 
     return nn.Sequential(

@@ -1,4 +1,4 @@
-"""The small GPT that the task ``chars`` trains, and its text as tensors."""
+"""The small GPT of the task ``chars``, and its text as tensors."""
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 
 
 def encode(text: str) -> Tensor:
-    """The text as positions in the alphabet."""
+    """Convert text to positions in the alphabet."""
     positions = {character: index for index, character in enumerate(ALPHABET)}
     other = positions[" "]
     return torch.tensor([positions.get(character, other) for character in text])
 
 
 def cut_into_pieces(text: Tensor, length: int) -> TensorDataset:
-    """Pieces of the text, each with the same one character further on as its target."""
+    """Cut the text into pieces; the target of a piece is the same piece one character later."""
     pieces = text[: (len(text) - 1) // length * length + 1]
     return TensorDataset(pieces[:-1].view(-1, length), pieces[1:].view(-1, length))
 
@@ -41,7 +41,7 @@ class Gpt(nn.Module):
 
 
 class Layer(nn.Module):
-    """Causal self-attention with four heads and a two-layer network, each added to what goes in."""
+    """Causal self-attention with four heads and a two-layer network, each added to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

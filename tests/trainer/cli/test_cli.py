@@ -27,9 +27,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def test_the_list_names_the_tasks(run: Run) -> None:
     listed = run("--list-tasks")
     assert listed.code == 0
-    assert re.search(r"^chars +A small GPT on the characters of Python's own standard library\.$", listed.out, re.M)
+    assert re.search(r"^chars +Train a small GPT on the characters of Python's own standard .*$", listed.out, re.M)
     assert re.search(
-        r"^digits +A small convolutional network on scikit-learn's handwritten digits\.$", listed.out, re.M
+        r"^digits +Train a small convolutional network on scikit-learn's handwritten digits\.$", listed.out, re.M
     )
 
 
