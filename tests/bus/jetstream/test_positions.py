@@ -1,4 +1,4 @@
-"""How far a named reader is, kept by a real server: one process at a time may write it."""
+"""The position of a named consumer, kept by a real server: one process at a time may write it."""
 
 import signal
 import time
@@ -18,7 +18,8 @@ from offloop.bus.jetstream.run_stream import open_bucket
 def nats_connection(nats_server, monkeypatch):
     monkeypatch.setattr(positions, "STALE_SECONDS", 1.0)
     monkeypatch.setattr(positions, "RENEW_SECONDS", 0.1)
-    monkeypatch.setattr(positions, "_REST_SECONDS", 1.0)
+    monkeypatch.setattr(positions, "_REST_SECONDS", 0.5)
+    monkeypatch.setattr(positions, "_WRITE_SECONDS", 1.0)
     with NatsConnection.shared(nats_server.servers) as made:
         made.call(open_bucket(made.client, names.POSITIONS_BUCKET, 1), 5.0)
         yield made
@@ -38,11 +39,6 @@ def hold(nats_connection):
         one.close()
 
 
-def pause(position):
-    """As a process does that is stopped."""
-    position._renewal.cancel()
-
-
 def is_written(position, value):
     try:
         position.write(value)
@@ -55,6 +51,8 @@ def test_the_next_one_finds_what_was_written_last(hold):
     first = hold()
     assert first.found == b""
     first.write(b"one")
+    with pytest.raises(ConfigurationError, match="'mine' is at work on run 'r' already"):
+        hold()
     first.write(b"two")
     first.close()
     second = hold()
@@ -63,21 +61,16 @@ def test_the_next_one_finds_what_was_written_last(hold):
     assert hold(attempt=2).found == b""
 
 
-def test_a_name_that_is_at_work_is_refused_to_another(hold):
+@pytest.mark.parametrize("has_written", [False, True])
+def test_a_paused_process_that_was_replaced_writes_nothing_more(hold, has_written):
     first = hold()
-    with pytest.raises(ConfigurationError, match=r"a consumer named 'mine' is at work on run 'r' already, process \d+"):
-        hold()
-    first.write(b"one")
-
-
-def test_who_was_paused_and_replaced_writes_nothing_more(hold):
-    first = hold()
-    first.write(b"one")
-    pause(first)
+    if has_written:
+        first.write(b"one")
+    first._renewal.cancel()  # as a process does that is stopped
     second = hold()
-    assert second.found == b"one"
+    assert second.found == (b"one" if has_written else b"")
     # Before the second one has written anything of its own.
-    with pytest.raises(ReplacedError, match="consumer 'mine' of run 'r' was taken over by process"):
+    with pytest.raises(ReplacedError):
         first.write(b"late")
     second.write(b"two")
     first.close()
@@ -86,35 +79,16 @@ def test_who_was_paused_and_replaced_writes_nothing_more(hold):
     assert hold().found == b"three"
 
 
-def test_who_is_replaced_before_it_has_written_anything(hold):
-    first = hold()
-    pause(first)
-    second = hold()
-    with pytest.raises(ReplacedError):
-        first.write(b"late")
-    second.write(b"one")
-
-
-def test_who_goes_on_finds_out_also_without_writing(hold):
-    first = hold()
-    pause(first)
-    hold()
-    first._renewal = first._nats.begin(first._renew())
-    wait_for(lambda: first._replaced, "the news")
-
-
 def test_an_answer_that_was_lost_is_no_other_process(hold, nats_server):
     first = hold()
     first.write(b"one")
     nats_server.signal(signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(BrokerError, match="no answer"):
-        first.write(b"two")
-    with pytest.raises(BrokerError, match="the servers have not answered"):
-        first.write(b"two")
-    assert time.monotonic() - began < 4
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="answer"):
+            first.write(b"two")
+    assert time.monotonic() - began < 2
     nats_server.signal(signal.SIGCONT)
-
     wait_for(lambda: is_written(first, b"three"), "the servers")
     first.close()
     assert hold().found == b"three"
@@ -126,7 +100,6 @@ def test_servers_that_went_back_to_an_older_state_take_the_newest_one(hold, nats
     older = nats_server.copy_store(tmp_path / "older")
     first.write(b"two")
     nats_server.set_back(older)
-
     wait_for(lambda: is_written(first, b"three"), "the servers")
     first.close()
     assert hold().found == b"three"
@@ -143,12 +116,10 @@ def test_servers_that_are_away_are_not_waited_for(hold, nats_server, nats_connec
     assert time.monotonic() - began < 1
 
 
-def test_what_is_larger_than_the_servers_take_is_refused_with_the_way_out(hold):
+def test_a_position_that_is_larger_than_the_servers_take_is_refused_with_the_way_out(hold):
     first = hold()
     first.write(bytes(1_000_000))
-    with pytest.raises(
-        ConfigurationError, match=r"1,100,000 bytes, and the servers take .* '--state-dir DIR' keeps it"
-    ):
+    with pytest.raises(ConfigurationError, match="'--state-dir DIR' keeps it"):
         first.write(bytes(1_100_000))
 
 

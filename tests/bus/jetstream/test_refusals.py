@@ -1,8 +1,6 @@
-"""What NATS servers refuse is one line that says what to do, at once, and never a silence."""
+"""Whatever NATS servers refuse is one line that says what to do, at once, and never a silence."""
 
 import socket
-import subprocess
-import sys
 
 import pytest
 from nats_certificates import Authority
@@ -14,8 +12,6 @@ from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
-
-PYTHON = (sys.executable, "-m")
 
 
 @pytest.fixture
@@ -35,11 +31,6 @@ def serve(tmp_path):
         one.kill()
 
 
-@pytest.fixture
-def nkey(tmp_path):
-    return lambda name: make_nkey(name, tmp_path)
-
-
 def refusal(server, address, nkey=None, ca=None):
     """What a reader gets to read."""
     with pytest.raises((BrokerError, ConfigurationError)) as raised:
@@ -47,68 +38,51 @@ def refusal(server, address, nkey=None, ca=None):
     return str(raised.value)
 
 
-def bus(*arguments):
-    return subprocess.run(
-        [*PYTHON, "offloop.bus", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
-    )
-
-
 def with_users(users, certificate=(None, None)):
     return lambda server: str(ServerConfig({"team": users}, f"127.0.0.1:{server.port}", server.store, *certificate))
 
 
 @pytest.mark.needs("openssl")
-def test_certificates_and_nkeys(tmp_path, serve, nkey, runs_dir):
+def test_certificates_and_nkeys(tmp_path, serve, copying):
     ours, theirs = (Authority.make(tmp_path, name) for name in ("ours", "theirs"))
-    public, seed, anna = nkey("anna")
-    _, unknown, _ = nkey("unknown")
+    public, seed, anna = make_nkey("anna", tmp_path)
+    _, unknown, _ = make_nkey("unknown", tmp_path)
     users = {anna.public: ["view"]}
     secure = serve("secure", config=with_users(users, ours.sign("server")))
     expired = serve("expired", config=with_users(users, ours.sign("old", days=0)))
     plain = serve("plain", config=with_users(users))
-    ca = ours.certificate
-
-    with NatsConnection(NatsServers.parse(f"tls://127.0.0.1:{secure.port}", seed, ca)):
+    ca, tls = ours.certificate, "tls://127.0.0.1"
+    with NatsConnection(NatsServers.parse(f"{tls}:{secure.port}", seed, ca)):
         pass
-    not_allowed = "has no certificate that --ca (or OFFLOOP_CA) and the address allow: "
-    tls = "tls://127.0.0.1"
-    assert not_allowed in refusal(secure, tls, seed, theirs.certificate)
-    assert not_allowed in refusal(secure, tls, seed)
-    # Also where nobody has asked for TLS, but the server has it.
-    assert not_allowed in refusal(secure, "nats://127.0.0.1", seed)
-    assert f"{not_allowed}Hostname mismatch" in refusal(secure, "tls://localhost", seed, ca)
-    assert f"{not_allowed}certificate has expired" in refusal(expired, tls, seed, ca)
-    # Who is in between could have said so.
-    assert "does not offer TLS: " in refusal(plain, tls, seed)
-    assert "does not offer TLS: " in refusal(plain, "nats://127.0.0.1", seed, ca)
-    assert "takes only clients that it knows: name the file with your nkey by --nkey" in refusal(secure, tls, None, ca)
-    assert "does not admit the nkey U" in refusal(secure, tls, unknown, ca)
-    assert "is not a certificate in PEM" in refusal(secure, tls, seed, public)
-    assert "holds a public nkey where a seed is needed" in refusal(secure, tls, public, ca)
-    assert "holds no seed of a user's nkey" in refusal(secure, tls, ca, ca)
-    assert "cannot be read: No such file or directory; 'offloop server keygen NAME' makes" in refusal(
-        secure, tls, tmp_path / "none", ca
-    )
-    seed.chmod(0o640)
-    assert f"is open to others (mode 0640): chmod 600 {seed}" in refusal(secure, tls, seed, ca)
-    seed.chmod(0o600)
-
-    # The bridge of a host fails at once where waiting does not help, and so does a reader; nothing of the run is lost.
-    path = write_run(runs_dir, "r")
-    where = ("--stream", f"{tls}:{secure.port}", "--nkey", seed, "--ca")
-    for arguments, expected in (
-        (("server", "bridge", "r", "--runs-dir", runs_dir, *where, theirs.certificate), not_allowed),
-        (
-            ("server", "bridge", "r", "--runs-dir", runs_dir, *where, ca),
-            "to '$js.api.stream.create.ol_r': it takes the role publish, which its operator gives",
-        ),
-        (("runs", *where, theirs.certificate), not_allowed),
+    # The nkey is known, the certificate is not what --ca and the address allow.
+    for refused in (
+        (secure, tls, seed, theirs.certificate),
+        (secure, "nats://127.0.0.1", seed),  # nobody has asked for TLS, but the server has it
+        (secure, "tls://localhost", seed, ca),
+        (expired, tls, seed, ca),
     ):
-        done = bus(*arguments)
-        *_, line = done.stderr.splitlines()
-        assert expected in line
-        assert (done.returncode, "Traceback" in done.stderr, done.stdout) == (1, False, "")
-    assert (path / "recording-1.mcap").stat().st_size > 0
+        assert "has no certificate that --ca (or OFFLOOP_CA) and the address allow: " in refusal(*refused)
+    # Who is in between could have said so.
+    for address, authority in ((tls, None), ("nats://127.0.0.1", ca)):
+        assert "does not offer TLS: " in refusal(plain, address, seed, authority)
+    seed_of_all = tmp_path / "open"
+    seed_of_all.write_bytes(seed.read_bytes())
+    seed_of_all.chmod(0o640)
+    for file, told in (
+        (None, "--nkey"),
+        (unknown, "does not admit the nkey U"),
+        (public, "holds a public nkey"),
+        (ca, "holds no seed"),
+        (tmp_path / "none", "cannot be read"),
+        (seed_of_all, "chmod 600"),
+    ):
+        assert told in refusal(secure, tls, file, ca)
+    assert "is not a certificate in PEM" in refusal(secure, tls, seed, public)
+    # A bridge fails at once where waiting does not help.
+    path = write_run(tmp_path, "r")
+    for authority, told in ((theirs.certificate, "--ca"), (ca, "the role publish")):
+        with pytest.raises(BrokerError, match=told):
+            copying(path, NatsServers.parse(f"{tls}:{secure.port}", seed, authority)).wait()
 
 
 @pytest.mark.needs("nats-server")
@@ -120,5 +94,4 @@ def test_an_old_server_is_for_this_machine_alone(serve):
     with NatsConnection(here.servers):
         pass
     elsewhere = serve("elsewhere", program=DEBIANS, host=host)
-    said = refusal(elsewhere, f"nats://{host}")
-    assert "it must be 2.12.7 or newer, because older ones have known security holes" in said
+    assert "it must be 2.12.7 or newer" in refusal(elsewhere, f"nats://{host}")

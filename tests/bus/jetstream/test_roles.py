@@ -1,13 +1,12 @@
-"""What hosts, viewers and those who command may do at NATS servers, and what they read where they may not."""
+"""The roles of hosts, viewers and those who command at NATS servers."""
 
 import asyncio
 import contextlib
 import json
 import random
-import subprocess
-import sys
 
 import nats
+import nats_servers
 import pytest
 from click.testing import CliRunner
 from helpers import wait_for
@@ -22,14 +21,7 @@ from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
-from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.runs.directory import host_name
-
-PYTHON = (sys.executable, "-m")
-BOTH = [
-    pytest.param(BESIDE_PYTHON, id="current"),
-    pytest.param(DEBIANS, id="debian", marks=pytest.mark.needs("nats-server")),
-]
 
 
 class Roles:
@@ -65,132 +57,81 @@ def roles(tmp_path, request):
 
 
 @pytest.fixture
-def bridge(roles, runs_dir):
-    """Starts the bridge of a run with a user's nkey."""
-    begun = []
-
-    def begin(run, name="publish", *options):
-        where = ("--runs-dir", str(runs_dir), "--stream", roles.server.address, "--nkey", str(roles.seeds[name]))
-        arguments = (*PYTHON, "offloop.bus", "server", "bridge", run, *where, *options)
-        begun.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True))
-        return begun[-1]
-
-    yield begin
-    for one in begun:
-        one.kill()
-        one.communicate()
-
-
-@pytest.fixture
 def attach(roles, monkeypatch):
     def attached(name, run, **options):
         monkeypatch.setenv("OFFLOOP_NKEY", str(roles.seeds[name]))
-
-        def there():
-            try:
-                return Subscriber(run, stream=roles.server.address, **options)
-            except RunNotFoundError:
-                return None
-
-        return wait_for(there, "the run in the stream")
+        return nats_servers.attach(roles.server, run, **options)
 
     return attached
 
 
-@pytest.mark.parametrize("roles", BOTH, indirect=True)
-def test_hosts_publish_viewers_view_and_those_who_command_command(roles, bridge, attach, runs_dir):
+@pytest.fixture
+def publisher(runs_dir):
+    """A publisher that keeps its commands, after its first event."""
     commands = []
-    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher, contextlib.ExitStack() as stack:
-        publisher.publish(Event.BATCH_END, loss=1 / 3)
-        publisher.poll()
-        copying = bridge("r")
+    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as made:
+        made.commands = commands
+        made.publish(Event.BATCH_END, loss=1 / 3)
+        made.poll()
+        yield made
+
+
+def test_hosts_publish_viewers_view_and_those_who_command_command(roles, copying, attach, publisher):
+    with contextlib.ExitStack() as stack:
+        bridge = copying(publisher.run_dir, roles.servers("publish"))
         viewer = stack.enter_context(attach("view", "r", events=[Event.BATCH_END, Event.AFTER_FORWARD]))
         assert next(iter(viewer)).loss == 1 / 3
-        with pytest.raises(BrokerError, match=r"may view runs there, not command them: .* the role command"):
+        with pytest.raises(BrokerError, match="the role command"):
             viewer.command("stop")
-
         commander = stack.enter_context(attach("command", "r", events=[Event.BATCH_END, Event.AFTER_LOSS]))
         iter(commander)
         wait_for(lambda: publisher.poll() or Event.AFTER_LOSS in publisher.requested_events, "the commander's demand")
         assert Event.AFTER_FORWARD not in publisher.requested_events, "a viewer requests nothing"
         assert commander.command("stop", wait=0).error is None
-        wait_for(lambda: publisher.poll() or commands, "the command")
-        assert [command.name for command in commands] == ["stop"]
+        wait_for(lambda: publisher.poll() or publisher.commands, "the command")
+        assert [command.name for command in publisher.commands] == ["stop"]
         publisher.close()
-        assert copying.wait(60) == 0
-        got = list(viewer)
-    assert got == list(Recording(runs_dir / "r"))[1:]
+        bridge.wait()
+        assert list(viewer) == list(Recording(publisher.run_dir))[1:]
 
 
-@pytest.mark.parametrize(
-    ("options", "state"), [((), "paused"), (("--max-bytes", "1000000"), "waiting")], ids=["later", "from the beginning"]
-)
+@pytest.mark.parametrize(("max_bytes", "state"), [(None, "paused"), (1_000_000, "waiting")])
 def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
-    roles, bridge, attach, runs_dir, options, state
+    roles, copying, attach, runs_dir, max_bytes, state
 ):
     roles.limits = "{ max_file: 200000 }"
     roles.server.kill()
     roles.server.start()
     run = WrittenRun(runs_dir, "r")
     noise = random.Random(1)
-    copying = bridge("r", "publish", *options)
-
-    def write():
+    bridge = copying(run.path, roles.servers("publish"), max_bytes=max_bytes)
+    for _ in range(2):
         run.send(Event.BATCH_END, {"noise": noise.randbytes(250_000)})
         run.writer.flush()
-
-    def status():
-        return read_bridge(run.path)
-
-    write()
-    wait_for(lambda: status() and (status().copied == run.writer.size or status().state == state), "the bridge")
-    write()
-    wait_for(lambda: status().state == state, "the full account")
-    assert copying.poll() is None
+        wait_for(lambda: bridge.has_all_of(run) or bridge.status.state == state, "the bridge")
+    wait_for(lambda: bridge.status.state == state, "the full account")
+    assert bridge.thread.is_alive()
     roles.limits = "{ max_file: 100000000 }"
     roles.server.reload()
-    wait_for(lambda: status().copied == run.writer.size, "the rest")
+    wait_for(lambda: bridge.has_all_of(run), "the rest")
     run.end()
-    assert copying.wait(30) == 0
+    bridge.wait()
     with attach("view", "r") as reader:
         assert list(reader) == list(Recording(run.path))
         assert (reader.gaps, reader.damage) == ((), None)
-    (said,) = (line for line in copying.stderr if "takes no more" in line)
-    assert "let the servers' operator remove older runs ('offloop server remove RUN --stream " in said
+    assert ["'offloop server remove RUN --stream " in line for line in bridge.said] == [True]
 
 
-TRIED = (
-    "ol.q.r.lease",
-    "ol.q.r.command",
-    "ol.q.r.fetch.host",
-    "ol.v.r.lease",
-    "ol.r.r.1.host",
-    "ol.w.r.1.host",
-    "ol.d.r",
-    "$KV.ol_runs.r.1.host",
-    "$KV.ol_pos.r.name",
-    "$JS.API.INFO",
-    "$JS.API.STREAM.NAMES",
-    "$JS.API.STREAM.LIST",
-    "$JS.API.STREAM.INFO.ol_r",
-    "$JS.API.STREAM.CREATE.ol_r",
-    "$JS.API.STREAM.CREATE.KV_ol_pos",
-    "$JS.API.STREAM.UPDATE.ol_r",
-    "$JS.API.STREAM.DELETE.ol_r",
-    "$JS.API.STREAM.PURGE.ol_r",
-    "$JS.API.STREAM.MSG.GET.ol_r",
-    "$JS.API.STREAM.MSG.DELETE.ol_r",
-    "$JS.API.CONSUMER.CREATE.ol_r",
-    "$JS.API.CONSUMER.CREATE.ol_r.name.subject",
-    "$JS.API.CONSUMER.DURABLE.CREATE.ol_r.name",
-    "$JS.API.CONSUMER.DELETE.ol_r.name",
-    "$JS.API.CONSUMER.MSG.NEXT.ol_r.name",
-    "$JS.API.CONSUMER.INFO.ol_r.name",
-    "$JS.API.STREAM.PURGE.KV_ol_pos",
-    "$JS.API.STREAM.SNAPSHOT.ol_r",
-    "$JS.API.SERVER.REMOVE",
-    "_INBOX.other.x",
-)
+SUBJECTS = """
+    ol.q.r.lease ol.q.r.command ol.q.r.fetch.host ol.v.r.lease ol.r.r.1.host ol.w.r.1.host ol.d.r
+    $KV.ol_runs.r.1.host $KV.ol_pos.r.name $JS.API.INFO $JS.API.STREAM.NAMES $JS.API.STREAM.LIST
+    $JS.API.STREAM.INFO.ol_r $JS.API.STREAM.CREATE.ol_r $JS.API.STREAM.CREATE.KV_ol_pos $JS.API.STREAM.UPDATE.ol_r
+    $JS.API.STREAM.DELETE.ol_r $JS.API.STREAM.PURGE.ol_r $JS.API.STREAM.MSG.GET.ol_r $JS.API.STREAM.MSG.DELETE.ol_r
+    $JS.API.CONSUMER.CREATE.ol_r $JS.API.CONSUMER.CREATE.ol_r.name.subject $JS.API.CONSUMER.DURABLE.CREATE.ol_r.name
+    $JS.API.CONSUMER.DELETE.ol_r.name $JS.API.CONSUMER.MSG.NEXT.ol_r.name $JS.API.CONSUMER.INFO.ol_r.name
+    $JS.API.STREAM.PURGE.KV_ol_pos $JS.API.STREAM.SNAPSHOT.ol_r $JS.API.SERVER.REMOVE _INBOX.other.x
+"""
+TRIED = SUBJECTS.split()
 HEARD = (
     *("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>", "$KV.ol_pos.>"),
     *("_INBOX.>", "_INBOX.other.>", ">", "$JS.API.>", "$SYS.>"),
@@ -217,7 +158,9 @@ MAY = {
 }
 
 
-@pytest.mark.parametrize("roles", BOTH, indirect=True)
+@pytest.mark.parametrize(
+    "roles", [BESIDE_PYTHON, pytest.param(DEBIANS, marks=pytest.mark.needs("nats-server"))], indirect=True, ids=str
+)
 def test_no_role_may_do_more_than_it_needs(roles):
     for role, (published, heard) in MAY.items():
         refused = asyncio.run(_tried(roles.server.address, roles.seeds[role]))
@@ -248,54 +191,34 @@ def test_a_viewer_is_never_taken_for_one_who_commands(roles):
     """As soon as its lease went by another subject, the servers would refuse it and end what it reads."""
 
     async def ask():
-        for _ in range(20):
+        for _ in range(5):
             async with connected(roles.servers("view"), "viewer") as client:
                 assert not await client.may_command()
 
     asyncio.run(ask())
 
 
-def test_a_viewers_request_is_what_its_subject_says(roles, bridge, attach, runs_dir):
-    """A command by the subject of a viewer's lease is not passed on, and a team sees nothing of another's runs."""
-    commands = []
-    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher:
-        publisher.publish(Event.BATCH_END, loss=1.0)
-        publisher.poll()
-        bridge("r")
-        with attach("view", "r"):
-            answer = asyncio.run(_asked(roles, "ol.v.r.lease", encode_control("command", STOP)))
-            assert "by the subject of 'lease' of run 'r' is for something else" in answer
-            answer = asyncio.run(_asked(roles, "ol.v.r.statistics", encode_control("statistics", {"run": "s"})))
-            assert "is for something else" in answer
-        publisher.poll()
-        assert commands == []
-        with NatsConnection.shared(roles.servers("other")) as there, pytest.raises(RunNotFoundError):
-            Subscriber("r", stream=there.servers)
+def test_a_viewers_request_is_what_its_subject_says_and_other_teams_see_nothing(roles, copying, attach, publisher):
+    copying(publisher.run_dir, roles.servers("publish"))
+    with attach("view", "r"):
+        for subject, request in (
+            ("ol.v.r.lease", encode_control("command", STOP)),
+            ("ol.v.r.statistics", encode_control("statistics", {"run": "s"})),
+        ):
+            assert "is for something else" in asyncio.run(_asked(roles, subject, request))
+    publisher.poll()
+    assert publisher.commands == []
+    with NatsConnection.shared(roles.servers("other")) as there, pytest.raises(RunNotFoundError):
+        Subscriber("r", stream=there.servers)
 
 
-@pytest.mark.parametrize(
-    ("words", "advertised"),
-    [
-        (["--server-name", "two"], "two.example"),
-        (["--server-name", "$HOSTNAME", "--advertise", "localhost"], "localhost"),
-    ],
-)
-def test_a_server_of_a_cluster_is_known_by_its_name_and_teams_have_limits(tmp_path, words, advertised):
-    hosts = (
-        "--cluster",
-        "one.example,two.example,three.example",
-        "--certificate",
-        "c.pem",
-        "--certificate-key",
-        "k",
-        "--cluster-ca",
-        "a.pem",
-    )
-    made = CliRunner().invoke(
-        nats_config, ["--publisher", str(make_nkey("anna", tmp_path)[0]), *hosts, *words, "--max-store", "100GB"]
-    )
+def test_the_configuration_has_limits_and_what_a_server_of_a_cluster_is_called(tmp_path):
+    cluster = ["--cluster", "one.example,two.example", "--server-name", "two", "--cluster-ca", "a.pem"]
+    certificate = ["--certificate", "c.pem", "--certificate-key", "k", "--max-store", "100GB"]
+    public = str(make_nkey("anna", tmp_path)[0])
+    made = CliRunner().invoke(nats_config, ["--publisher", public, *cluster, *certificate])
     assert made.exit_code == 0, made.output
-    assert f'client_advertise: "{advertised}"' in made.output
+    assert 'client_advertise: "two.example"' in made.output
     assert "jetstream: { max_file: 100GB }" in made.output
 
 
@@ -305,26 +228,22 @@ def test_a_folder_may_have_other_letters_in_its_name(tmp_path):
     assert made.server.store.is_dir()
 
 
-def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, bridge, attach, runs_dir):
+def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, copying, attach, publisher):
     """Servers deliver what is requested of a stream to any subject, and an answer may be wanted anywhere."""
-    commands = []
-    with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as publisher:
-        publisher.publish(Event.BATCH_END, loss=1.0)
-        publisher.poll()
-        copying = bridge("r")
-        with attach("view", "r") as viewer:
-            asyncio.run(_misuse(roles, host_name()))
-            assert [run.status for run in viewer._nats.runs()] == ["live"]
-            publisher.publish(Event.BATCH_END, loss=2.0)
-            wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 2, "it on disk")
-            following = iter(viewer)
-            assert [next(following).loss for _ in range(2)] == [1.0, 2.0]
-            publisher.poll()
-        assert commands == []
-        assert copying.poll() is None
-    assert copying.wait(30) == 0
+    bridge = copying(publisher.run_dir, roles.servers("publish"))
+    with attach("view", "r") as viewer:
+        asyncio.run(_misuse(roles, host_name()))
+        assert [run.status for run in viewer._nats.runs()] == ["live"]
+        publisher.publish(Event.BATCH_END, loss=2.0)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "it on disk")
+        following = iter(viewer)
+        assert [next(following).loss for _ in range(2)] == [1 / 3, 2.0]
+    publisher.poll()
+    assert publisher.commands == []
+    publisher.close()
+    bridge.wait()
     with attach("view", "r") as late:
-        assert list(late) == list(Recording(runs_dir / "r"))
+        assert list(late) == list(Recording(publisher.run_dir))
 
 
 async def _misuse(roles, host):
