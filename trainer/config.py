@@ -72,7 +72,6 @@ GROUPS: Mapping[str, type[ArgumentGroup]] = {
     "checkpoints": CheckpointConfig,
     "stream": StreamConfig,
 }
-"""Argument that takes a whole group, to the class of the group."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,6 @@ class _Curve(Scheduler):
         self.t_max = check_time("t_max", t_max)
 
     def warm_up(self, t_warmup: TimeInput, scale_warmup: bool) -> None:
-        """Put a warm-up before the curve."""
         self.t_warmup = time = check_time("t_warmup", t_warmup, zero_allowed=True)
         self.scale_warmup = scale_warmup
         if time.unit is self.t_max.unit and time > self.t_max:
@@ -339,7 +338,6 @@ def resolve(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int
 
 
 def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[int, int]:
-    """Call :func:`resolve` for a time that must not be zero."""
     index, period = resolve(name, time, state, ssr)
     if not period:
         raise ConfigurationError(
@@ -350,7 +348,6 @@ def resolve_period(name: str, time: Time, state: "State", ssr: float) -> tuple[i
 
 
 def check_time(name: str, value: TimeInput, zero_allowed: bool = False) -> Time:
-    """Read a time of more than zero, or of zero if allowed."""
     time = Time.from_input(value)
     if 0 < time.value < math.inf or (zero_allowed and time.value == 0):
         return time
@@ -359,7 +356,6 @@ def check_time(name: str, value: TimeInput, zero_allowed: bool = False) -> Time:
 
 
 def check_milestones(milestones: Iterable[TimeInput]) -> list[Time]:
-    """Read one or more times, the earliest first."""
     if isinstance(milestones, str | Time) or not isinstance(milestones, Iterable):
         raise ConfigurationError(
             f"milestones {milestones!r} is not allowed: use a list of times, such as ['1ep', '2ep']"
@@ -386,11 +382,9 @@ class TimeAwareScheduler:
     ) -> None:
         self.optimizer = optimizer
         self.schedule = scheduler
-        """Returns the multiplier."""
         # Weak, because the state refers to its schedulers: a dropped trainer is freed at once.
         self._state = weakref.ref(state)
         self.scale_schedule_ratio = ssr
-        """Stretches the schedule."""
         self._set_rates(state)
 
     def step(self) -> None:

@@ -132,9 +132,7 @@ class Setup:
         return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
 
     def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
-        """Start the run and its consumers, then bring the state to the start of the training.
-
-        With ``shows`` the process of callbacks reports at its end where loggers wrote."""
+        """Start the run and its consumers, then bring the state to the start of the training."""
         checked = self.state.run_name
         self.engine = self.stream.start(
             self.state,

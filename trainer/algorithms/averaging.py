@@ -47,10 +47,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, average: Callable[[list[Tensor], list[Tensor], int], Any], count: int) -> None:
-        """Add the model's present weights to the average.
-
-        ``average`` is a function such as ``torch.optim.swa_utils.get_swa_multi_avg_fn()`` makes; ``count`` is the
-        number of weights in the average so far."""
+        """Add the model's weights to the average of ``count`` ones, by a function of ``torch.optim.swa_utils``."""
         # Sharded and whole tensors cannot be averaged in one call.
         for is_spread in (False, True):
             names = [name for name, weight in self._weights.items() if hasattr(weight, "placements") is is_spread]

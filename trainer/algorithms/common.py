@@ -39,7 +39,6 @@ def check_point(name: str, point: TimeInput) -> Time:
 
 
 def check_update_interval(name: str, interval: TimeInput) -> Time:
-    """Read an interval in whole batches or epochs."""
     time = Time.from_input(interval)
     if time.unit in _UPDATE_EVENTS and time.value > 0:
         return time
@@ -51,12 +50,11 @@ def update_event(interval: Time) -> Event:
 
 
 def has_reached(state: State, point: Time) -> bool:
-    """Return whether the training has reached a point from :func:`check_point`."""
     return _elapsed(state, point.unit) >= point
 
 
 def share_of_way(state: State, point: Time) -> float:
-    """Return the share of the way to a point from :func:`check_point` that has passed, from 0 to 1."""
+    """Return the share of the way to a point that has passed, from 0 to 1."""
     return 1.0 if has_reached(state, point) else _elapsed(state, point.unit).value / point.value
 
 

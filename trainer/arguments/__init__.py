@@ -6,7 +6,6 @@ _EXTRA = {"cloudpickle", "safetensors", "torch", "torchmetrics"}
 
 
 def missing_extra(module: str) -> str:
-    """Return the message for a ``module`` that is not installed."""
     return f"the trainer needs {module}; install it with: pip install 'offloop[trainer]'"
 
 

@@ -18,7 +18,6 @@ PRECISIONS = ("fp32", "amp_bf16", "amp_fp16")
 
 
 def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
-    """Convert an argument that is one object, several, or none, to a list."""
     if given is None:
         return []
     items: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
@@ -35,7 +34,6 @@ NUMBERS = (int, float, Real)
 def check_number(
     number: Any, argument: str, *, least: float = 0.0, above: float | None = None, most: float = math.inf
 ) -> float:
-    """Convert a finite number from ``least``, or above ``above``, up to ``most``."""
     is_number = isinstance(number, NUMBERS) and not isinstance(number, bool)
     if is_number and (number >= least if above is None else number > above) and number <= most and number < math.inf:
         return float(number)
@@ -57,7 +55,6 @@ def check_choice(text: str, argument: str, choices: Collection[str]) -> str:
 
 
 def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -> int:
-    """Return the number of batches to keep."""
     try:
         time = None if isinstance(given, bool) else Time.from_input(given, TimeUnit.BATCH)
     except InvalidTimeError:
@@ -70,7 +67,6 @@ def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -
 
 
 def check_record(record: str | Iterable[Event | str], argument: str) -> set[Event]:
-    """Return the events to record beside the base set."""
     if isinstance(record, str):
         return set(Event) if record.lower() == "all" else {Event(name.strip()) for name in record.split(",")}
     if isinstance(record, Mapping) or not isinstance(record, Iterable):
@@ -113,5 +109,4 @@ def check_subset(batches: Any, argument: str) -> int:
 
 
 def kind_of(item: Any) -> str:
-    """Name the kind of an object, for a message."""
     return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"

@@ -71,7 +71,6 @@ class ArgumentGroup:
     """
 
     heading: ClassVar[str]
-    """Heading of its options in the command's help."""
 
     def __post_init__(self) -> None:
         for one in arguments_of(type(self)):
@@ -86,7 +85,6 @@ class ArgumentGroup:
 
 
 def arguments_of(group: type[ArgumentGroup]) -> list[Argument]:
-    """Return the arguments that a group declares or inherits."""
     helps: dict[str, str] = {}
     for one in reversed(group.__mro__):
         for names, text in _DOCUMENTED.findall(inspect.cleandoc(one.__doc__ or "")):
@@ -111,7 +109,6 @@ def _read_interval(text: str) -> TimeInput:
 
 
 def read_duration(text: str) -> TimeInput:
-    """Read the duration of a new training."""
     duration = check_max_duration(text)
     if duration.value == 0:
         raise ConfigurationError(f"{text} is over at once: use 1ep or more")

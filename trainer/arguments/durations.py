@@ -22,7 +22,6 @@ def check_max_duration(duration: TimeInput, argument: str = "max_duration") -> T
 
 
 def scaled_max_duration(duration: TimeInput | None, ratio: float) -> Time | None:
-    """Read a duration of training and stretch it by ``scale_schedule_ratio``."""
     check_number(ratio, "scale_schedule_ratio", above=0)
     if duration is None:
         return None
@@ -37,9 +36,7 @@ def end_of_fit(
     iteration_length: Time | None,
     resumed: bool,
 ) -> Time:
-    """Return the training time at which a call of ``fit(duration)`` ends.
-
-    ``max_duration`` is the training's, and may have passed when the training is ``resumed`` from its end."""
+    """Return the end of ``fit(duration)``. The training's ``max_duration`` may have passed if it is ``resumed``."""
     if duration is not None:
         length = check_max_duration(duration)
         begin = timestamp.get(length.unit)
@@ -111,7 +108,6 @@ class Interval:
         self._interval = interval
 
     def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:
-        """Return whether it is due at this event; ``previous`` is the timestamp before it."""
         if event is not self.event or self.is_never:
             return False
         return passes(self._interval, timestamp.values, None if previous is None else previous.values)

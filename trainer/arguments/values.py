@@ -28,7 +28,7 @@ def to_builtin(value: Any) -> Any:
 
 
 def as_int(value: Any) -> int | None:
-    """Convert any whole number, such as numpy's, to ``int``; ``None`` for anything else and for bools."""
+    """Convert any whole number, such as numpy's; ``None`` for anything else and for bools."""
     if isinstance(value, bool):
         return None
     try:
@@ -38,7 +38,6 @@ def as_int(value: Any) -> int | None:
 
 
 def describe(value: Any) -> str:
-    """Describe a value in a few words, for a message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     is_empty = isinstance(value, list | tuple | dict) and not value
@@ -54,7 +53,6 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def optimizer_names(optimizers: list[Any]) -> list[str]:
-    """Return the names of learning rates: class names, see :func:`unique_names`."""
     return unique_names(type(optimizer).__name__ for optimizer in optimizers)
 
 

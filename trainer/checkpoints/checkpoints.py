@@ -68,7 +68,6 @@ class Checkpoints:
         self._ranks = ranks
         self._sharded = sharded
         self.loader_resume = DataLoaderResume()
-        """The position in the data."""
         self._interval = check_interval(config.save_interval, "save_interval")
         self._load_path = None if config.load_path is None else Path(config.load_path)
         self._load_weights_only = config.load_weights_only
@@ -81,16 +80,13 @@ class Checkpoints:
         self._last_evaluation: Any = None
         self._has_saved = False
         self.watched: frozenset[Event] = frozenset()
-        """The events at which a checkpoint may be due."""
         self._folder: CheckpointFolder | None = None
         self.announce: Callable[..., object] | None = None
         """Marks in the stream, on the first rank, a saved or loaded checkpoint: ``Publisher.mark_checkpoint``."""
         self.resumed = False
         """Whether the training resumes from a checkpoint of the same run."""
         self.sampler_seed: int | None = None
-        """Seed of the sampler in the checkpoint to resume from."""
         self.microbatch_size: int | None = None
-        """Size of microbatches in it."""
         self.use_run_name()
         if self._folder is not None and config.autoresume:
             newest = self._latest(self._folder, config.from_scratch)
@@ -100,7 +96,6 @@ class Checkpoints:
         """Whether the training resumes its run, even without a checkpoint yet."""
 
     def use_run_name(self) -> None:
-        """Write checkpoints to the folder of the state's run name from now on."""
         config = self._config
         self._has_saved = False
         if config.save_folder is not None:
@@ -120,10 +115,7 @@ class Checkpoints:
         )
 
     def _latest(self, folder: CheckpointFolder, from_scratch: bool | None = None) -> Path | None:
-        """Return the newest checkpoint in a folder, found by the first rank.
-
-        Raises ``CheckpointError`` on every rank when all are damaged, unless ``from_scratch``, which is ``None`` if the
-        training cannot start from the beginning."""
+        """Return the newest intact checkpoint; raises on every rank if all are damaged, unless ``from_scratch``."""
 
         def find() -> str | None:
             found, unreadable = folder.latest(), folder.unreadable
@@ -165,13 +157,12 @@ class Checkpoints:
                 self.saved_name = read_part(main_file(path), "run").get("name")
 
     def check_folder(self) -> None:
-        """Check that checkpoints can be written and that no older ones are in the way."""
         if self._folder is not None and self._state.rank == 0:
             _make_writable(self._folder.folder)
         self.check_conflicts(self._resumes_at)
 
     def load(self, sharding: "FullySharded | None" = None) -> None:
-        """Restore the training from its checkpoint, except the schedulers; ``sharding`` spreads the model."""
+        """Restore the training from its checkpoint, except the schedulers."""
         path, state = self._load_path, self._state
         if path is None:
             return
@@ -195,12 +186,10 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path | None:
-        """The folder for checkpoints; ``None`` without one."""
         return None if self._folder is None else self._folder.folder
 
     @property
     def facts(self) -> dict[str, str]:
-        """The description of the checkpoints in ``run.json``."""
         if self.folder is None:
             return {}
         # Paths are any bytes; UTF-8 is not.
@@ -208,11 +197,9 @@ class Checkpoints:
 
     @property
     def resumed_from(self) -> Path | None:
-        """The checkpoint of the same run from which the training resumes."""
         return self._load_path if self.resumed else None
 
     def plan(self, max_duration: Time) -> None:
-        """Plan when checkpoints are due in a training of that length."""
         state = self._state
         if self._last_batch is None:
             if self._folder is not None and state.rank == 0:
@@ -225,7 +212,6 @@ class Checkpoints:
             self.watched = frozenset() if self._planned.is_never else frozenset(_EVENTS)
 
     def save_if_due(self, event: Event) -> None:
-        """Write a checkpoint if one is due at this event, or the training ends here."""
         state = self._state
         if event not in self.watched or state.timestamp.values.batch == self._last_batch:
             return
@@ -243,9 +229,7 @@ class Checkpoints:
             self._save(self._folder.last_path, self._folder.replace_last)
 
     def save_now(self) -> Path | None:
-        """Write a checkpoint unless this batch has one; all ranks must call it.
-
-        Returns its path, on the first rank, if this training has written it."""
+        """Write a checkpoint unless this batch has one; all ranks must call it. Returns the path on the first rank."""
         if self._folder is None:
             raise ConfigurationError("this training saves no checkpoints: start it with a save_folder")
         if self._last_batch != self._state.timestamp.values.batch:
@@ -304,14 +288,12 @@ class Checkpoints:
         }
 
     def load_schedulers(self) -> None:
-        """Restore the schedulers from the checkpoint, once they are made."""
         if self._schedulers is not None:
             saved, path = self._schedulers
             self._schedulers = None
             load_schedulers(self._state, saved, path)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
-        """Refuse to train from that time on if the folder has newer checkpoints."""
         if self._folder is not None and self._state.rank == 0:
             self._folder.check_conflicts(timestamp)
 

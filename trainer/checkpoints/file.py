@@ -52,8 +52,6 @@ _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
 class CheckpointDraft(NamedTuple):
-    """A checkpoint that is complete except for its checksums."""
-
     tensors: dict[str, Tensor]
     """By their names in the file, detached; views of the tree's tensors."""
     contents: dict[str, Any]
@@ -69,7 +67,7 @@ class CheckpointDraft(NamedTuple):
 
 
 def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
-    """Take apart a tree as :func:`write_checkpoint` does, without reading a tensor; ``what`` is for error messages."""
+    """Take apart a tree as :func:`write_checkpoint` does, without reading a tensor."""
     for key in tree:
         if not isinstance(key, str) or key.startswith("$"):
             raise CheckpointError(
@@ -133,9 +131,7 @@ def read_checkpoint(path: PathLike, device: str | torch.device = "cpu") -> dict[
 
 
 def read_part(path: PathLike, key: str) -> Any:
-    """Return one part of a checkpoint's tree, on the CPU; other tensors are neither read nor checked.
-
-    Raises as :func:`read_checkpoint` does, and for an unknown key."""
+    """Return one part of a checkpoint's tree, on the CPU; other tensors are neither read nor checked."""
     with _opened(path) as file:
         contents = _contents_of_checkpoint(file, path)
         if key not in contents["tree"]:
@@ -147,9 +143,7 @@ def read_part(path: PathLike, key: str) -> Any:
 
 
 def read_weights(path: PathLike) -> dict[str, Any]:
-    """Return the model's state dict in a checkpoint, or all tensors of any other safetensors file, on the CPU.
-
-    Raises as :func:`read_checkpoint` does."""
+    """Return the model's state dict in a checkpoint, or all tensors of any other safetensors file, on the CPU."""
     with _opened(path) as file:
         if _contents(file, path) is None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
@@ -158,7 +152,6 @@ def read_weights(path: PathLike) -> dict[str, Any]:
 
 
 def is_torch_file(path: PathLike) -> bool:
-    """Return whether a file was written by ``torch.save``, whatever its name. ``False`` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(4) in _TORCH_MAGIC
@@ -238,7 +231,6 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def tensor_spec(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype and shape of a tensor as safetensors writes them."""
     name = _dtype_name(tensor.dtype) if tensor.layout is torch.strided else None
     if name is None:
         raise ConfigurationError(f"safetensors has no place for a tensor of {tensor.dtype}, {tensor.layout}")

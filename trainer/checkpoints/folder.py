@@ -14,9 +14,7 @@ from offloop.trainer.checkpoints.sharded import check_sharded
 
 
 class CheckpointFolder(CheckpointNames):
-    """Saves checkpoints in a folder, and finds the newest intact one.
-
-    The arguments are those of :class:`offloop.bus.checkpoints.names.CheckpointNames`."""
+    """Saves checkpoints in a folder, and finds the newest intact one."""
 
     def __init__(
         self,
@@ -37,10 +35,7 @@ class CheckpointFolder(CheckpointNames):
         return None if self._last is None else self.path_at(self._last)
 
     def save(self, timestamp: Timestamp, tree: Mapping[str, Any], shards: Path | None = None) -> Path:
-        """Write a checkpoint with ``timestamp``, make it the latest one, and remove surplus ones.
-
-        ``shards`` is as for ``write_checkpoint``. Raises ``CheckpointError`` when it cannot be written; the existing
-        ones stay."""
+        """Write a checkpoint, make it the latest one, and remove surplus ones."""
         return self._save(timestamp, {**tree, "timestamp": list(timestamp.values)}, shards)
 
     def replace_last(self, tree: Mapping[str, Any], shards: Path | None = None) -> Path | None:
@@ -97,13 +92,10 @@ class CheckpointFolder(CheckpointNames):
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`, except unreadable checkpoints, which are never removed."""
         super().load_state_dict(state)
         self._saved = [name for name in self._saved if _real(self.folder / name) not in self.unreadable]
 
     def newest_unreadable(self) -> CheckpointError:
-        """Return the error of the newest of :attr:`unreadable`, by name."""
-
         folder = self.folder.resolve()
 
         def time_in_name(path: Path) -> tuple[list[int], Path]:

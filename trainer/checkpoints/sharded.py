@@ -89,7 +89,6 @@ def read_sharded(
 
 
 def check_sharded(path: Path) -> None:
-    """Raise ``CheckpointError`` unless each byte in the folder is as it was written."""
     shards = read_part(main_file(path), "shards")
     read_checkpoint(main_file(path), device="meta")
     for number in range(shards["ranks"]):

@@ -39,7 +39,6 @@ def training_tree(state: State) -> dict[str, Any]:
 
 
 def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool = True) -> None:
-    """Load weights into the model. Raises ``CheckpointError`` when they belong to another model."""
     own = state.model.state_dict()
     wrong = [
         f"{name} is {_shape(weights[name])} there and {_shape(own[name])} here"
@@ -63,9 +62,7 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
 
 
 def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
-    """Restore everything except the model and the schedulers from :func:`training_tree`.
-
-    Raises ``CheckpointError`` when it does not fit the trainer's optimizers or algorithms."""
+    """Restore everything except the model and the schedulers from :func:`training_tree`."""
     for key in _PARTS:
         if key not in tree:
             raise CheckpointError(
@@ -132,7 +129,6 @@ def _load_optimizers(state: State, saved: Mapping[str, Any], path: Any) -> None:
 
 
 def load_schedulers(state: State, saved: Sequence[Any], path: Any) -> None:
-    """Restore the schedulers from :func:`training_tree`. Raises ``CheckpointError`` when they differ."""
     names = [type(scheduler).__name__ for scheduler in state.schedulers]
     _check_same("schedulers", [name for name, _ in saved], names, path)
     for scheduler, (_, values) in zip(state.schedulers, saved, strict=True):

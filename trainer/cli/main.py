@@ -257,7 +257,6 @@ def _task_command(task: Task) -> click.Command:
 
 
 def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
-    """Train a task with the values of its own options and of the common ones."""
     with _refusing():
         with beginning.loading(), _explaining_what_is_missing():
             from offloop.trainer.device.device import is_gpu

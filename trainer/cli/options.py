@@ -75,7 +75,6 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
 """The options by their heading in the help."""
 
 _ARGUMENTS: dict[str, tuple[Argument, Option]] = {}
-"""By option name."""
 
 for _argument in arguments_of(TrainerArguments):
     _home = next((one.heading for one in GROUPS.values() if _argument.name in one.__dataclass_fields__), "Training")
@@ -88,7 +87,7 @@ OPTION_NAMES = frozenset(str(option.name) for options in COMMON_OPTIONS.values()
 
 
 def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the options' values to arguments of the trainer, except the algorithms, which have yet to be made."""
+    """Convert the options' values to arguments of the trainer, except the algorithms."""
     given: dict[str, Any] = {}
     for name, (argument, form) in _ARGUMENTS.items():
         value = values[name] if form.sets is None or not values[name] else form.sets

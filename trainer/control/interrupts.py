@@ -16,16 +16,12 @@ _Handlers = dict[int, Any]
 
 
 class Interruption:
-    """Whether and why a signal requested the end of the training."""
-
     def __init__(self) -> None:
         self.requested = False
         self.reason = "a signal to another rank"
 
     def explains(self, error: RuntimeError) -> bool:
-        """Return whether an error is torch's report that worker processes of a dataloader ended at the same signal.
-
-        A terminal sends it to them as well."""
+        """Return whether the error reports workers of a dataloader that ended at the same signal from the terminal."""
         return self.requested and str(error).startswith("DataLoader worker (pid")
 
 

@@ -67,7 +67,6 @@ class RemoteControl:
         self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
-        """Set the publisher that reports the outcome of commands to senders and in the stream."""
         # Weak, because the publisher refers to this object: a dropped trainer is freed at once.
         self._publisher = None if publisher is None else weakref.ref(publisher)
 
@@ -82,7 +81,6 @@ class RemoteControl:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether a signal, or a pending command, requests the end of the training."""
         return self._state.stop_requested or any(
             one.name == "stop" and id(one) not in self._scripted for one in self.waiting
         )
@@ -97,7 +95,6 @@ class RemoteControl:
             self._idle()
 
     def checkpoint_written(self, path: str | os.PathLike[str]) -> None:
-        """Answer the commands that wait for a checkpoint to be written."""
         waiting, self._unwritten = self._unwritten, []
         for command, event in waiting:
             self._answer(command, event, done=_path_text(path))

@@ -46,7 +46,6 @@ class Settings(UserDict[str, Setting]):
 
 
 def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
-    """Return the built-in settings, one of which is for the progress display, and the user's own."""
     # Without a reference to the trainer: a dropped one is freed at once.
     settings = Settings(
         {
@@ -64,7 +63,6 @@ def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
 
 
 def check_settings(given: Any) -> dict[str, Setting]:
-    """Return the settings that the user gave, by name."""
     if not isinstance(given, Mapping | None):
         raise ConfigurationError(
             f"settings is a {type(given).__name__}: give a dict of names to functions of the state and the value"

@@ -28,7 +28,6 @@ def check_model(model: nn.Module, evaluated: bool, predicts: bool = False) -> No
 
 
 def metrics_of(model: Any, is_train: bool) -> "dict[str, Metric]":
-    """Return the model's own metrics for the training or for evaluations, by name."""
     from torchmetrics import Metric, MetricCollection
 
     metrics = model.get_metrics(is_train=is_train)

@@ -26,9 +26,7 @@ class DataLoaderResume:
         self._of: Any = None
 
     def begin_epoch(self, dataloader: Iterable[Any], epoch: int, done: int) -> int:
-        """Prepare an epoch of which ``done`` batches are done.
-
-        Returns how many batches to fetch and skip before calling :meth:`restored`."""
+        """Prepare an epoch; returns how many batches to fetch and skip before calling :meth:`restored`."""
         _set_epoch(dataloader, epoch)
         if self._of is not None and self._of is not dataloader:
             # The state is of another dataloader: this one is entered at the same place, whatever its order.
@@ -63,9 +61,7 @@ class DataLoaderResume:
             self._pending = None
 
     def tree(self, dataloader: Iterable[Any], in_epoch: bool) -> dict[str, Any]:
-        """Return, for a checkpoint, the generators now and at the start of the epoch, and the dataloader's position.
-
-        Before a resumed training begins, those of its checkpoint."""
+        """Return generators, now and at the start of the epoch, and the dataloader's position, for a checkpoint."""
         loader = self._loader_state
         if loader is None and is_stateful(dataloader):
             loader = dataloader.state_dict()  # type: ignore[attr-defined]
@@ -76,7 +72,6 @@ class DataLoaderResume:
         }
 
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Restore :meth:`tree`; the generators are set once the training resumes."""
         self._pending, self._start, self._loader_state = tree["random"], tree["epoch_start"], tree["loader"]
 
 

@@ -23,9 +23,7 @@ def batch_get(batch: Any, key: BatchKey) -> Any:
 
 
 def batch_set(batch: Any, key: BatchKey, value: Any) -> Any:
-    """Return a copy of the batch with a new value under the key. Its other parts are shared.
-
-    The original may be needed again: for a smaller microbatch, or a second forward pass."""
+    """Return a copy with a new value under the key. The original may be needed again, for a smaller microbatch."""
     if isinstance(key, tuple):
         return key[1](batch, value)
     steps = key if isinstance(key, list) else [key]

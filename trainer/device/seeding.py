@@ -16,7 +16,6 @@ _LIMIT = 2**32
 
 
 def new_seed() -> int:
-    """Return an unpredictable seed, which is recorded with the run."""
     return int.from_bytes(os.urandom(4), "little")
 
 
@@ -49,9 +48,7 @@ def make_deterministic() -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the generators of Python, numpy and torch, as numbers and bytes.
-
-    numpy's is included only if numpy was imported: otherwise nothing has drawn from it."""
+    """Return the states of the generators of Python, torch and, if it was imported, numpy."""
     version, words, gauss = random.getstate()
     numpy = None
     if (module := sys.modules.get("numpy")) is not None:

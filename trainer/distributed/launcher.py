@@ -15,16 +15,13 @@ _FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def report_failure(message: str, seconds: float | None = None) -> None:
-    """Write the reason of this process's failure to the file that ``torchrun`` reads.
-
-    torchrun prints the message below its own traceback, from the rank that failed first, in ``seconds`` since 1970."""
+    """Write the reason to the file of ``torchrun``, which reports the first rank by ``seconds`` since 1970."""
     if file := os.environ.get(_FILE):
         failed_at = int(time.time() if seconds is None else seconds)
         Path(file).write_text(json.dumps({"message": message.replace("\n", "\n  "), "timestamp": failed_at}))
 
 
 def report_uncaught_errors(failed_at: Callable[[], float | None]) -> None:
-    """Report uncaught exceptions from now on too, with their tracebacks."""
     show = sys.excepthook
 
     def show_and_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -27,8 +27,6 @@ _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Brok
 
 
 class Ranks:
-    """The ranks of a training with more than one, seen from one of them."""
-
     def __init__(self, owns_group: bool, store: Any = None) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -44,7 +42,6 @@ class Ranks:
         """When this rank failed, in seconds since 1970."""
 
     def begin_count(self, samples: int, tokens: int, batches: int = 1) -> None:
-        """Start to add up the samples and tokens of a batch over the ranks."""
         for index, count in enumerate((samples, tokens, batches)):
             self._counts[index] = count
         with report_lost_ranks(self.rank):
@@ -79,7 +76,6 @@ class Ranks:
         return agreed, stops > 0, commands > 0
 
     def sum(self, *numbers: int) -> list[int]:
-        """Add up whole numbers over the ranks."""
         total = torch.tensor(numbers, dtype=torch.int64)
         with report_lost_ranks(self.rank):
             dist.all_reduce(total, group=self._hosts)
@@ -96,7 +92,6 @@ class Ranks:
         return json.loads(self.collect(json.dumps(value).encode() if self.rank == 0 else b"")[0])
 
     def collect(self, content: bytes) -> list[bytes]:
-        """Return each rank's content, on every rank."""
         length = torch.tensor([len(content)])
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with report_lost_ranks(self.rank):
@@ -170,13 +165,11 @@ class Ranks:
             dist.destroy_process_group(hosts)
 
     def restore_sigterm(self) -> None:
-        """Restore the handler of SIGTERM, for another training in this process."""
         if self._on_sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._on_sigterm = None
 
     def close(self) -> None:
-        """Leave the group, if it was joined here."""
         if not self.closed:
             self.closed = True
             if self._owns_group and dist.is_initialized():
@@ -184,7 +177,6 @@ class Ranks:
 
 
 def make_equal(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy the first rank's values into every rank's tensors."""
     for work in [dist.broadcast(one.detach(), 0, async_op=True) for one in tensors]:
         work.wait()
 
@@ -197,9 +189,7 @@ _groups = 0
 
 
 def join_ranks(on_gpu: bool) -> Ranks | None:
-    """Join the other processes of ``torchrun``, or their existing process group; ``None`` for a single process.
-
-    Raises ``RankError`` when the others do not come."""
+    """Join the other processes of ``torchrun``, or their existing process group; ``None`` for a single process."""
     global _joined, _meeting, _groups
     if _joined is not None:
         if not _joined.closed:
@@ -237,9 +227,7 @@ def _failed_at() -> float | None:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of all; (0, 1) for a single process.
-
-    From torch's default process group, or from ``torchrun``."""
+    """Return rank and world size of torch's process group or of ``torchrun``; (0, 1) for a single process."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -255,7 +243,6 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_world_size(by_itself: int) -> int:
-    """Return the number of ranks on this host, by ``torchrun``; ``by_itself`` without it."""
     size = os.environ.get("LOCAL_WORLD_SIZE")
     if size is None:
         return by_itself

@@ -87,7 +87,6 @@ def own_sampler(dataloader: Any) -> RankBatchSampler | None:
 
 
 def check_shards(ranks: Ranks | None, data: DataSpec | None, evaluators: Iterable[Evaluator]) -> None:
-    """Refuse a dataloader that gives every rank all of the data."""
     if ranks is not None:
         if data is not None:
             _check_shard(data.dataloader, "train_dataloader", ranks.world_size)

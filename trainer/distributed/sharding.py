@@ -34,7 +34,6 @@ _KEYS = ("shard", "reshard_after_forward", *_POLICIES)
 
 
 def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
-    """Return the keyword arguments of :class:`FullySharded` in ``fsdp_config``."""
     if not isinstance(config, Mapping):
         raise ConfigurationError(
             f"fsdp_config is a {type(config).__name__}: give a dict, {{}} for torch's defaults, or None for DDP"
@@ -155,7 +154,6 @@ class FullySharded:
         return {**tree, **named, "optimizers": states}
 
     def spread(self, rows: Tensor, shape: Sequence[int]) -> Tensor:
-        """Make a sharded tensor from this rank's rows and the whole shape."""
         whole = torch.empty(shape, device="meta")
         return DTensor.from_local(
             rows, self._mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()

@@ -50,10 +50,8 @@ class Evaluation:
         self._in_step = in_step
         self._intervals: list[tuple[Evaluator, Interval]] = []
         self.watched: frozenset[Event] = frozenset()
-        """The events at which an evaluator may be due."""
 
     def plan(self, default_interval: Time, max_duration: Time) -> None:
-        """Plan when each evaluator is due in a training of that length."""
         batches = self._state.dataloader_len
         self._intervals = [
             (evaluator, Interval(evaluator.eval_interval or default_interval, max_duration, batches))
@@ -146,10 +144,7 @@ class Evaluation:
     def predict(
         self, spec: DataSpec, subset_num_batches: int, on_outputs: Callable[[Any, Any], object] | None
     ) -> list[Any]:
-        """Return the model's outputs for each batch of a dataloader, with their tensors on the host.
-
-        ``on_outputs`` is called with each batch and its outputs on the device instead; then the list is empty.
-        Reference: ``composer/trainer/trainer.py``, ``predict``."""
+        """Return the outputs, with their tensors on the host, or pass them to ``on_outputs``."""
         state, kept = self._state, list[Any]()
 
         def keep() -> None:
@@ -217,7 +212,6 @@ def add_train_metrics(state: State) -> None:
 
 
 def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Put copies of the model's metrics into the state for each evaluator."""
     for evaluator in evaluators:
         metrics = evaluator.choose_metrics(state.model)
         state.eval_metrics[evaluator.label] = {
@@ -234,7 +228,6 @@ def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def newest_metrics(state: State) -> dict[str, float]:
-    """Return the newest value of each loss and metric by full name; ``[]`` takes short names too."""
     groups: dict[str, Any] = {}
     if state.batch_loss is not None:
         groups["loss/train"] = {"total": to_builtin(state.batch_loss), **to_builtin(state.batch_losses)}
@@ -261,7 +254,6 @@ class _ByName(dict[str, float]):
 
 @contextlib.contextmanager
 def evaluating_on_others(state: State, evaluators: Sequence[Evaluator]) -> Iterator[None]:
-    """Evaluate on other evaluators, and restore the values of the training's own."""
     own, values = state.eval_metrics, state.eval_metric_values
     state.eval_metrics = {}
     try:

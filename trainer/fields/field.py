@@ -44,9 +44,7 @@ _unused_hooks: list[Any] = []
 
 
 def hook_optimizers(register: Callable[..., Any], method: Callable[..., None]) -> None:
-    """Register a probe's method for all optimizers, by a function such as ``register_optimizer_step_pre_hook``.
-
-    The hook is removed after the probe."""
+    """Register a probe's method for all optimizers, until the probe is freed."""
     while _unused_hooks:
         _unused_hooks.pop().remove()
     # The garbage collector may run while torch iterates over the hooks, when none may be removed.

@@ -40,13 +40,11 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 
 
 def memory_stats(state: State) -> dict[str, int]:
-    """Return :func:`torch.cuda.memory_stats` for this rank's GPU: mostly bytes, and counts since the start."""
     _require_gpu(state, "what a CUDA allocator says")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
 
 def gpu_utilization(state: State) -> int:
-    """Return the GPU's busy share of the last sample period, in percent, as NVML measures it."""
     _require_gpu(state, "measured on a CUDA device")
     try:
         return torch.cuda.utilization(state.device.torch_device)

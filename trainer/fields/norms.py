@@ -76,9 +76,7 @@ def _norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradients(state: State) -> dict[str, Tensor]:
-    """Return the gradients as the optimizers use them: of the whole batch, averaged over ranks, unscaled, and clipped.
-
-    With ``amp_fp16`` they are infinite or NaN in a batch whose step the scaler skips."""
+    """Return the gradients as the optimizers use them; infinite or NaN in a batch whose step the scaler skips."""
     named = state.model.named_parameters()
     gradients = {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
     _refuse_sharded(gradients.values())
@@ -91,7 +89,6 @@ def _parameters(state: State) -> dict[str, Tensor]:
 
 
 def moment_norms(state: State) -> dict[str, Tensor]:
-    """Return the L2 norm of each parameter's first moment (Adam and its relatives) or momentum (SGD)."""
     moments = {}
     for name, parameter in state.model.named_parameters():
         for optimizer in state.optimizers:
@@ -152,7 +149,6 @@ class UpdateProbe:
         hook_optimizers(register_optimizer_step_pre_hook, self._before_step)
 
     def norms(self) -> dict[str, Tensor]:
-        """Return the L2 norm of the step's change to each parameter."""
         _refuse_sharded(self._state.model.parameters())
         before, self._before = self._before, {}
         if self._trouble is not None:

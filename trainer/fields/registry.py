@@ -75,7 +75,6 @@ class FieldRegistry(UserDict[str, Field]):
         )
 
     def listing(self) -> list[str]:
-        """Return a line for each field: name, description, shape, unit and events."""
         width = max(map(len, self)) + 3
         return [f"  {name:<{width}}{_described(field)}" for name, field in self.items()]
 
@@ -110,7 +109,6 @@ def _checked_events(name: str, events: Any) -> frozenset[Event]:
 
 
 def check_fields(given: Any) -> FieldRegistry:
-    """Return the fields of a training: built-in ones, and the user's functions by name."""
     if not isinstance(given, Mapping | None):
         raise ConfigurationError(f"fields is a {type(given).__name__}: give a dict of names to functions of the state")
     registry = FieldRegistry(BUILT_IN)
@@ -178,7 +176,6 @@ class FieldsOnDemand:
                 self._probes[name] = (field.probe(self._state, schedule.is_due), schedule)
 
     def reserving(self, demand: Demand) -> set[str]:
-        """Return the requested fields whose memory is allocated before they are due."""
         return {
             name
             for name, field in self._fields.items()
@@ -186,7 +183,6 @@ class FieldsOnDemand:
         }
 
     def tensors_of(self, names: Iterable[str]) -> Iterator[TensorPayload]:
-        """Yield the present tensors of the fields that are available now."""
         for name in names:
             try:
                 with torch.no_grad():
@@ -198,14 +194,11 @@ class FieldsOnDemand:
 
     @property
     def phases(self) -> PhaseProbe | None:
-        """The probe of the phases of a batch; ``None`` while they are not requested."""
         probe = self._probes.get("phases", (None,))[0]
         return probe if isinstance(probe, PhaseProbe) else None
 
     def compute(self, event: Event, names: Iterable[str]) -> dict[str, Any]:
-        """Compute the named fields that exist at an event.
-
-        ``on_demand`` lists them, so that a consumer can ignore fields that another one requested."""
+        """Compute the named fields that exist at an event; ``on_demand`` lists them, for consumers of other fields."""
         values: dict[str, Any] = {}
         trouble: list[str] = []
         for name in names:

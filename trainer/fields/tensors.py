@@ -19,7 +19,6 @@ _TARGETS = ("labels", "label", "targets", "target", "y")
 
 
 def _between(first: Event, last: Event) -> frozenset[Event]:
-    """Return the events from one to another, in the order of a training."""
     events = list(Event)
     return frozenset(events[events.index(first) : events.index(last) + 1])
 

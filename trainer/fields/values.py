@@ -66,7 +66,6 @@ def read_tree_later(value: Any, device: Device, check: Callable[[Any], object] =
 
 
 def sendable(value: Any, device: Device) -> Any:
-    """Convert a field's value for the stream, see :func:`read_tree_later`."""
     if is_deferred(value):
         return value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -77,7 +76,6 @@ def sendable(value: Any, device: Device) -> Any:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """Concatenate all numbers, in as few steps of the device as possible."""
     is_plain = all(tensor.is_floating_point() and not tensor.ndim for tensor in tensors)
     if is_plain and len({(tensor.dtype, tensor.device) for tensor in tensors}) == 1:
         return torch.stack(tensors)

@@ -28,7 +28,6 @@ class DataParallel:
         self.forward: Callable[[Any], Any] = self._model
 
     def accumulating(self) -> contextlib.AbstractContextManager[None]:
-        """Keep gradients on their rank within this: for all microbatches but the last one."""
         return self._model.no_sync()
 
     def close(self) -> None:
@@ -39,8 +38,6 @@ class DataParallel:
 
 
 class ForwardPass:
-    """The forward pass of the training: on one rank or several, whole or sharded, compiled or not."""
-
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
         self.parallel: DataParallel | FullySharded | None = None
         """``None`` for one rank, and before :meth:`shard` or :meth:`prepare`."""
@@ -62,11 +59,9 @@ class ForwardPass:
 
     @property
     def in_step(self) -> Ranks | None:
-        """The ranks, if each forward pass needs all of them."""
         return self._ranks if self.is_sharded else None
 
     def shard(self, state: State) -> "FullySharded | None":
-        """Shard the model over the ranks, with ``fsdp_config``."""
         if self._fsdp_config is None:
             return None
         from offloop.trainer.distributed.sharding import FullySharded

@@ -14,7 +14,6 @@ from offloop.trainer.schedulers import compile_scheduler
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OptimizerFactory = Callable[[Any], Optimizers]
-"""Makes optimizers from a model."""
 
 
 class Optimization:
@@ -26,16 +25,13 @@ class Optimization:
         self._scale_schedule_ratio = scale_schedule_ratio
 
     def make_optimizers(self, state: State) -> None:
-        """Put the optimizers into the state, after algorithms have changed the model."""
         if self._factory is not None:
             state.optimizers[:] = check_optimizers(self._factory(state.model))
         check_optimized(state.optimizers, state.model)
         check_schedulers(self._waiting, state.optimizers)
 
     def compile_schedulers(self, state: State) -> bool:
-        """Put the schedulers into the state, if the length of the training is known or not needed.
-
-        Returns whether it did."""
+        """Put the schedulers into the state, if the length of the training is known or not needed; returns whether."""
         if state.max_duration is None and any(not isinstance(one, LRScheduler) for one in self._waiting):
             return False
         for given in self._waiting:
@@ -51,7 +47,6 @@ class Optimization:
 
 
 def check_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Convert to a list, and refuse an optimizer whose step computes the loss itself."""
     items = as_list(optimizers, torch.optim.Optimizer, "optimizers")
     for item in items:
         name = type(item).__name__
@@ -67,7 +62,6 @@ def check_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module) -> None:
-    """Refuse an optimizer with parameters that are not the model's."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -81,7 +75,6 @@ def check_optimized(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn
 
 
 def check_schedulers(schedulers: Any, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> list[Any]:
-    """Convert to a list, and refuse schedulers that do not fit the optimizers, if these are known."""
     items = as_list(schedulers, object, "schedulers")
     for scheduler in items:
         if isinstance(scheduler, ReduceLROnPlateau):

@@ -43,14 +43,12 @@ class ProgressDisplay:
         self._plan()
 
     def begin(self) -> None:
-        """Start, or resume."""
         self._began = self._clock()
         self._share_before = self._share()
         self._shown = self._state.eval_metric_values
         self._plan()
 
     def set_interval(self, seconds: float) -> None:
-        """Set the time between two calls of :meth:`draw`."""
         self._every = round(seconds * _SECOND)
         self._plan()
 
@@ -69,7 +67,6 @@ class ProgressDisplay:
         self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
 
     def note(self, line: str) -> None:
-        """Show another line."""
         if self._screen is not None:
             self._screen.leave([escape(line)])
         elif self._stream is not None:
@@ -77,7 +74,6 @@ class ProgressDisplay:
             self._stream.flush()
 
     def epoch_end(self) -> None:
-        """Show the results of an epoch."""
         if self._stream is not None:
             self._plan()
             results = self._results(but=self._shown)
@@ -85,7 +81,6 @@ class ProgressDisplay:
             self._write_line([f"epoch {max(self._state.timestamp.values.epoch - 1, 0):>3}", *results])
 
     def finish(self) -> None:
-        """Show the results of the training."""
         self.close()
         if self._stream is not None:
             state = self._state
@@ -97,7 +92,6 @@ class ProgressDisplay:
             self._write_line([f"{how}: {counts}", *self._results()])
 
     def close(self) -> None:
-        """Restore the terminal."""
         if self._screen is not None:
             self._screen.close()
             self._screen = None

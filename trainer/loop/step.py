@@ -93,7 +93,6 @@ class TrainStep:
                 state.scaler.update()
 
     def recompute_gradients(self) -> torch.Tensor:
-        """Compute the gradients again; see ``State``."""
         if self._state.scaler is not None:
             raise ConfigurationError(
                 "the gradients of a batch cannot be computed twice with precision 'amp_fp16': use amp_bf16 or fp32"
@@ -269,7 +268,6 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def check_microbatch_size(size: Any, data: DataSpec | None = None) -> MicrobatchSize | None:
-    """Return the number of samples in a microbatch, or ``auto``; ``None`` leaves batches whole."""
     if size is None or size == "auto":
         return size  # type: ignore[no-any-return]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -66,9 +66,7 @@ class AttachedConsumers:
 
 
 class NamedCallbacks:
-    """The demand of callbacks and loggers given by name, reported by a short-lived process that makes them.
-
-    They belong to a package that a training does not load."""
+    """The demand of callbacks and loggers given by name, reported by a process that makes them."""
 
     def __init__(self, callbacks: Sequence[str], loggers: Sequence[str], command: Sequence[str] = _COMMAND) -> None:
         names = ", ".join([*callbacks, *loggers])
@@ -125,7 +123,6 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:
-    """Refuse an object that cannot be sent to another process."""
     for one in objects:
         try:
             cloudpickle.dumps(one)

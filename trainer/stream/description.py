@@ -252,9 +252,7 @@ def _is_describable(value: Any) -> bool:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a value to numbers, texts, booleans, ``None``, and lists and maps of these, without secrets.
-
-    Any other object is replaced by its name."""
+    """Convert a value to numbers, texts, booleans, lists and maps, without secrets; other objects to their names."""
     # In this order: redaction recognises a secret only as a whole, and by its name.
     return _shortened(redact(_plain(value)))
 

@@ -87,7 +87,6 @@ def _agree_on_name(firsts: _Firsts, root: Path, run_name: str) -> str:
 
 
 def _agree(firsts: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
-    """Agree on the number of the next attempt and on the run's identity."""
     with contextlib.ExitStack() as marked:
 
         def look() -> Mapping[str, Any]:

@@ -122,7 +122,6 @@ class StatePublisher:
         return self._context
 
     def send_through(self, send: Callable[..., None]) -> None:
-        """Replace the publisher's ``send`` by another function."""
         self._send = send
 
     def publish(self, event: Event) -> None:

@@ -61,13 +61,11 @@ class TrainingStream:
         self.sharing: TensorSharing | None = None
         """Sends tensors to the consumers that request them; ``None`` without a stream."""
         self.publisher: Publisher | None = None
-        """``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
         self._ring: FlightRing | None = None
         self._flight: RingPublisher | None = None
 
     def find_name(self, run_name: str) -> str:
-        """Return a free name for a new run."""
         config = self._config
         if not config.publish:
             return run_name
@@ -155,7 +153,6 @@ class TrainingStream:
         return publisher
 
     def introduce(self, run_name: str, resumed_from: str | None) -> str:
-        """Return one line for people: the run, its recording, and how to watch it."""
         publisher, runs_dir = self.publisher, self._config.runs_dir
         begin = "from the beginning" if resumed_from is None else f"resuming from {resumed_from}"
         if publisher is None or publisher.recording is None:
@@ -171,9 +168,7 @@ class TrainingStream:
         return f"run {run_name}{attempt}: recording to {short_path(publisher.recording)}; {watch}"
 
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
-        """End the run, and wait for a limited time until callbacks and loggers have handled everything.
-
-        With ``drain`` wait also until consumers have handled the tensors that they borrowed."""
+        """End the run and wait for callbacks and loggers; with ``drain`` also for consumers that borrowed tensors."""
         try:
             if self.sharing is not None and drain:
                 self.sharing.drain()
@@ -217,6 +212,5 @@ def _check_consumers(callbacks: list[Any], loggers: list[Any]) -> list[Any]:
 
 
 def short_path(path: Path) -> str:
-    """Return the path relative to the current folder, if it is in it."""
     here = current_folder()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -52,7 +52,6 @@ class TensorSharing:
         """Number of times that each field was left out for lack of memory."""
 
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
-        """Return the value that is sent for a field of tensors, or a promise of it."""
         layout = self._layout(name, out)
         # A model may be spread over several GPUs.
         gpus = {tensor.device: tensor for tensor in out.tensors.values() if tensor.is_cuda}.values()
@@ -90,7 +89,6 @@ class TensorSharing:
         return value if on_gpu else value.value()
 
     def reserve(self, outs: Iterable[TensorPayload]) -> None:
-        """Start to allocate memory for the largest of these, while the training continues."""
         size = 0
         for out in outs:
             # Errors are reported when the field is due.
@@ -146,7 +144,6 @@ class _SharedLater:
         self, tell: Callable[[], dict[str, Any]], copies: "list[torch.cuda.Event]", size: int | None = None
     ) -> None:
         self.size = size
-        """Size in the event; ``None`` for an image in shared memory."""
         self._tell = tell
         self._copies = copies
 
@@ -161,11 +158,8 @@ class _SharedLater:
 
 
 class _Places(NamedTuple):
-    """The views of tensors in a segment, for its next use."""
-
     starts: dict[str, int]
     front: int
-    """Size of the header."""
     views: dict[str, Tensor]
 
 
@@ -206,9 +200,7 @@ def share_tensors(state: State, publisher: Publisher) -> TensorSharing:
 
 
 def pin(device: torch.device, memory: memoryview) -> Callable[[], object]:
-    """Pin memory, so that GPUs copy into it directly; returns the function that unpins it. Any thread may call it.
-
-    Raises :class:`OSError` where CUDA refuses it."""
+    """Pin memory, so that GPUs copy into it; returns the function that unpins it. Any thread may call it."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     # A thread starts with the first GPU, whichever the others use.

@@ -44,8 +44,6 @@ _OPTION_HELP = re.compile(r"^(\w+): (.+(?:\n {4,}.+)*)\n?", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Task:
-    """A function that returns arguments for a trainer, with its help."""
-
     name: str
     function: Callable[..., Mapping[str, Any]]
     help: str

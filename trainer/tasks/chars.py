@@ -61,7 +61,6 @@ def chars(
 
 
 def read_source(characters: int) -> str:
-    """Read the start of the standard library's source, its modules in the order of their names."""
     parts: list[str] = []
     total = 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):

@@ -47,9 +47,7 @@ def digits(*, batch_size: int = 32, lr: float = 0.003) -> dict[str, Any]:
 
 
 def make_network() -> "nn.Module":
-    """Return a network with scores for ten digits, from images of shape (rows, 1, 8, 8).
-
-    Each image is normalized alone, so that several ranks compute the same as one."""
+    """Normalize each image alone, so that several ranks compute the same as one."""
     from torch import nn
 
     return nn.Sequential(

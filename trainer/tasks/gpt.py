@@ -10,14 +10,13 @@ ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 
 
 def encode(text: str) -> Tensor:
-    """Convert text to positions in the alphabet."""
     positions = {character: index for index, character in enumerate(ALPHABET)}
     other = positions[" "]
     return torch.tensor([positions.get(character, other) for character in text])
 
 
 def cut_into_pieces(text: Tensor, length: int) -> TensorDataset:
-    """Cut the text into pieces; the target of a piece is the same piece one character later."""
+    """Return pieces, whose targets are the same pieces one character later."""
     pieces = text[: (len(text) - 1) // length * length + 1]
     return TensorDataset(pieces[:-1].view(-1, length), pieces[1:].view(-1, length))
 
