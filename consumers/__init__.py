@@ -1,12 +1,14 @@
-"""Watch a training run from another process: callbacks, and the loggers that take what they log.
+"""Watch a training run from another process: callbacks, and the loggers of their values.
 
     from offloop.consumers import Callback
+
 
     class Perplexity(Callback):
         def batch_end(self, state, logger):
             logger.log_metrics({"perplexity": math.exp(state.loss)})
 
-Run callbacks with the command ``consumer``, hand them to a ``Trainer``, or use :class:`Runner`."""
+Run callbacks with the command ``consumer``, pass them to a ``Trainer``, or use :class:`Runner`.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,4 @@
-"""The callbacks that come with offloop, a module each.
-
-Begin with ``lr_monitor``, the shortest; ``offloop.consumers.cli.registry`` has their short names."""
+"""The built-in callbacks; begin with ``lr_monitor``, the shortest."""
 
 from typing import TYPE_CHECKING
 

@@ -11,7 +11,7 @@ from offloop.consumers.api.logger import Logger
 
 
 class ActivationMonitor(Callback):
-    """Statistics of what each module of the model takes in and gives out, in one batch of every so many.
+    """Statistics of the inputs and outputs of each module of the model, in one batch of each interval.
 
     Logs ``activations/STATISTIC/MODULE_input.N`` and ``activations/STATISTIC/MODULE_output.N``, with the dotted name of
     the module, at ``AFTER_TRAIN_BATCH``, for the step at which the batch began, from its first microbatch. Statistics
@@ -25,8 +25,8 @@ class ActivationMonitor(Callback):
     Args:
         interval: how often, from the first batch on: ``25ba`` for the batches that begin when 0, 25, 50, ... are done,
             ``1ep`` for the first one of each epoch, ``0.1dur``; a number counts batches. Each time costs some passes
-            over everything that the modules take in and give out.
-        ignore_module_types: modules are left out whose name contains one of these, such as ``dropout``.
+            over all inputs and outputs.
+        ignore_module_types: leave out modules whose name contains one of these, such as ``dropout``.
 
     Reference: ``composer/callbacks/activation_monitor.py``, which logs the outputs row by row; here they are logged as
     a whole.
@@ -35,7 +35,7 @@ class ActivationMonitor(Callback):
     def __init__(self, interval: int | str | Time = "25ba", ignore_module_types: Sequence[str] | None = None) -> None:
         self._interval = str(Time.from_input(interval, TimeUnit.BATCH))
         self._ignored = tuple(ignore_module_types or ())
-        # Refuses an interval that cannot be asked for while whoever chose it is there.
+        # Refuses an invalid interval now, where it was chosen.
         self.demand()
 
     def demand(self) -> Demand:

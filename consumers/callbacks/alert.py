@@ -1,4 +1,4 @@
-"""Tells people when something that a run says is not as it should be."""
+"""Alerts people when a rule about a run's values holds."""
 
 import http.client
 import json
@@ -34,7 +34,7 @@ from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
-# Fields that are there without being asked for.
+# Fields that are present without a request.
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
 _LOSSES, _METRICS = "loss/", "metrics/"
 _PAUSES = (1.0, 2.0)
@@ -50,7 +50,7 @@ _RULE = re.compile(
     (?:\s*(?P<for>for\b) (?:\s*(?P<duration>\S+))?)?""",
     re.VERBOSE,
 )
-"""Matches as far as a rule is one."""
+"""Matches a rule as far as it is valid."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -70,11 +70,9 @@ _IS: dict[str, Callable[[float], bool]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule, as :meth:`parse` reads it."""
-
     text: str
     name: str | None
-    """The metric or field that it is about; ``None`` for every number of the training."""
+    """Its metric or field; ``None`` for every number of the training."""
     key: str | None
     """The entry of a field that is a map."""
     test: str
@@ -82,14 +80,14 @@ class Rule:
     limit: float
     """The number to compare with, where the test takes one."""
     duration: Time | None
-    """For how long it has to hold."""
+    """How long it has to hold."""
 
     @classmethod
     def parse(cls, text: str) -> "Rule":
-        """Reads ``METRIC OPERATOR NUMBER``, ``METRIC is KIND`` or ``nan``, each with ``for DURATION`` behind it if need
-        be.
+        """Parse ``METRIC OPERATOR NUMBER``, ``METRIC is KIND`` or ``nan``, each optionally with ``for DURATION``.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` that says at which character it goes wrong, from 1."""
+        Raises ConfigurationError with the number of the first wrong character, from 1.
+        """
         if (found := _RULE.match(text)) is None:
             raise _unreadable(text, 0, "the name of a metric, or nan")
         name, key, test, kind, number = found.group("name", "key", "test", "kind", "number")
@@ -113,7 +111,7 @@ class Rule:
 
     @property
     def field(self) -> str | None:
-        """The field of the state that it may be about, ``None`` if it can only be about something that is logged."""
+        """The field of the state that it may be about; ``None`` for a logged metric only."""
         return self.name if self.name is not None and self.name.isidentifier() else None
 
     def holds(self, value: float) -> bool:
@@ -130,14 +128,12 @@ class Rule:
 
 @dataclass
 class RuleState:
-    """State of a rule for one metric."""
-
     since: tuple[int, Timestamp] | None = None
-    """Since when it has held without a break, in nanoseconds and in training time; ``None`` when it does not hold."""
+    """Start of the time in which it has held without a break, in nanoseconds and in training time."""
     firing: bool = False
 
     def take_in(self, rule: Rule, value: float, began: Timestamp, state: Snapshot) -> AlertStatus | None:
-        """Judges a value of an event, of what began then; the status when that changes something."""
+        """Judge a value of an event, and the time at which that began; return a changed status."""
         if not rule.holds(value):
             self.since = None
             was_firing, self.firing = self.firing, False
@@ -171,7 +167,7 @@ class Notice(NamedTuple):
     """A rule has begun to hold for long enough, or no longer holds."""
 
     id: str
-    """The same whenever the same events are handled: whoever gets a notice twice can tell."""
+    """The same whenever the same events are handled, so that a receiver can detect repetitions."""
     status: AlertStatus
     rule: str
     metric: str
@@ -184,7 +180,6 @@ class Notice(NamedTuple):
     """Time of the event: seconds since 1970, UTC."""
 
     def to_json(self) -> bytes:
-        """Numbers that JSON does not have are texts, such as ``NaN``."""
         return json.dumps(plain(self._asdict())).encode()
 
     def __str__(self) -> str:
@@ -194,16 +189,16 @@ class Notice(NamedTuple):
 
 
 class Alert(Callback):
-    """Alerts when a rule holds, and again when it no longer does: on standard error, to a command or a web address, and
-    on the page of the run, by ``alerts.json`` in the run's directory.
+    """Alerts when a rule holds, and again when it no longer does.
 
-    A rule is written as one of ::
+    On standard error, to a command or a web address, and on the page of the run, by ``alerts.json`` in its directory. A
+    rule is one of ::
 
         METRIC < NUMBER           also <=, >, >=, ==, !=
         METRIC is nan             also inf, finite, not finite
         nan                       short for any of loss/... and metrics/... that is not finite
 
-    with ``for DURATION`` behind it if it has to hold without a break for so long: ``5ba``, ``2ep``, ``100sp``
+    with ``for DURATION`` at the end if it has to hold without a break for this time: ``5ba``, ``2ep``, ``100sp``
     (batches, epochs, samples, ...) or ``90s``, ``10min``, ``2h`` of the events' time. ::
 
         loss > 10 for 5ba
@@ -212,24 +207,25 @@ class Alert(Callback):
         gradient_norm > 100
         memory_stats[allocated_mem] > 70
 
-    METRIC is the full or short name of what ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` log by default
-    (attached or not), or an algorithm; or a field of the state, or ``FIELD[KEY]`` of a field that is a map, requested
-    at ``BATCH_END``, ``every`` so many batches. A name of one word other than ``loss`` and ``lr`` is requested as a
-    field in any case: write ``eval/accuracy`` rather than ``accuracy``. A rule is judged whenever its metric has a
-    value, and fires once until it is resolved, ``nan`` for each metric. NaN is neither less nor more than a number.
+    METRIC is the full or short name of a metric that ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` (attached or
+    not) or an algorithm logs; or a field of the state, or ``FIELD[KEY]`` of a field that is a map, requested at
+    ``BATCH_END``, in every ``every``-th batch. A name of one word other than ``loss`` and ``lr`` is always requested as
+    a field: write ``eval/accuracy`` rather than ``accuracy``. A rule is judged whenever its metric has a value, and
+    fires once until it is resolved, ``nan`` for each metric. NaN is neither less nor more than a number.
 
-    A rule whose metric never had a value is named on standard error when the consumer ends.
+    At the end of the consumer, standard error names the rules whose metric never had a value.
 
     ``webhook`` is a web address to which a JSON object is posted, in three attempts of at most ``timeout`` seconds:
     ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``, ``attempt``, ``epoch``,
     ``batch``, ``time`` and ``id``. ``command`` is a program and its arguments, run without a shell for at most
     ``timeout`` seconds, with that object on its standard input, and ``ALERT_STATUS``, ``ALERT_RULE`` and so on in its
     environment. Failures are reported on standard error, without the address, which may be a secret. A consumer that is
-    killed and resumes may repeat a notice, with the same ``id``. With ``dump`` the flight recorder of a live run is
-    written, see ``docs/flight.md``.
+    killed and resumes may repeat a notice, with the same ``id``. ``dump`` writes the flight recorder of a live run, see
+    ``docs/flight.md``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a rule that cannot be read, with the place, for no rule,
-    for a ``webhook`` that is no web address, and for a ``command`` that is not there."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), an invalid
+    ``webhook``, and a missing ``command``.
+    """
 
     background: ClassVar[bool] = True
 
@@ -250,7 +246,7 @@ class Alert(Callback):
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
         self._is_shown = console
         if webhook is not None and not (urlsplit(webhook).hostname and webhook.startswith(("https://", "http://"))):
-            raise ConfigurationError("webhook is no web address: use one that begins with https:// or http://")
+            raise ConfigurationError("webhook is not a web address: use one that begins with https:// or http://")
         self._webhook = webhook
         self._command = None if command is None else _checked(_listed(command))
         self._timeout = timeout
@@ -344,9 +340,7 @@ def _checked(command: list[str]) -> list[str]:
     if not command:
         raise ConfigurationError("command is empty: give a program and its arguments, such as notify-send,Training")
     if shutil.which(command[0]) is None:
-        raise ConfigurationError(
-            f"command {command[0]!r} is no program that can be run here: give its whole path, or install it"
-        )
+        raise ConfigurationError(f"command {command[0]!r} is not found: give its whole path, or install it")
     return command
 
 
@@ -361,7 +355,7 @@ def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
         try:
             process.communicate(notice.to_json(), timeout=timeout)
         except subprocess.TimeoutExpired:
-            # With everything that it started.
+            # With all its child processes.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"it took more than {timeout:g} s and was killed"
@@ -389,7 +383,7 @@ def _post(notice: Notice, address: str, timeout: float) -> str | None:
 
 
 class _RefusedRedirect(urllib.request.HTTPRedirectHandler):
-    # urllib would follow with a GET, which tells nobody anything.
+    # urllib would follow with a GET, without the notice.
     def redirect_request(self, *arguments: Any, **more: Any) -> None:
         return None
 
@@ -398,12 +392,12 @@ _WITHOUT_REDIRECTS = urllib.request.build_opener(_RefusedRedirect)
 
 
 def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
-    """The metrics that a rule is about and that have a value at this event."""
+    """Return the rule's metrics that have a value at this event."""
     if rule.name is None:
         return [(name, value) for name, value in logged.items() if name.startswith((_LOSSES, _METRICS))]
     if rule.key is None and rule.name in logged:
         return [(rule.name, logged[rule.name])]
-    # At an evaluation the training's loss is not logged, and `loss` would stand for the loss of the evaluation.
+    # An evaluation has no training loss, and `loss` would match the loss of the evaluation.
     if rule.key is None and rule.name != "loss" and (found := MetricNames(logged).matches(rule.name)):
         return [(name, logged[name]) for name in found]
     name, value = rule.name, state.fields.get(rule.name)

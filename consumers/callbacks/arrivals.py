@@ -11,21 +11,21 @@ import msgspec
 from offloop.bus.protocol.host_windows import ARRIVAL, STEP, HostWindow
 
 Place: TypeAlias = tuple[int, int]
-"""How often the batches had been counted from zero again, and the number of a batch: later ones are greater."""
+"""Number of restarts of the count, and number of the batch: later batches are greater."""
 
 T = TypeVar("T")
 
 
 class Together(Generic[T]):
-    """Brings together what ranks or hosts report of the same batches.
+    """Collects the reports of ranks or hosts about the same batches.
 
-    The batches before ``fit(reset_time=True)`` are told from those after it by a lower number at a later time of the
-    same source: no two clocks are compared. When more than ``most_open`` batches wait for reports, the oldest waits no
-    longer."""
+    ``fit(reset_time=True)`` restarts the count: a lower number at a later time of the same source. No two clocks are
+    compared. When more than ``most_open`` batches wait for reports, the oldest waits no longer.
+    """
 
     def __init__(self, most_open: int) -> None:
         self.open: dict[Place, dict[Hashable, T]] = {}
-        """The batches that wait for reports, each with those that have come by source."""
+        """Batches that wait for reports, with the reports by source."""
         self._most_open = most_open
         self._newest: dict[Hashable, tuple[int, int, int]] = {}
         self._settled: Place = 0, 0
@@ -33,8 +33,10 @@ class Together(Generic[T]):
     def add(
         self, source: Hashable, batch: int, time_ns: int, report: T | None, is_all: Callable[[Collection[T]], bool]
     ) -> list[tuple[int, dict[Hashable, T]]]:
-        """Add a report of a batch that ended at that time, ``None`` for one without a measurement; ``is_all`` decides
-        whether the reports of a batch are complete. Return what :meth:`settle` does."""
+        """Add a report of a batch that ended at ``time_ns``, ``None`` for one without a measurement.
+
+        ``is_all`` decides whether the reports of a batch are complete. Returns settled batches, as :meth:`settle`.
+        """
         restarts, newest, before_ns = self._newest.get(source, (self._settled[0], -1, 0))
         if batch > newest or time_ns > before_ns:
             restarts += batch <= newest
@@ -54,7 +56,6 @@ class Together(Generic[T]):
         return [(place[1], self.open.pop(place)) for place in sorted(self.open) if place <= until]
 
     def state_dict(self) -> dict[str, Any]:
-        """The open batches and the place of each source, as plain values."""
         return {
             "open": [[*place, *one] for place, reports in self.open.items() for one in reports.items()],
             "newest": [[source, *newest] for source, newest in self._newest.items()],
@@ -62,7 +63,6 @@ class Together(Generic[T]):
         }
 
     def load_state_dict(self, state: dict[str, Any], kind: type[T]) -> None:
-        """Resume from a state with reports of that kind."""
         for restarts, batch, source, report in state["open"]:
             self.open.setdefault((restarts, batch), {})[source] = msgspec.convert(report, kind)
         self._newest = {source: (restarts, batch, time_ns) for source, restarts, batch, time_ns in state["newest"]}
@@ -75,8 +75,7 @@ _MEET_IN_FORWARD = 4
 
 
 class Arrival(NamedTuple):
-    """When a rank came to what the ranks of a training do together in one batch; times of its own clock, in
-    nanoseconds."""
+    """The arrival of a rank at the common work of one batch; nanoseconds of its own clock."""
 
     forward: int | None
     """The beginning of its first forward pass."""
@@ -93,13 +92,13 @@ class LastArrival(NamedTuple):
     """Empty where the ranks of one host are compared."""
     rank: int
     waited: float
-    """Seconds that the others waited for it, on average."""
+    """Mean seconds that the others waited for it."""
     step: float
-    """Seconds a batch, the mean of all ranks; not a number where no host says it."""
+    """Seconds per batch, the mean of all ranks; NaN where no host reports it."""
 
 
 class Straggler(NamedTuple):
-    """A rank that arrives last most often, or a host whose ranks take turns at that."""
+    """A rank that arrives last most often, or a host whose ranks take turns."""
 
     host: str
     rank: int | None
@@ -109,12 +108,12 @@ class Straggler(NamedTuple):
     """As in :class:`LastArrival`, the means over those times."""
 
     def costs(self, compared: int) -> float:
-        """The share of the others' time that they wait for it, where it was last in :attr:`times` of so many."""
+        """Return the share of the others' time spent waiting for it, of ``compared`` batches."""
         return self.waited * self.times / compared / self.step
 
 
 def find_straggler(arrivals: Iterable[LastArrival | None], often: float) -> Straggler | None:
-    """The rank, else the host, that arrived last at least that many times; ``None`` without one."""
+    """Return the rank, else the host, that arrived last at least ``often`` times; ``None`` without one."""
     found = [one for one in arrivals if one is not None and one.waited > 0 and one.step > 0]
     for by_rank in (True, False):
         counted = Counter((one.host, one.rank if by_rank else -1) for one in found)
@@ -127,15 +126,15 @@ def find_straggler(arrivals: Iterable[LastArrival | None], often: float) -> Stra
 
 
 def last_to_arrive(arrivals: Mapping[int, Arrival]) -> tuple[int, int] | None:
-    """The rank that arrived last where the ranks meet, and how many nanoseconds the others waited for it on average;
-    ``None`` when there is nothing to compare.
+    """Return the rank that arrived last where the ranks meet, and the others' mean wait in nanoseconds.
 
-    Durations do not show it: who arrives early waits within its own backward pass, so that all take equally long. The
-    ranks meet in the backward pass, where gradients are exchanged: at the first one or, with microbatches, at the last
-    one, whichever the others waited at for longer. Ranks with shards of the weights meet in the forward pass already:
-    they start the backward pass together although they came to the forward pass one after the other.
+    Durations do not show it: an early rank waits within its own backward pass, so that all take equally long. The ranks
+    meet in the backward pass, where gradients are exchanged: at the first one or, with microbatches, at the last one,
+    whichever had the longer wait. Ranks with shards of the weights meet in the forward pass already: they start the
+    backward pass together although they came to the forward pass one after the other.
 
-    Each time is taken relative to the end of the batch on the same rank, so the ranks' clocks need not agree."""
+    Each time is relative to the end of the batch on the same rank, so the ranks' clocks need not agree.
+    """
     computing = {rank: arrival for rank, arrival in arrivals.items() if arrival.backward}
     found = max(
         _last(computing, lambda arrival: arrival.backward[0]),
@@ -160,23 +159,24 @@ def _last(arrivals: Mapping[int, Arrival], point: Callable[[Arrival], int | None
 
 
 class HostArrivals:
-    """Finds who arrived last in the windows of all hosts that are about the same batches.
+    """Finds the last arrivals in windows of all hosts about the same batches.
 
     A rank's :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is relative to the end of a batch, which ranks that
-    train together reach together: no two clocks are compared."""
+    train together reach together: no two clocks are compared.
+    """
 
     def __init__(self) -> None:
         self._windows: Together[HostWindow] = Together(_MOST_OPEN)
 
     def add(self, windows: Iterable[HostWindow]) -> list[LastArrival]:
-        """Add windows; return what is known now of batches of which all ranks have been heard, or will not be."""
+        """Add windows; return the last arrivals of complete batches, and of those that stay incomplete."""
         found: list[LastArrival] = []
         for window in windows:
             settled = self._windows.add(
                 *(window.host, window.last, window.time_ns, window),
                 lambda heard, size=window.world_size: _ranks_in(heard) >= size,  # type: ignore[misc]
             )
-            # A host with longer windows, or that says nothing for a while, may be the one that the others waited for.
+            # A host with longer windows, or a silent one, may be the one that the others waited for.
             heard = [_ranks_in(reports.values()) for _, reports in settled]
             most = max([*heard, *(_ranks_in(reports.values()) for reports in self._windows.open.values())], default=0)
             lasts = (
@@ -191,7 +191,7 @@ def _ranks_in(windows: Collection[HostWindow]) -> int:
 
 
 def _last_of(windows: Collection[HostWindow]) -> LastArrival | None:
-    """The rank that arrived last in windows of the same batches; ``None`` with nothing to compare."""
+    """Return the rank that arrived last in windows of the same batches; ``None`` with nothing to compare."""
     arrivals = [
         (at, window.host, rank)
         for window in windows

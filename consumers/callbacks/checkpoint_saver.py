@@ -1,4 +1,4 @@
-"""Checkpoints, written while the training goes on."""
+"""Checkpoints, written beside the running training."""
 
 import logging
 import tempfile
@@ -32,8 +32,7 @@ _USUALLY_KEPT = 3
 
 
 class CheckpointSaver(Callback):
-    """Writes checkpoints at an interval and when the training is over, in this process: the training only waits until
-    its state is copied in memory.
+    """Writes checkpoints at an interval and at the end; the training only waits while its state is copied.
 
     The files are those that ``Trainer(save_folder=...)`` writes at the same moment, byte for byte. A large state goes
     through shared memory, so the consumer has to run on the trainer's machine, or fetches it over the network, and a
@@ -48,25 +47,25 @@ class CheckpointSaver(Callback):
         folder: a format string as ``filename``, such as ``{run_name}/checkpoints``; by default ``checkpoints`` in the
             run's folder, which a line on standard error names.
         filename: the name of each checkpoint, see :class:`offloop.bus.checkpoints.names.CheckpointNames`.
-        remote_file_name: its name for loggers that store files; ``None`` to give them none.
+        remote_file_name: its name for loggers that store files; ``None`` to upload none.
         latest_filename: a link to the newest one; ``None`` for none.
         latest_remote_file_name: the name, without ``.symlink``, of a file for those loggers that holds the remote name
             of the newest one; ``None`` for none.
         save_interval: a time such as ``1ep``, ``500ba`` or ``0.1dur``, or a number of epochs; 0 for never.
         overwrite: replace checkpoints in the folder that are of a later time than the training's.
         num_checkpoints_to_keep: how many of the newest stay; -1 for all, or with ``keep`` for the newest one alone; 0
-            for none once they are uploaded. By default -1 with a ``monitor``; else three, and of a training that is
-            evaluated the best one: by the first metric whose greatest value is the best, or else whose least one is.
+            for none once they are uploaded. By default -1 with a ``monitor``; else three, and for an evaluated training
+            the best one: by the first metric whose greatest value is the best, or else whose least one is.
         weights_only: save the model alone.
-        monitor: full or short name of the metric by which checkpoints are compared, such as ``loss/train/total`` or
+        monitor: full or short name of the metric that compares checkpoints, such as ``loss/train/total`` or
             ``MulticlassAccuracy``; a short name prefers the evaluation's metric.
-        mode: ``min`` or ``max`` is the best. Not needed for a metric whose name says that, see
+        mode: ``min`` or ``max`` is the best. Not needed for a metric whose name says it, see
             :func:`offloop.bus.types.metrics.direction_of`.
         keep: how many of the best stay, beside the newest; by default the best one of those that
             ``num_checkpoints_to_keep`` would remove.
         best_filename: a link to the best one, with ``monitor``; ``None`` for none.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a name or an interval that is not allowed, and
+    Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid name or interval, and
     :class:`offloop.consumers.CannotWorkError` when several metrics have the name. Reference:
     ``composer/callbacks/checkpoint_saver.py``, which has no ``monitor``.
     """
@@ -108,7 +107,7 @@ class CheckpointSaver(Callback):
         self._is_in_run = folder is None
         self._remote_names = {"remote_file_name": remote_file_name, "latest_remote_file_name": latest_remote_file_name}
         self._overwrite = overwrite
-        # Whether the names are allowed is to be known before the run is.
+        # Refuses invalid names before the run is known.
         self._name_elsewhere(_Folder(**self._arguments, names={"run_name": "run"}))
         self._interval = f"{check_interval(str(interval))}+{AT_END}" if interval.value else None
         self._keep = num_checkpoints_to_keep
@@ -126,14 +125,16 @@ class CheckpointSaver(Callback):
 
     @property
     def saved_checkpoints(self) -> list[Path]:
-        """The checkpoints that were saved and are still kept, oldest first."""
+        """Existing saved checkpoints, oldest first."""
         folder = self._folder
         return [] if folder is None else [folder.folder / name for name in folder.state_dict()["saved"]]
 
     def demand(self) -> Demand:
-        """The checkpoint at every interval and at the end of the training; once more when the model has been evaluated
-        after that, or the training was stopped after the events of its last batch. Evaluations, where they are compared
-        by these; with ``monitor``, any event that may bring a value."""
+        """Return the requests for checkpoints and for the events with values to compare them by.
+
+        A checkpoint is requested at every interval and at the end of the training; once more when the model has been
+        evaluated after that, or the training was stopped after the events of its last batch.
+        """
         events: dict[Event, EventDemand] = {Event.FIT_START: EventDemand()}
         if self._interval is not None:
             due = EventDemand(self._interval, {self._field: self._interval})
@@ -157,7 +158,7 @@ class CheckpointSaver(Callback):
         folder = self._begin(state, logger.context.run_dir)
         if self._ratings is not None:
             self._ratings.forget_after(state.timestamp.values.batch)
-            # An earlier attempt's are not known, unless it has left the state of its callbacks.
+            # Earlier attempts' checkpoints are unknown, unless their callback states were kept.
             saved = folder.state_dict()["saved"]
             folder.load_state_dict({"saved": [*(name for name in self._ratings if name not in saved), *saved]})
         if self._is_checked or self._interval is None:
@@ -205,7 +206,7 @@ class CheckpointSaver(Callback):
             self._has_warned = state["warned"]
 
     def _begin(self, state: Snapshot, run_dir: Path | None) -> "_Folder":
-        """The folder, which needs the run to have a name; what was to be uploaded with the event before is gone."""
+        """Return the folder, which is named after the run, without uploaded checkpoints."""
         if self._folder is None:
             names: dict[str, str | int] = {
                 "run_name": state.run_name,
@@ -242,7 +243,7 @@ class CheckpointSaver(Callback):
         return f"; {newest}{by} stay"
 
     def _is_due(self, state: Snapshot) -> bool:
-        # Before its first batch the training is what it was begun with, or resumed from.
+        # Before its first batch the training is in its initial or resumed state.
         return self._field in state.on_demand and not self._is_refused and state.previous_timestamp is not None
 
     def _is_saved(self, state: Snapshot) -> bool:
@@ -281,7 +282,7 @@ class CheckpointSaver(Callback):
             surplus = set(folder.surplus())
             self._ratings.write(lambda name: name not in surplus and (folder.folder / name).is_file())
             folder.point_to_best()
-        # What is not kept at all has yet to be uploaded.
+        # With keep 0, files are removed after the upload.
         if self._keep != 0:
             folder.remove_surplus()
             if run_dir is not None:
@@ -343,7 +344,7 @@ def _check_comparison(monitor: str | None, mode: Mode | None, keep: int | None) 
 
 
 class _Folder(CheckpointNames):
-    """A folder in which what this run has written is in nobody's way."""
+    """Does not refuse files that this run has written."""
 
     run_name = ""
     began = 0.0
@@ -357,5 +358,5 @@ class _Folder(CheckpointNames):
         return run.get("name") if isinstance(run, dict) else None
 
     def _is_in_the_way(self, path: Path) -> bool:
-        # Not what this consumer has written before it was killed, or in an earlier replay.
+        # Not files that this consumer has written before it was killed, or in an earlier replay.
         return self._run_of(path) != self.run_name or path.stat().st_mtime < self.began

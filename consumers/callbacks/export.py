@@ -37,10 +37,9 @@ ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
 _log = logging.getLogger("offloop")
 
 ModelSource: TypeAlias = str | Callable[[], Any]
-"""Source of a model: a class or function that builds it, or ``package.module:function``."""
+"""A class or function that builds a model, or ``package.module:function``."""
 
 Names: TypeAlias = Sequence[str] | None
-"""Names of inputs or outputs in the file."""
 
 # Kinds of numbers as safetensors names them, and as torch does; the width follows.
 _KINDS = {"BF": "bfloat", "F": "float", "I": "int", "U": "uint", "C": "complex"}
@@ -55,14 +54,16 @@ _PACKAGES = {"torch.export": _TORCH, "torchscript": _TORCH, "onnx": [*_TORCH, "o
 def _write(
     module: "torch.nn.Module", arguments: tuple[Any, ...], save_format: ExportFormat, path: Path, **names: Any
 ) -> None:
-    """Writes a module, in the mode that it is in, so that it can be run without its code. ``arguments`` are those of a
-    call of it; batches of the file's model may be of another size, where the module itself does not set it."""
+    """Write a module in its current mode, so that it can be run without its code.
+
+    ``arguments`` are those of a call. Batches of the file's model may have another size, unless the module fixes it.
+    """
     import torch
 
     if save_format == "torchscript":
         try:
             script = torch.jit.script(module)
-            # Annotations may promise more of a batch than there is without targets.
+            # Annotations may promise parts of a batch that a batch without targets lacks.
             script(*arguments)
         except Exception as error:  # noqa: BLE001  its compiler raises anything for Python that it does not know
             _log.info("the model %s is traced, as its code cannot be TorchScript: %s", type(module).__name__, error)
@@ -76,7 +77,7 @@ def _write(
     shapes = sizes.dynamic_shapes(module, arguments)  # type: ignore[no-untyped-call]
     program = torch.export.export(module, arguments, dynamic_shapes=shapes)
     if save_format == "onnx":
-        # One file, unless the model has more than the 2 GB that one can have.
+        # One file, unless the model exceeds 2 GB, the limit of one file.
         torch.onnx.export(program, (), path, dynamo=True, external_data=False, verbose=False, **names)
     else:
         torch.export.save(program, path)
@@ -102,24 +103,24 @@ class ExportForInferenceCallback(Callback):
 
     ``model`` builds one of the same architecture in this process, which gets the trained weights and is put into
     evaluation mode; or the part of the trained model that takes plain tensors, such as the module in a
-    ``offloop.trainer.Classifier``, whose weights are found by their names. The file is replaced in one step, and handed
+    ``offloop.trainer.Classifier``, whose weights are found by their names. The file is replaced in one step, and passed
     to the loggers that keep files.
 
     Args:
         save_format: ``torch.export`` (read with ``torch.export.load``), ``torchscript`` (``torch.jit.load``; scripted,
             or traced where its code is not TorchScript) or ``onnx``.
-        save_path: the file, relative to where the callback's process was started.
+        save_path: the file, relative to the working directory of the callback's process.
         model: a class or function without arguments, or ``package.module:function``.
-        sample_input: arguments of a call of the model, as a tuple, or its only argument. By default they are made of
-            two rows of the last batch that was seen: a model that is trained gets a batch without its targets, a part
-            of one its inputs. The exported model takes any number of rows unless its code fixes it.
-        transforms: functions that are given the model and return the one to write, such as a quantization.
-        input_names, output_names: what inputs and outputs are called in an ONNX file.
+        sample_input: arguments of a call of the model, as a tuple, or its only argument. By default two rows of the
+            last batch: a whole model gets a batch without its targets, a part of one its inputs. The exported model
+            takes any number of rows unless its code fixes it.
+        transforms: functions that receive the model and return the one to write, such as a quantization.
+        input_names, output_names: names of inputs and outputs in an ONNX file.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed and a package that is
-    missing; at ``FIT_END`` for weights that do not fit and a model that cannot be called or exported. Weights that went
-    through shared memory are not recorded, so there is nothing to export in a replay. Needs ``pip install
-    'offloop[export]'``. Reference: ``composer/callbacks/export_for_inference.py``.
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments and a missing package; at ``FIT_END``
+    for weights that do not fit and a model that cannot be called or exported. Weights that went through shared memory
+    are not recorded, so a replay has nothing to export. Needs ``pip install 'offloop[export]'``. Reference:
+    ``composer/callbacks/export_for_inference.py``.
     """
 
     background: ClassVar[bool] = True
@@ -138,7 +139,7 @@ class ExportForInferenceCallback(Callback):
         check_choice("save_format", save_format, _PACKAGES)
         if "://" in str(save_path):
             raise ConfigurationError(
-                f"save_path {str(save_path)!r} is no path on this machine: loggers that keep files get it from there"
+                f"save_path {str(save_path)!r} is not a path on this machine: loggers that keep files upload the file"
             )
         if save_format != "onnx" and (input_names or output_names):
             raise ConfigurationError(f"input_names and output_names are for save_format onnx, not {save_format}")
@@ -157,7 +158,7 @@ class ExportForInferenceCallback(Callback):
     def demand(self) -> Demand:
         requests = {Event.FIT_END: EventDemand(fields={"weights": 1})}
         if self._sample_input is None:
-            # At its end alone: which batch is the last one is not known before, and a training may stop after it.
+            # At its end: the last batch is not known before, and a training may stop after it.
             requests[Event.BATCH_END] = EventDemand(fields={"inputs": "end"})
             requests[Event.BATCH_START] = EventDemand("1ep", {"inputs": "1ep"})
         return Demand(requests)
@@ -184,11 +185,11 @@ class ExportForInferenceCallback(Callback):
         try:
             inputs = state.inputs
         except FieldNotAvailableError:
-            # Their memory holds something else by now, and the inputs of another batch will do.
+            # Their memory is reused by now, and the inputs of another batch will do.
             return
         arrays = {name: view.numpy() for name, view in inputs.items()}
         rows = next((len(array) for array in arrays.values() if array.ndim), 0)
-        # Two rows even of a batch of one: a model that sees one only is written for batches of one.
+        # Two rows even of a batch of one: a model exported with one row accepts only batches of one.
         self._sample = {
             name: array[[0, -1]] if rows and array.ndim and len(array) == rows else array.copy()
             for name, array in arrays.items()
@@ -215,7 +216,7 @@ class ExportForInferenceCallback(Callback):
             with atomic_replace(path) as draft, torch.no_grad():
                 _write(module, arguments, self._save_format, draft, **self._names)
                 for weights in draft.parent.iterdir():
-                    # Those that stand beside a model come first: it is of no use without them.
+                    # Weights beside a model are replaced first: it does not work without them.
                     if weights != draft:
                         sync(weights)
                         weights.replace(path.with_name(weights.name))
@@ -230,7 +231,6 @@ class ExportForInferenceCallback(Callback):
             ) from error
 
     def _arguments(self, module: "torch.nn.Module", is_whole: bool) -> tuple[Any, ...]:
-        """Arguments with which the module can be called."""
         import torch
 
         if self._sample_input is not None:
@@ -258,7 +258,7 @@ class ExportForInferenceCallback(Callback):
 
 
 def _calls(inputs: Any, is_whole: bool) -> list[tuple[Any, ...]]:
-    """In which ways a model may be called with the inputs of a batch, the likelier first."""
+    """Return possible arguments of a call with the inputs of a batch, the likelier first."""
     if isinstance(inputs, dict):
         return [(inputs,)]
     as_batch = ((inputs,),)
@@ -267,14 +267,13 @@ def _calls(inputs: Any, is_whole: bool) -> list[tuple[Any, ...]]:
 
 
 def _nested(sample: "Mapping[str, np.ndarray[Any, Any]]") -> Any:
-    """The inputs as they were in the batch: a tensor, or tuples and maps, in alphabetical order, by the paths that are
-    joined with dots."""
+    """Restore the inputs of the batch: a tensor, or tuples and maps by the dotted paths."""
     import torch
 
     if list(sample) == ["inputs"]:
         return torch.from_numpy(sample["inputs"])
     tree: dict[str, Any] = {}
-    # Their order in the batch is not known, and the exported model insists on one.
+    # Their order in the batch is not known, and the exported model requires one: alphabetical order.
     for path, array in sorted(sample.items()):
         *parents, name = path.split(".")
         branch = tree
@@ -294,9 +293,9 @@ def _with_tuples(tree: Any) -> Any:
 
 
 def builder_of(model: ModelSource) -> Callable[[], Any]:
-    """The function that builds the model. Raises ConfigurationError when it is none, or cannot be found."""
+    """Return the function that builds the model. Raises ConfigurationError."""
     found: Any = _resolve(model) if isinstance(model, str) else model
-    # A module can be called too, and would be pickled with weights that nobody needs.
+    # A module can be called too, and would be pickled with its weights.
     if not callable(found) or (hasattr(found, "state_dict") and not isinstance(found, type)):
         raise ConfigurationError(f"model is a {type(found).__name__}: {_HOW}")
     builder: Callable[[], Any] = found
@@ -304,7 +303,7 @@ def builder_of(model: ModelSource) -> Callable[[], Any]:
 
 
 def build(model: ModelSource) -> "torch.nn.Module":
-    """Builds the model, on the host. Raises ConfigurationError when what comes of it is no module."""
+    """Build the model on the host. Raises ConfigurationError for anything but a module."""
     import torch
 
     built = builder_of(model)()
@@ -315,8 +314,8 @@ def build(model: ModelSource) -> "torch.nn.Module":
 
 def _resolve(name: str) -> Any:
     if name.count(":") != 1:
-        raise ConfigurationError(f"model {name!r} is no place of a function: {_HOW}")
-    # An installed command does not look for modules where it is called, and `python -m` does.
+        raise ConfigurationError(f"model {name!r} is malformed: {_HOW}")
+    # An installed command does not look for modules in the working directory, `python -m` does.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -326,9 +325,11 @@ def _resolve(name: str) -> Any:
 
 
 def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]") -> str:
-    """Copies weights into a module: those of the same names, or, when the module is a part of the model that was
-    trained, those of that part. Returns what stands before the part's names, ``"net."`` for example; "" for the whole.
-    Raises ConfigurationError when they do not fit."""
+    """Copy weights of the same names into a module, or of one part of the trained model.
+
+    Returns the prefix of the part's names, such as ``"net."``; "" for the whole. Raises ConfigurationError when they do
+    not fit.
+    """
     import torch
 
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}

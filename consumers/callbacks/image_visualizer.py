@@ -1,4 +1,4 @@
-"""Images of what a model is given, and of what it makes of them."""
+"""Images of a model's inputs, targets and predictions."""
 
 import logging
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("offloop")
 
-# Where the tensors of a mode are all there: in the training, and in an evaluation or a prediction.
+# Events at which all tensors of a mode are available: in the training, and in an evaluation or a prediction.
 _EVENTS = {
     "input": (Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD),
     "segmentation": (Event.BEFORE_LOSS, Event.EVAL_AFTER_FORWARD),
 }
 _PARTS = ("inputs", "targets")
-# Of the intervals within an evaluation, the one that is due at its first batch alone.
+# An interval within an evaluation that is due only at its first batch.
 _FIRST_BATCH = "1ep"
 
 
@@ -40,10 +40,10 @@ class ImageVisualizer(Callback):
     Args:
         interval: a time in batches or epochs, or a number of batches.
         mode: ``input`` or ``segmentation``.
-        num_images: how many images at most.
-        channels_last: whether the channels are the last dimension of an image and not the first.
-        input_key, target_key: what the images and the targets are: 0 for the inputs of the batch (its first part), 1
-            for its targets (the second), or a name where these have several parts.
+        num_images: the most images.
+        channels_last: the channels are the last dimension of an image, not the first.
+        input_key, target_key: the tensors of the images and the targets: 0 for the inputs of the batch (its first
+        part), 1 for its targets (the second), or a name where these have several parts.
 
     Inputs that are not images are skipped, with a warning. Large batches go through shared memory and are not recorded,
     so a replay has no images of them. Unlike Composer's it does not change the labels. Needs ``pip install
@@ -120,11 +120,11 @@ class ImageVisualizer(Callback):
 def segmentation_masks(
     outputs: "np.ndarray[Any, Any]", targets: "np.ndarray[Any, Any]", count: int
 ) -> "dict[str, np.ndarray[Any, Any]]":
-    """The masks of the first ``count`` images, or of as many as there are: ``prediction`` and ``ground_truth``, each of
-    shape (images, height, width).
+    """Return the masks ``prediction`` and ``ground_truth`` of up to ``count`` images, (images, height, width).
 
-    ``outputs`` are of shape (images, classes, height, width), ``targets`` of shape (images, height, width); those below
-    0 become the number after the last class, in a copy. Raises ConfigurationError when they have other shapes."""
+    ``outputs`` are of shape (images, classes, height, width), ``targets`` of shape (images, height, width); targets
+    below 0 become the number after the last class, in a copy. Raises ConfigurationError for other shapes.
+    """
     import numpy as np
 
     if outputs.ndim != 4 or targets.ndim != 3:

@@ -30,15 +30,15 @@ _DIGITS = 5
 class MemoryMonitor(Callback):
     """Memory of the GPU, in gigabytes, in each batch.
 
-    Logs ``memory/...`` at ``AFTER_TRAIN_BATCH``, when most of it is in use, for the step at which the batch began: what
-    is allocated, active, inactive and reserved, now (``current_..._mem``) and at most so far (``peak_..._mem``), to
-    five significant digits, and ``alloc_retries``, how often memory had to be given back before there was room. On a
-    CPU there is nothing to log, and a warning says so once.
+    Logs ``memory/...`` at ``AFTER_TRAIN_BATCH``, when most of it is in use, for the step at which the batch began:
+    allocated, active, inactive and reserved memory, now (``current_..._mem``) and at most so far (``peak_..._mem``), to
+    five significant digits, and ``alloc_retries``, how often memory had to be released for an allocation. On a CPU it
+    logs nothing, with one warning.
 
     Args:
-        memory_keys: what of ``torch.cuda.memory_stats()`` to log, and under which names, instead of the above: a map,
-            or texts such as ``allocated_bytes.all.current=my_bytes``. ``bytes`` in a name becomes ``gigabytes``. What
-            the GPU does not tell is left out.
+        memory_keys: entries of ``torch.cuda.memory_stats()`` to log, and their names, instead of the above: a map, or
+            texts such as ``allocated_bytes.all.current=my_bytes``. ``bytes`` in a name becomes ``gigabytes``. Entries
+            that the GPU lacks are left out.
         dist_aggregate_batch_interval: how often, in batches from the first one on, to log ``..._avg``, ``..._min`` and
             ``..._max`` over all ranks as well.
 
@@ -57,12 +57,12 @@ class MemoryMonitor(Callback):
             check_at_least("dist_aggregate_batch_interval", dist_aggregate_batch_interval, 1)
         self._keys = _DEFAULT_KEYS if memory_keys is None else _names(memory_keys)
         self._interval = dist_aggregate_batch_interval
-        # The ranks' reports of batches that are not complete yet.
+        # The ranks' reports of incomplete batches.
         self._reports: dict[int, dict[int, dict[str, float]]] = {}
         self.all_ranks = self._interval is not None  # type: ignore[misc]
 
     def demand(self) -> Demand:
-        # Without the statistics, as on a CPU, there is no use in the event.
+        # Without the statistics, as on a CPU, the event is of no use.
         return Demand({Event.INIT: EventDemand(), Event.AFTER_TRAIN_BATCH: EventDemand(None, {"memory_stats": 1})})
 
     def init(self, state: Snapshot, logger: Logger) -> None:

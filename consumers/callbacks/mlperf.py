@@ -24,10 +24,10 @@ Benchmark = Literal["resnet", "bert"]
 Division = Literal["open"]
 Status = Literal["onprem", "cloud", "preview"]
 
-# Which count of the training time a benchmark reports as its epoch_num.
+# The count of the training time that a benchmark reports as its epoch_num.
 _EPOCH_NUM = {"resnet": "epoch", "bert": "sample"}
 
-# The keys of a system description that nothing in a run tells: whoever submits fills them in.
+# Keys of a system description that a run does not know: the submitter fills them in.
 _LEFT_EMPTY = (
     "host_processor_frequency",
     "host_processor_caches",
@@ -64,14 +64,15 @@ class MLPerfCallback(Callback):
 
     Below ``root_folder`` they are ``systems/SYSTEM.json``, which describes the machine, and
     ``results/SYSTEM/BENCHMARK/result_INDEX.txt``, with a line for the start and end of the initialisation, of each
-    epoch and of each evaluation, for the accuracy of each evaluation of ``metric_label``, and for the end of the run
-    once the target is passed, which is its last one. Both are handed to ``logger.upload_file``, as ``RUN/systems/...``
-    at once, and as ``RUN/results/...`` after every epoch and evaluation.
+    epoch and of each evaluation, for the accuracy of each evaluation of ``metric_label``, and a last line for the end
+    of the run once the target is passed. Both are passed to ``logger.upload_file``, as ``RUN/systems/...`` at once, and
+    as ``RUN/results/...`` after every epoch and evaluation.
 
     All times are those of the events, so a replay writes the same file. Unknown values, such as the ``submitter``, are
     left out of the results and empty in the description. A result file of another run is refused; a further attempt of
     a run appends. ``cache_clear_cmd`` is run without a shell when the consumer begins: leave it out of a replay.
-    Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging."""
+    Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging.
+    """
 
     background: ClassVar[bool] = True
     resumes: ClassVar[bool] = False
@@ -269,8 +270,10 @@ def _line(state: Snapshot, key: str, value: Any = None, kind: str = "POINT_IN_TI
 
 
 class _ResultFile(FileDestination):
-    """Begins where the file ends, or where a consumer of the same events has begun, because all of it is written again.
-    Refuses a file that holds something else, unless it is to ``append`` to it."""
+    """A file that begins with the first line of this run, because all of it is written again.
+
+    Refuses a file with other content, unless it is to ``append`` to it.
+    """
 
     name = "mlperf"
     elsewhere = "index=N"

@@ -12,20 +12,17 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 
 class MonitoredValue(NamedTuple):
-    """A value of a metric."""
-
     metric: str
-    """The metric's full name."""
     batch: int
     value: float
 
 
 class MonitoredMetric:
-    """The newest value of a metric, given by its full name (``metrics/eval/MulticlassAccuracy``, ``loss/train/total``)
-    or its short one (``MulticlassAccuracy``, ``loss``): see :class:`offloop.bus.types.metrics.MetricNames`.
+    """The newest value of a metric, by its full name (``metrics/eval/MulticlassAccuracy``) or short name (``loss``).
 
-    ``None`` stands for the metric by which evaluations compare: the first by name of those whose greatest value is the
-    best, or else of those whose least value is."""
+    Without a name it is the metric by which evaluations compare: the first by name of those whose greatest value is the
+    best, or else of those whose least value is. See :class:`offloop.bus.types.metrics.MetricNames`.
+    """
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -33,19 +30,16 @@ class MonitoredMetric:
         self._found: dict[str, MonitoredValue] = {}
 
     def take_in(self, event: Event, state: Snapshot) -> None:
-        """Takes in the values that come with an event."""
         for batch, metrics in state.fields.get("logged") or ():
             self._note(batch, flatten(metrics))
         logger = LoggedNumbers()
         self._source.log_own(event, state, logger)
-        # Not the step that they are logged for: a batch is logged for the one at which it began.
+        # Not the step for which they are logged: a batch is logged for the step at which it began.
         self._note(state.timestamp.values.batch, logger.numbers)
 
     @property
     def newest(self) -> MonitoredValue | None:
-        """The newest value; ``None`` before the first.
-
-        Raises :class:`offloop.consumers.CannotWorkError` when several metrics have that name."""
+        """The newest value; ``None`` before the first. Raises CannotWorkError when several metrics have that name."""
         if self.name is None:
             known = sorted(self._found.values(), key=lambda one: (direction_of(one.metric) == "min", one.metric))
             return known[0] if known else None
@@ -74,8 +68,6 @@ class MonitoredMetric:
 
 
 class LoggedNumbers(Logger):
-    """Keeps the numbers that are logged."""
-
     def __init__(self) -> None:
         super().__init__()
         self.numbers: dict[str, float] = {}

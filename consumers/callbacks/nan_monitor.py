@@ -1,4 +1,4 @@
-"""Notices when the loss or the gradients are no numbers any more."""
+"""Alerts about a loss or gradients that are not finite."""
 
 import math
 from collections.abc import Mapping
@@ -19,22 +19,21 @@ _GRADIENTS = ("gradient_norm", "gradient_norms")
 class NaNMonitor(Callback):
     """Alerts, or ends the training, when the loss or the norm of the gradients is NaN or infinite.
 
-    Looks at each ``BATCH_END``. Batches in a row with such a value are one episode: it is told once, in a line on
-    standard error. From the first bad batch of an episode to the first good one after it, each logs
+    Checks each ``BATCH_END``. Consecutive bad batches are one episode, reported once, in a line on standard error. From
+    the first bad batch of an episode to the first good one after it, each logs
 
     - ``nan/loss`` and ``nan/gradients``: 1 where that is not finite, otherwise 0;
-    - ``nan/batches``: how many batches were bad so far.
+    - ``nan/batches``: the number of bad batches so far.
 
     The first bad batch of the run is logged as the table ``nan/first_bad_batch``: its number, loss, learning rates and
     gradient norms.
 
-    With ``amp_fp16`` gradients are not looked at: the scaler leaves a step out when they are not finite, which is
-    how it finds its scale.
+    With ``amp_fp16`` gradients are not checked: the scaler skips steps that are not finite to find its scale.
 
     Args:
         action: ``alert``, or ``stop`` to ask for the end of the training as well.
-        check_gradients: whether to look at the gradients, which takes their norm in each batch.
-        per_parameter: whether to look at the gradient of each parameter.
+        check_gradients: check the gradients too, which takes their norm in each batch.
+        per_parameter: check the gradient of each parameter.
     """
 
     barrier_events = (Event.BATCH_END,)

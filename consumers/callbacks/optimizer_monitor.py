@@ -1,4 +1,4 @@
-"""Norms of gradients, and what the optimizer says of each parameter, as metrics."""
+"""Norms of gradients, and the optimizer's values for each parameter, as metrics."""
 
 import math
 from typing import Any
@@ -12,22 +12,22 @@ _GLOBAL = "l2_norm/grad/global"
 
 
 class OptimizerMonitor(Callback):
-    """L2 norms of the gradients, and whatever the optimizer reports of each parameter, every so many batches.
+    """L2 norms of the gradients, and the optimizer's report of each parameter, every ``batch_log_interval`` batches.
 
     Logs at ``BATCH_END``, after the step and under its number:
 
-    - ``l2_norm/grad/PARAMETER``, of each parameter that is trained;
+    - ``l2_norm/grad/PARAMETER``, of each trained parameter;
     - ``l2_norm/grad/global``, of all of them together;
-    - what the optimizer's method ``report_per_parameter_metrics`` gives, where it has one, such as
-      ``l2_norm/moment/PARAMETER``, ``l2_norm/param/PARAMETER`` and ``l2_norm/update/PARAMETER``.
+    - the results of the optimizer's method ``report_per_parameter_metrics``, where it has one, such as
+    ``l2_norm/moment/PARAMETER``, ``l2_norm/param/PARAMETER`` and ``l2_norm/update/PARAMETER``.
 
-    The norms are computed where the model is trained, in the batches that are asked for alone. Gradients are those that
-    the optimizer uses: of the whole batch, unscaled, and clipped where an algorithm clips.
+    The trainer computes the norms in requested batches only. Gradients are those that the optimizer uses: of the whole
+    batch, unscaled, and clipped where an algorithm clips.
 
     Args:
-        log_optimizer_metrics: whether to log what the optimizer reports.
+        log_optimizer_metrics: log the optimizer's report.
         batch_log_interval: how often, in batches: 10 for the batches 10, 20, ...
-        only_global: whether to log ``l2_norm/grad/global`` alone.
+        only_global: log ``l2_norm/grad/global`` alone.
 
     Reference: ``composer/callbacks/optimizer_monitor.py``.
     """
@@ -41,7 +41,7 @@ class OptimizerMonitor(Callback):
             self._field = "gradient_norm"
         elif log_optimizer_metrics:
             self._field = "optimizer_norms"
-        # What the training is asked for, which each object decides for itself.
+        # The request of this object.
         self.fields = (self._field,)  # type: ignore[misc]
         self.every = batch_log_interval  # type: ignore[misc]
 

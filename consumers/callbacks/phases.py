@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and which rank holds up the others."""
+"""The parts of a step's time, and the rank that delays the others."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
@@ -33,13 +33,11 @@ _KEEPS = 1.25
 _STRAGGLES = 0.8
 _NAME = "time/phase"
 _UNSETTLED = 32
-# Less than that is how far apart the ranks are, of which the first one tells the training time.
+# The ranks are less than this apart; the first one reports the training time.
 _PAUSE_NS = 50_000_000
 
 
 class Report(NamedTuple):
-    """The measurement of a batch on one rank."""
-
     step: float
     """Seconds from the end of the batch before to the end of this one."""
     seconds: Mapping[str, float]
@@ -53,10 +51,10 @@ class Sample(NamedTuple):
     step: float
     """Seconds from the end of the batch before to the end of this one."""
     seconds: list[float]
-    """Of each of :data:`~offloop.bus.types.phases.PARTS`."""
+    """For each of :data:`~offloop.bus.types.phases.PARTS`."""
     last: LastArrival | None
     longer_in: str | None = None
-    """The phase that the last rank spent longer on than the others, before they met."""
+    """The phase, before the ranks met, on which the last rank spent most more time than the others."""
     longer: float = 0.0
     """Seconds that it spent longer on it."""
 
@@ -71,12 +69,11 @@ class Verdict(NamedTuple):
     text: str
 
     def weight(self, known: str | None) -> float:
-        """Its share, more of the verdict so far, so that a verdict does not come and go with every batch."""
+        """Return its share, increased for the current verdict, so that verdicts do not flicker."""
         return self.share * (_KEEPS if self.kind == known else 1.0)
 
 
 def sample_of(reports: Mapping[Any, Report]) -> Sample:
-    """A batch from the reports of its ranks."""
     # In the order of the ranks: sums of floats depend on it.
     means = [fmean(report.seconds[part] for _, report in sorted(reports.items())) for part in PARTS]
     step = fmean(report.step for report in reports.values())
@@ -94,7 +91,7 @@ def sample_of(reports: Mapping[Any, Report]) -> Sample:
 
 
 class Phases(Callback):
-    """Where the time of a step goes, and a verdict in words when something dominates.
+    """The parts of a step's time, and a verdict in words when one dominates.
 
     Of each measured batch it logs ``time/phase/data`` (waiting for data), ``forward``, ``loss``, ``backward``,
     ``optimizer``, ``publishing`` and ``other`` (the rest), in seconds per batch, as the mean over the last ``window``
@@ -104,9 +101,9 @@ class Phases(Callback):
     ``time/phase/verdict`` is logged as a metric and as a text when it changes: ``input-bound: 63 % of the step waits
     for data``, ``evaluation-bound``, ``publishing-bound``, ``bound by other work``, ``compute-bound``, or, with several
     ranks, ``straggling rank 2: arrived last in 9 of 10 batches, the others wait 12 ms``. A straggler arrives last where
-    the ranks meet, whatever their clocks say.
+    the ranks meet, whatever the ranks' clocks show.
 
-    Of a run on several hosts, read with ``--stream``, stragglers are sought over all hosts, in their last ``window``
+    In a run on several hosts, read with ``--stream``, stragglers are sought over all hosts, in their last ``window``
     reports of about a second: ``straggling host node17, rank 139: arrives last, the others wait 40 ms``, or
     ``straggling host node17`` where its ranks take turns. All else, and a replay, is about the first host.
 
@@ -130,7 +127,7 @@ class Phases(Callback):
         self._samples: deque[Sample] = deque(maxlen=window)
         self._verdict: str | None = None
         self._reports: Together[Report] = Together(_UNSETTLED)
-        # When the batch at hand began on each rank.
+        # Start of the current batch on each rank.
         self._resumed: dict[int, int] = {}
         self._evaluation = _Evaluation()
         self._arrivals = HostArrivals()
@@ -197,7 +194,7 @@ class Phases(Callback):
                 logger.log_text(text, f"{_NAME}/verdict", batch)
 
     def _judge(self, means: Mapping[str, float]) -> Verdict | None:
-        """The part that dominates, once the window is half full; ``None`` when none does."""
+        """Return the dominating part, once the window is half full."""
         step, known = fmean(sample.step for sample in self._samples), self._verdict
         if not self._is_half_full(self._samples) or step <= 0:
             return None
@@ -223,7 +220,7 @@ class Phases(Callback):
         return 2 * len(window) >= (self._samples.maxlen or 0)
 
     def _stragglers(self) -> Iterator[Verdict]:
-        # Sought in the windows of all hosts, where there are some.
+        # In the windows of all hosts, if any.
         compared: list[LastArrival | None] = [*self._arrived] or [sample.last for sample in self._samples]
         found = find_straggler(compared, _STRAGGLES * len(compared))
         if found is None or not self._is_half_full(compared):
@@ -241,21 +238,21 @@ class Phases(Callback):
             longer = fmean(sample.longer if sample.longer_in == phase else 0.0 for sample in late)
             if longer >= found.waited / 2:
                 text += f"; it takes {number_text(longer, SECONDS, 3)} longer for {phase}"
-        # All ranks lose what one costs them, so that is worth a word sooner.
+        # A straggler costs all ranks time, so its threshold is lower.
         yield Verdict(found.costs(len(compared)), self._threshold / 3, f"straggler {who}", text)
 
 
 def _report(state: Snapshot, resumed: int | None) -> Report | None:
-    """The measurement of a batch that began at that time; ``None`` for a batch that was not measured."""
+    """Return the measurement of a batch that began at that time; ``None`` for an unmeasured batch."""
     phases = read_phases(state.fields.get("phases"))
     if phases is None:
         return None
     forward = phases.starts("forward")
     arrival = Arrival(forward[0] if forward else None, tuple(phases.starts("backward")), state.time_ns)
-    # The GPU is behind the host: a batch that the host is through with may take longer there.
+    # The GPU is behind the host: a finished batch of the host may take longer there.
     reached = max((span.start_ns + span.duration_ns for span in phases.spans), default=0)
     passed = state.time_ns - (phases.began_ns if resumed is None else resumed)
-    # Training time stands still in a pause; other loops may not tell how much of it a batch took.
+    # Training time stops in a pause; other loops may not report a batch's time.
     trained = 1000 * state.timestamp.values.batch_wct
     paused = passed - trained if trained and passed - trained > _PAUSE_NS else 0
     step = max(passed, reached) - paused
@@ -264,7 +261,7 @@ def _report(state: Snapshot, resumed: int | None) -> Report | None:
 
 @dataclass
 class _Evaluation:
-    """The cost of evaluations, from the first rank's events."""
+    """Cost of evaluations, in nanoseconds, from the first rank's events."""
 
     began: int | None = None
     before: int = 0
@@ -284,5 +281,5 @@ class _Evaluation:
             self.spent += spent
 
     def seconds_per_batch(self, batch: int) -> float:
-        """Each batch's part of the last evaluation; less when none has come for longer than before."""
+        """Return each batch's part of the last evaluation, which decreases while none follows."""
         return self.spent / 1e9 / max(self.batches, batch - self.before, 1)

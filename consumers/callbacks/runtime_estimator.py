@@ -14,18 +14,19 @@ from offloop.consumers.callbacks.speed_monitor import SECONDS_IN, TimeUnitName
 
 
 class RuntimeEstimator(Callback):
-    """Remaining time of the run, from how fast it has gone so far.
+    """Remaining time of the run, from its speed so far.
 
     Logs ``time/remaining_estimate`` at ``BATCH_END``, in ``time_unit``, and that unit once, as the hyperparameter
     ``time/remaining_estimate_unit``. The first ``skip_batches`` batches are left out, because they are often slower.
-    The time that evaluations take is kept apart: each evaluator is expected to run as often as it has so far, and to
-    take as long as it has on average, its first run left out as soon as there is another.
+    Evaluations count separately: each evaluator is expected to run as often as it has so far, and to take its mean
+    duration, without its first run as soon as it has another.
 
-    The clock starts with the first batch that counts, at ``BATCH_START``. A recording in which nobody asked for that
-    event has it start where the batch before ended, so the wait for the data is counted in once.
+    The clock starts with the first counted batch, at ``BATCH_START``. In a recording without that event it starts at
+    the end of the batch before, so the wait for the data counts once.
 
-    Without a ``max_duration`` there is nothing to estimate: that is said once on standard error.
-    Reference: ``composer/callbacks/runtime_estimator.py``."""
+    Without a ``max_duration`` it estimates nothing, with one line on standard error. Reference:
+    ``composer/callbacks/runtime_estimator.py``.
+    """
 
     resumes = False
     keeps = ("_left_to_skip", "_disabled", "_start_ns", "_start_part", "_epoch_batches", "_evaluations")
@@ -94,17 +95,16 @@ class RuntimeEstimator(Callback):
         if part is None:
             self._disabled = True
             say(
-                "the remaining time cannot be estimated: the run does not say how long it is to go on (max_duration)",
+                "the remaining time cannot be estimated: the run has no max_duration",
                 err=True,
             )
             return
         self._start_ns, self._start_part = time_ns, part
-        # From here on, and not before: the first estimates of the reference rest on an epoch without a length.
+        # Not before: the first estimates of the reference rest on an epoch without a length.
         self._epoch_batches = state.dataloader_len
 
     def _elapsed_part(self, timestamp: Timestamp, max_duration: Time | None) -> float | None:
-        """The part of the training that is done; in a training of so many epochs, by its batches where it is known how
-        many an epoch has."""
+        """Return the finished part of the training, by batches in a training in epochs of known length."""
         if max_duration is None:
             return None
         if not max_duration.value:
@@ -120,7 +120,7 @@ class RuntimeEstimator(Callback):
 
 @dataclass
 class _Evaluations:
-    """Runs of one evaluator: number, duration, and the part of the training by the last of them."""
+    """Runs of one evaluator: number, microseconds, and the finished part of the training at the last run."""
 
     count: int = 0
     first: int = 0
@@ -136,7 +136,7 @@ class _Evaluations:
     def remaining_seconds(self, start_part: float) -> float:
         frequency = self.part / self.count
         if frequency <= 0:
-            # It has run before the training made any progress: how often it will is not known yet.
+            # It has run before the training made any progress: its frequency is unknown.
             return 0.0
         if self.count > 1:
             average = (self.microseconds - self.first) / 1e6 / (self.count - 1)

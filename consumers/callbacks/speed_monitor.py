@@ -14,10 +14,9 @@ SECONDS_IN = {"seconds": 1, "minutes": 60, "hours": 60 * 60, "days": 24 * 60 * 6
 
 
 # Teraflops per second, dense: where a datasheet gives only the figure "with sparsity", half of it. 16 stands for
-# float16 and bfloat16, which are equally fast where there are both. From NVIDIA's datasheets "B200 (HGX B200)", "H200
-# Tensor Core GPU", "H100 Tensor Core GPU" (SXM, PCIe and NVL), "A100 Tensor Core GPU", "A30", "A10", "L40S", "L4",
-# "V100" and "T4". The first entry whose words all occur in the device's name is taken, so the special ones stand
-# before the general.
+# float16 and bfloat16, which are equally fast. From NVIDIA's datasheets "B200 (HGX B200)", "H200 Tensor Core GPU",
+# "H100 Tensor Core GPU" (SXM, PCIe and NVL), "A100 Tensor Core GPU", "A30", "A10", "L40S", "L4", "V100" and "T4". The
+# first entry whose words all occur in the device's name counts, so special ones come first.
 _TERAFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("B200", {"fp32": 75, "tf32": 1125, "16": 2250, "fp8": 4500}),
     ("H200", {"fp32": 67, "tf32": 494.5, "16": 989.5, "fp8": 1979}),
@@ -41,16 +40,17 @@ class SpeedMonitor(Callback):
 
     Logs at ``BATCH_END``, from the training time of the events alone:
 
-    - ``throughput/batches_per_sec`` and ``throughput/samples_per_sec`` once ``window_size`` + 1 batches are over;
-    - ``throughput/tokens_per_sec`` when there are tokens;
+    - ``throughput/batches_per_sec`` and ``throughput/samples_per_sec`` after ``window_size`` + 1 batches;
+    - ``throughput/tokens_per_sec`` when tokens are counted;
     - ``throughput/flops_per_sec`` when the snapshot has ``flops_per_batch`` (FLOPs of one batch over all ranks), and
-      ``throughput/device/mfu``, the share of the device's peak;
+    ``throughput/device/mfu``, the share of the device's peak;
     - each of them as ``throughput/device/...`` too, divided by the number of ranks;
-    - ``time/train``, ``time/val``, ``time/total`` in ``time_unit``, logged as the hyperparameter ``time/unit``
-      where it is not hours; they continue where a training resumes from a checkpoint.
+    - ``time/train``, ``time/val``, ``time/total`` in ``time_unit``, logged as the hyperparameter ``time/unit`` if it is
+    not hours; they continue where a training resumes from a checkpoint.
 
-    ``gpu_flops_available`` is the device's peak in FLOPs per second; without it the published figure of the device is
-    taken, if it is known. Reference: ``composer/callbacks/speed_monitor.py``."""
+    ``gpu_flops_available`` is the device's peak in FLOPs per second, by default its published figure, if known.
+    Reference: ``composer/callbacks/speed_monitor.py``.
+    """
 
     def __init__(
         self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: TimeUnitName = "hours"
@@ -61,7 +61,7 @@ class SpeedMonitor(Callback):
         self._time_unit = time_unit
         self._divider = SECONDS_IN[time_unit]
         self._full = window_size + 1
-        # Of each batch the counts of batches, samples and tokens, and the seconds trained.
+        # For each batch the counts of batches, samples and tokens, and the seconds trained.
         self._batches: deque[tuple[int, int, int, float]] = deque(maxlen=self._full)
         self._flops: deque[float] = deque(maxlen=self._full)
         self._eval_seconds = 0.0
@@ -107,7 +107,7 @@ class SpeedMonitor(Callback):
         ranks = state.world_size
         if len(self._batches) == self._full:
             counts = [last - first for first, last in zip(self._batches[0], self._batches[-1], strict=True)]
-            # Not every batch has an event in a stream made from a log. A loop of one's own may count none.
+            # Not every batch has an event in a stream made from a log, and a custom loop may count none.
             batches = (counts[0] or self._full - 1) / elapsed
             samples, tokens = counts[1] / elapsed, counts[2] / elapsed
             logger.log_metrics(
@@ -131,11 +131,11 @@ class SpeedMonitor(Callback):
 
 
 def peak_flops(device_name: str | None, precision: str | None) -> float | None:
-    """Floating point operations per second that a device is said to reach, or ``None`` for one that is not in the
-    table.
+    """Return a device's peak in floating point operations per second; ``None`` for an unknown device.
 
     ``device_name`` as CUDA names it (``NVIDIA A100-SXM4-80GB``); ``precision`` is ``fp32``, ``tf32``, ``fp16``,
-    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``."""
+    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``.
+    """
     if device_name is None or precision is None:
         return None
     kind = precision.lower().removeprefix("amp_")

@@ -1,4 +1,4 @@
-"""Notices that nothing happens any more."""
+"""Alerts when a training hangs."""
 
 import asyncio
 import contextlib
@@ -23,29 +23,28 @@ _EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
 _STARTS = {Event.EVAL_START, Event.PREDICT_START}
 _ENDS = {Event.EVAL_END, Event.PREDICT_END}
 _IN_EVALUATION = _STARTS | _EVALUATION_BATCHES
-# What comes after these is up to the user's program, which may take its time.
+# The user's program continues after these, and may take its time.
 _IDLE = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END}
 
 
 class StallMonitor(Callback):
-    """Alerts when no event has come for ``factor`` times as long as a batch usually takes, and says what the training
-    was doing last.
+    """Alerts when no event has come for ``factor`` times the usual duration of a batch, with the last known place.
 
-    A batch usually takes the median of the last 51, those of the training and of evaluations each for themselves. No
-    alert comes before ``min_seconds``, and none before ``factor`` x ``min_seconds`` while no batch is known. Between
-    two calls of ``fit()``, ``eval()`` or ``predict()`` nothing is expected.
+    The usual duration is the median of the last 51 batches, separately for training and evaluations. No alert comes
+    before ``min_seconds``, and none before ``factor`` x ``min_seconds`` while no batch is known. Between two calls of
+    ``fit()``, ``eval()`` or ``predict()`` no event is expected.
 
-    While it waits, it measures with a clock and says so on standard error, once for each stall, and again when events
-    come. What it logs goes by the times of the events alone, and is the same in a replay: with the first event after a
-    stall ``stall/seconds``, how long it took, and ``stall/count``, how many there have been.
+    While it waits, it measures with a clock and reports on standard error, once for each stall, and again when events
+    come. Its metrics follow the times of the events alone, and are the same in a replay: with the first event after a
+    stall ``stall/seconds``, its duration, and ``stall/count``, the number of stalls.
 
-    While the training is paused by a command, nothing is expected either, and that time does not count. In a replay,
-    also in one that ``offloop replay`` serves from this machine, it is only logged: a recording comes as slowly as it
-    is replayed, and does not hang.
+    While the training is paused by a command, no event is expected either, and that time does not count. A replay, also
+    one that ``offloop replay`` serves from this machine, only logs: its speed says nothing about the training.
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
     recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
-    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`."""
+    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`.
+    """
 
     events = BASE_EVENTS | _EVALUATION_BATCHES
     resumes = False
@@ -69,7 +68,7 @@ class StallMonitor(Callback):
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         self._context, seen = logger.context, self._seen
         waited = (state.time_ns - seen.last_ns - self._paused(seen.last_ns, state.time_ns)) / 1e9
-        # A recording has the batches of evaluations only where somebody asked for them.
+        # A recording has the batches of evaluations only on request.
         is_whole_evaluation = seen.last_event in _STARTS and event in _ENDS
         if seen.limit is not None and waited > seen.limit and not is_whole_evaluation:
             seen.count += 1
@@ -87,7 +86,6 @@ class StallMonitor(Callback):
                 await watch
 
     def _paused(self, since_ns: int, until_ns: int) -> int:
-        """Nanoseconds of that time in which the training was paused."""
         paused, began = 0, None
         for outcome in self._answered():
             at = min(max(outcome.time_ns or 0, since_ns), until_ns)
@@ -117,7 +115,7 @@ class StallMonitor(Callback):
         ]
 
     def _limit_after(self, event: Event) -> float | None:
-        """Seconds that the next event may take; ``None`` when none is expected."""
+        """Return the seconds that the next event may take; ``None`` when none is expected."""
         if event in _IDLE or (event is Event.EVAL_AFTER_ALL and not self._seen.fitting):
             return None
         steps = self._seen.evaluation_steps if event in _IN_EVALUATION else self._seen.steps
@@ -128,11 +126,11 @@ class StallMonitor(Callback):
         if self._alerted:
             self._alerted = False
             self._alert(
-                RESOLVED, f"the training goes on, after {time.monotonic() - self._arrived:.0f} s without an event"
+                RESOLVED, f"the training continues, after {time.monotonic() - self._arrived:.0f} s without an event"
             )
         self._arrived = time.monotonic()
         if self._watch is None and not self._is_replay():
-            # Outside an event loop, as in a test of the numbers, nobody waits for anything.
+            # Outside an event loop, as in a test of the numbers, nothing waits.
             with contextlib.suppress(RuntimeError):
                 self._watch = asyncio.get_running_loop().create_task(self._wait())
 
@@ -142,11 +140,11 @@ class StallMonitor(Callback):
             if self._seen.limit is None or self._alerted or self._left() > 0:
                 continue
             if self._is_paused():
-                # What is expected next is expected from the end of the pause on.
+                # The next event is due from the end of the pause on.
                 self._arrived = time.monotonic()
                 continue
             arrived = self._arrived
-            # Events that wait to be handled, because another callback took long, come before this is over.
+            # Events delayed by another slow callback arrive during this pause.
             await asyncio.sleep(min(1.0, self._min_seconds / 10))
             if arrived == self._arrived:
                 self._alerted = True
@@ -163,7 +161,7 @@ class StallMonitor(Callback):
         note_alert(self._context.run_dir, alert)
 
     def _left(self) -> float:
-        """Seconds to the next check; 0 when an event is overdue."""
+        """Return the seconds to the next check; 0 when an event is overdue."""
         if self._seen.limit is None or self._alerted:
             return self._min_seconds / 2
         # The next event may bring a shorter limit.
@@ -172,8 +170,6 @@ class StallMonitor(Callback):
 
 @dataclass
 class _Seen:
-    """The events so far."""
-
     steps: list[float] = field(default_factory=list)
     evaluation_steps: list[float] = field(default_factory=list)
     """Seconds of the last batches."""
@@ -201,7 +197,7 @@ def _serves_replay(run_dir: Path) -> bool:
 
 
 def _phase(event: Event, state: Snapshot) -> str:
-    """The place at which a training hangs that shows no event after this one."""
+    """Describe the place where a training hangs after this event."""
     batch, epoch = state.timestamp.values.batch, state.timestamp.values.epoch
     if event is Event.BATCH_END:
         return f"after batch {batch}: in the dataloader, or in batch {batch + 1}"

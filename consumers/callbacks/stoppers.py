@@ -35,10 +35,10 @@ _SMALL_IS_GOOD = ("loss", "error", "perplexity")
 class Stopper(Callback, ABC):
     """Watches one metric of the training or of one evaluator, and asks for the end of the training.
 
-    With ``on_batch`` a metric of the training is looked at after each batch too, and not only after each epoch.
-
-    An unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which lists the known ones: at
-    the start of a training that publishes the labels of its evaluators, otherwise at the first evaluation."""
+    With ``on_batch`` a metric of the training is checked after each batch too, and not only after each epoch. An
+    unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which lists the known ones: at the
+    start of a training that publishes the labels of its evaluators, otherwise at the first evaluation.
+    """
 
     keeps = ("_has_seen_label", "_is_announced")
 
@@ -53,17 +53,17 @@ class Stopper(Callback, ABC):
         self._is_announced = False
 
     def demand(self) -> Demand:
-        """The events at which it decides, and those at which it finds out whether there is such a label."""
+        """Return the events at which it decides, and those that show whether its label exists."""
         of_labels = () if self.dataloader_label == TRAIN else (Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END)
         return Demand.of({*self._looks_at, *of_labels})
 
     @abstractmethod
     def judge(self, value: float, state: Snapshot) -> bool:
-        """Take in the metric's value at an event; return True to end the training."""
+        """Record the metric's value at an event; return True to end the training."""
 
     @abstractmethod
     def reason(self, value: float, state: Snapshot) -> str:
-        """The reason to end the training, now that the metric has that value."""
+        """Return the reason to end the training at that value."""
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         labels = state.fields.get("evaluators")
@@ -125,8 +125,10 @@ def _metrics_of(state: Snapshot) -> list[str]:
 
 
 def in_precision_of(value: float, other: float) -> float:
-    """The other number, in single precision if the value is a number of that: otherwise 0.3 as a metric, computed in
-    single precision, would be greater than the threshold 0.3."""
+    """Return the other number in single precision if the value is a single.
+
+    Otherwise 0.3 as a metric, computed in single precision, would be greater than the threshold 0.3.
+    """
     return _single(other) if _single(value) == value else other
 
 
@@ -141,7 +143,7 @@ def _single(value: float) -> float:
 def _comparison(comp: Comparison | str | None, monitor: str) -> Comparison:
     if comp is None:
         return operator.lt if any(word in monitor.lower() for word in _SMALL_IS_GOOD) else operator.gt
-    # Those of torch and numpy take no plain numbers, or give no plain answer.
+    # Comparisons of torch and numpy do not accept plain numbers, or do not return a plain bool.
     name = comp if isinstance(comp, str) else getattr(comp, "__name__", "")
     if name in _COMPARISONS:
         return _COMPARISONS[name]
@@ -157,15 +159,15 @@ class EarlyStopper(Stopper):
 
     Args:
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
-        dataloader_label: label of the evaluator that it belongs to, or ``train``.
+        dataloader_label: label of its evaluator, or ``train``.
         comp: ``greater`` (``gt``) or ``less`` (``lt``) values are better, or a function of two numbers that says if the
             first is better. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name.
         min_delta: a better value counts only if it is further than this from the best so far.
         patience: the training ends when the best value is more than this ago: a number of epochs, or a time such as
             ``2ep`` or ``500ba``.
 
-    Looks at the metric at ``EVAL_END`` of its evaluator; one of the training at ``EPOCH_END``, and with ``patience`` in
-    batches at ``BATCH_END``. Any number is better than NaN. Numbers are compared in the precision of the metric.
+    Checks the metric at ``EVAL_END`` of its evaluator; a metric of the training at ``EPOCH_END``, and with ``patience``
+    in batches at ``BATCH_END``. Any number is better than NaN. Numbers are compared in the precision of the metric.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid ``comp`` or ``patience``. Reference:
     ``composer/callbacks/early_stopper.py``.
@@ -190,7 +192,7 @@ class EarlyStopper(Stopper):
         self.best: float | None = None
         """The best value so far; ``None`` before the first."""
         self.best_occurred: Timestamp | None = None
-        """When that was."""
+        """The time of the best value."""
 
     def state_dict(self) -> dict[str, Any]:
         occurred = None if self.best_occurred is None else list(self.best_occurred.values)
@@ -229,12 +231,12 @@ class ThresholdStopper(Stopper):
 
     Args:
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
-        dataloader_label: label of the evaluator that it belongs to, or ``train``.
-        threshold: the value to be passed; the threshold itself does not end the training.
+        dataloader_label: label of its evaluator, or ``train``.
+        threshold: the value to pass; the threshold itself does not end the training.
         comp: as for :class:`EarlyStopper`.
-        stop_on_batch: look at a metric of the training after each batch too.
+        stop_on_batch: check a metric of the training after each batch too.
 
-    Looks at the metric when :class:`EarlyStopper` does, with the same precision.
+    Checks the metric when :class:`EarlyStopper` does, with the same precision.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid ``comp``. Reference:
     ``composer/callbacks/threshold_stopper.py``.

@@ -14,7 +14,7 @@ from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 
 _FRESH_SECONDS = 60.0
-"""Age up to which an event is logged with what is measured at its arrival."""
+"""Age of an event up to which the measurement at its arrival is logged for it."""
 
 _COMBINED: dict[str, Callable[[list[float]], float]] = {
     "utilization_percent": fmean,
@@ -26,26 +26,27 @@ _COMBINED: dict[str, Callable[[list[float]], float]] = {
 
 
 class SystemMonitor(Callback):
-    """CPU, memory, disk, network and GPUs of the machine that the consumer runs on.
+    """CPU, memory, disk, network and GPUs of the consumer's machine.
 
     Logs at ``BATCH_END``, at most once in ``every_seconds`` of event time:
 
-    - ``system/cpu_percent``: share of all cores that was busy since the last time;
+    - ``system/cpu_percent``: busy share of all cores since the last time;
     - ``system/memory_percent``, ``system/memory_used_bytes``;
-    - ``system/disk_used_percent``: of the file system that ``disk_path`` is on;
-      ``system/disk_read_bytes_per_sec``, ``system/disk_write_bytes_per_sec``: all disks together;
+    - ``system/disk_used_percent``: of the file system of ``disk_path``; ``system/disk_read_bytes_per_sec``,
+    ``system/disk_write_bytes_per_sec``: all disks together;
     - ``system/network_received_bytes_per_sec``, ``system/network_sent_bytes_per_sec``: all interfaces but loopback;
     - of the GPUs that NVML shows: ``system/gpu_utilization_percent`` (mean), ``system/gpu_memory_used_bytes`` (sum),
-      ``system/gpu_memory_percent`` (of all their memory), ``system/gpu_power_watts`` (sum),
-      ``system/gpu_temperature_celsius`` (the hottest).
+    ``system/gpu_memory_percent`` (of all their memory), ``system/gpu_power_watts`` (sum),
+    ``system/gpu_temperature_celsius`` (the hottest).
 
     With ``log_all_data`` also ``system/cpuN_percent`` of each core and ``system/gpuN/...`` of each GPU. Unavailable
     values are left out.
 
-    ``gpu_available``: ``True`` raises when NVML shows no GPU, ``False`` does not look, ``None`` reports once on
-    standard error that there is none. Events older than a minute, as in a replay, are passed over. A training on
-    another machine than the consumer is reported once. Needs ``pip install 'offloop[system]'``.
-    Reference: ``composer/callbacks/system_metrics_monitor.py``."""
+    ``gpu_available``: ``True`` raises when NVML shows no GPU, ``False`` does not look, ``None`` reports a missing GPU
+    once on standard error. Events older than a minute, as in a replay, are skipped. A training on another machine than
+    the consumer is reported once. Needs ``pip install 'offloop[system]'``. Reference:
+    ``composer/callbacks/system_metrics_monitor.py``.
+    """
 
     keeps = ("_logged_ns", "_said_host")
 
@@ -118,7 +119,7 @@ class _Host:
         self._psutil = psutil
         self._disk_path = disk_path
         self._last: tuple[float, dict[str, float]] | None = None
-        # What psutil says at first is meaningless, see its manual.
+        # The first values of psutil are meaningless, see its manual.
         self._psutil.cpu_percent(percpu=True)
         self._cpu_is_known = False
 
@@ -163,8 +164,6 @@ class _Host:
 
 
 class _Gpus:
-    """Measurements by NVML."""
-
     def __init__(self) -> None:
         require("a GPU", "system", "pynvml")
         import pynvml as nvml
@@ -203,7 +202,7 @@ class _Gpus:
     def _measure_one(self, device: Any) -> dict[str, float]:
         nvml = self._nvml
         values: dict[str, float] = {}
-        # Which of these a GPU tells depends on its kind, and on whether it is shared in parts.
+        # The available values depend on the kind of GPU, and on whether it is shared in parts.
         with contextlib.suppress(nvml.NVMLError):
             values["utilization_percent"] = nvml.nvmlDeviceGetUtilizationRates(device).gpu
         with contextlib.suppress(nvml.NVMLError):

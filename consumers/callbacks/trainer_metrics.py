@@ -13,27 +13,27 @@ from offloop.consumers.api.logger import Logger
 
 
 class TrainerMetrics(Callback):
-    """Training loss, training and evaluation metrics, how far the run is, and what algorithms or a loop's
-    ``Publisher.log`` logged.
+    """Training loss, metrics of training and evaluation, progress, and values logged by algorithms or a custom loop.
 
     Names, values and steps are those of a trainer that logs by itself (reference: ``composer/trainer/trainer.py``):
 
     - ``time/epoch`` at ``EPOCH_START``;
     - ``time/batch``, ``time/sample``, ``time/batch_in_epoch``, ``time/sample_in_epoch`` (and ``time/token``,
-      ``time/token_in_epoch`` where tokens are counted), ``loss/train/total``, ``loss/train/PART`` for each part of a
-      loss that is a map or a list, and ``metrics/train/NAME`` of each batch,
-      for the step at which it began: the first batch is step 0;
+    ``time/token_in_epoch`` where tokens are counted), ``loss/train/total``, ``loss/train/PART`` for each part of a loss
+    that is a map or a list, and ``metrics/train/NAME`` of each batch, for the step at which it began: the first batch
+    is step 0;
     - ``metrics/train/NAME`` once more at ``EPOCH_END``, for the number of batches trained;
     - ``metrics/LABEL/NAME`` at ``EVAL_END``;
     - all of ``time/...`` at ``FIT_END``.
 
     A value that is a list or a map is logged in numbers, as ``NAME/0`` or ``NAME/KEY``; ``None`` is left out.
 
-    What differs: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
-    the microbatch size and the hyperparameters of the trainer are not logged (the run says them itself), and what
-    algorithms and loops log arrives with the next event, under the steps that they gave."""
+    Differences: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
+    the microbatch size and the hyperparameters of the trainer are not logged (the run reports them itself), and values
+    of algorithms and ``Publisher.log`` arrive with the next event, under their own steps.
+    """
 
-    events = BASE_EVENTS  # any of them may bring what was logged
+    events = BASE_EVENTS  # any event may bring values that algorithms logged
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         for step, metrics in state.fields.get("logged") or ():
@@ -41,14 +41,13 @@ class TrainerMetrics(Callback):
         self.log_own(event, state, logger)
 
     def log_own(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Logs what belongs to the event alone."""
         super().run_event(event, state, logger)
 
     def epoch_start(self, state: Snapshot, logger: Logger) -> None:
         logger.log_metrics({"time/epoch": state.timestamp.epoch.value})
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        # A loop that does not say where the batch began still gets its loss logged, under the step that it is at.
+        # Without the start of the batch, the loss is logged under the current step.
         began = state.previous_timestamp or state.timestamp
         step = began.values.batch
         logger.log_metrics(_times(began, counts_tokens=state.timestamp.token > 0), step)

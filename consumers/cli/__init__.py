@@ -1,3 +1,1 @@
-"""The command ``consumer``, the process of attached callbacks, the registry of callbacks and loggers.
-
-Begin with ``main``."""
+"""The command ``consumer``, the process of attached callbacks, the registry; begin with ``main``."""

@@ -1,12 +1,12 @@
-"""The process in which callbacks given to a trainer run: ``python -m offloop.consumers.cli.attached``.
+"""The process of a trainer's callbacks: ``python -m offloop.consumers.cli.attached``.
 
-On standard input it is told what to do: one line of JSON, ``{"sys_path": [...], "run": "...", "shows": ...}``, with the
-run's directory, and whether to say at the end where loggers wrote; then a pickle of
-``{"callbacks": [...], "loggers": [...]}``.
-The line comes first because unpickling imports the user's modules, for which the trainer's ``sys.path`` has to be in
-place. A text among the callbacks and loggers is a name, as ``consumer`` takes it. With ``describe`` in the line nothing
-is run: the last line on standard output is then JSON that says the demand of these callbacks, see :func:`describe`. The
-pickle comes from the parent process through a pipe of its own; nothing else is ever unpickled."""
+Its standard input begins with a line of JSON, ``{"sys_path": [...], "run": "...", "shows": ...}``: the run's directory,
+and whether to report at the end where loggers wrote. A pickle of ``{"callbacks": [...], "loggers": [...]}`` follows.
+The line comes first because unpickling imports the user's modules, which needs the trainer's ``sys.path``. A text among
+the callbacks and loggers is a name, as for ``consumer``. With ``describe`` in the line nothing is run: the last line on
+standard output is then the demand of these callbacks as JSON, see :func:`describe`. The pickle comes from the parent
+process through a pipe; nothing else is ever unpickled.
+"""
 
 import contextlib
 import json
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from offloop.bus.plugins.registry import Registry
 
 NAME = "callbacks"
-"""What the consumer of a trainer's own callbacks is called."""
+"""Name of the consumer of a trainer's own callbacks."""
 
 
 def run_attached(
     run: str, callbacks: Sequence[Callback], loggers: Sequence[LoggerDestination], shows: bool = False
 ) -> int:
-    """Runs a trainer's callbacks until its run ends; returns the exit code, 1 if one of them or a logger failed.
+    """Run a trainer's callbacks until its run ends; return the exit code, 1 after an error.
 
-    ``run`` is the run's directory. Loggers get what the trainer itself has to
-    say too; callbacks without a logger log to the console."""
+    ``run`` is the run's directory. Loggers receive the trainer's metrics too; the default logger is the console.
+    """
     made = list(callbacks)
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())
@@ -63,9 +63,7 @@ def run_attached(
 
 
 def create_named(callbacks: Iterable[Any], loggers: Iterable[Any]) -> tuple[list[Callback], list[LoggerDestination]]:
-    """The same with what has a name made, each name once.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` for a name that there is not."""
+    """Return the callbacks and loggers, each name replaced once by an object. Raises ConfigurationError."""
     given = [*callbacks], [*loggers]
     if not any(isinstance(one, str) for one in (*given[0], *given[1])):
         return given
@@ -78,14 +76,12 @@ def create_named(callbacks: Iterable[Any], loggers: Iterable[Any]) -> tuple[list
 def _create(registry: "Registry[Any]", given: list[Any]) -> list[Any]:
     named = dict.fromkeys(one for one in given if isinstance(one, str))
     made = {name: registry.create(name, {}) for name in named}
-    # Where a name stands for the first time.
+    # A name stays at its first place.
     return [made.pop(one) if isinstance(one, str) else one for one in given if not isinstance(one, str) or one in made]
 
 
 def describe(names: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trainer has to know of callbacks and loggers with these names before it begins: the ``demand`` of the
-    callbacks as it travels, and the ``barrier_events`` at which they may decide; or as ``error`` why they cannot work
-    on this machine."""
+    """Return the ``demand`` and ``barrier_events`` of named callbacks, or the ``error`` on this machine."""
     try:
         callbacks, loggers = create_named(names["callbacks"], names["loggers"])
         requested_events(callbacks)
@@ -100,8 +96,7 @@ def describe(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_order(stream: BinaryIO) -> dict[str, Any]:
-    """Reads what the trainer sends. Raises ConfigurationError when it cannot be read, or an object in it cannot be
-    made in this process."""
+    """Read the trainer's input. Raises ConfigurationError if it is malformed or an object cannot be made here."""
     try:
         order: dict[str, Any] = json.loads(stream.readline())
         sys.path[:] = order["sys_path"]
@@ -121,7 +116,7 @@ def read_order(stream: BinaryIO) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _beside_the_trainer() -> Iterator[None]:
-    """The trainer may draw a progress bar on the terminal, where all that is printed here is to leave it whole."""
+    """Print above the progress bar that the trainer may draw on the terminal."""
     originals = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     shared = {name: AboveLastLine(stream) for name, stream in originals.items() if is_screen(stream)}
     for name, stream in shared.items():
@@ -137,9 +132,8 @@ def _beside_the_trainer() -> Iterator[None]:
 
 
 def main() -> None:
-    """Entry point."""
-    # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process is
-    # to see the end.
+    # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process
+    # waits for that end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _beside_the_trainer():
         code = _run_order()
@@ -158,7 +152,7 @@ def _run_order() -> int:
         say(f"error: {error}", err=True)
         code = 1
     except BrokenPipeError:
-        # Whoever read our output is gone; nothing may be flushed to it at exit either.
+        # The reader of our output is gone; nothing may be flushed to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     return code

@@ -1,4 +1,4 @@
-"""What the command ``consumer`` does with its options."""
+"""Runs the command ``consumer`` with its options."""
 
 import contextlib
 import gc
@@ -42,7 +42,7 @@ from offloop.consumers.runner.state_file import StateBucket, StateFile, StateSto
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions:
-    """The options of the command, as it reads them; its help says what each is."""
+    """The options of the command; its help describes each."""
 
     callbacks: list[str]
     loggers: list[str]
@@ -67,27 +67,24 @@ class ConsumerOptions:
 
     @property
     def is_file(self) -> bool:
-        """Whether they name a recording."""
         return self.replay is not None or (self.run is not None and not self.stream and Path(self.run).is_file())
 
     @property
     def replay_option(self) -> str | None:
-        """An option of how a recording is replayed, if one was given."""
+        """The first given option of replaying."""
         given = {"--rate": self.rate, "--start": self.start, "--until": self.until, "--loop": self.loop or None}
         return next((name for name, value in given.items() if value is not None), None)
 
     def check(self) -> None:
-        """Raises for options that do not go together, or for a value that is not allowed."""
+        """Raise for options that exclude each other, or for an invalid value."""
         if not self.callbacks:
-            raise click.UsageError("--callbacks names none: give one at least; '--list' shows what there is")
+            raise click.UsageError("--callbacks is empty: give at least one; '--list' shows the known ones")
         if self.replay and (self.run or self.wait):
-            raise click.UsageError("--replay reads a file: it goes with neither --run nor --wait")
+            raise click.UsageError("--replay reads a file: it excludes --run and --wait")
         if self.last and (self.replay or self.run or self.wait):
-            raise click.UsageError(
-                "--last takes the newest run there is: it goes with none of --replay, --run and --wait"
-            )
+            raise click.UsageError("--last reads the newest run: it excludes --replay, --run and --wait")
         if self.stream and self.replay:
-            raise click.UsageError("--stream reads runs from NATS: it does not go with --replay")
+            raise click.UsageError("--stream reads runs from NATS: it excludes --replay")
         if self.ranks and not (self.stream and self.run):
             raise click.UsageError("--ranks chooses ranks of a run in NATS: name them with --stream and --run")
         if self.replay_option and not self.is_file:
@@ -96,25 +93,27 @@ class ConsumerOptions:
                 "it for other consumers"
             )
         if self.loop and self.name is not None:
-            raise click.UsageError("--loop begins anew each time, and --name goes on from before: give one of them")
+            raise click.UsageError("--loop starts again each time, --name resumes: give one of them")
         if self.name is not None:
             check_name(self.name)
         elif self.state_dir:
-            raise click.UsageError("--state-dir is where '--name' keeps how far a consumer is: give it a name too")
+            raise click.UsageError("--state-dir is the folder of the position that '--name' keeps: give --name too")
         if self.max_delay is not None:
             check_max_delay(self.max_delay, "--max-delay")
 
     def create(self) -> tuple[list[Callback], list[LoggerDestination]]:
-        """The callbacks and loggers, new ones with each call."""
+        """Create the callbacks and loggers."""
         made, destinations = create_selected(self.callbacks, self.loggers, self.options)
         return made, _beside_terminal(made, destinations)
 
     def find(self) -> FoundRun | Recording:
-        """What they name, once it is there; without a name the run that is live, once one is. The next attempt of a
-        named run that is just being started again is waited for. Raises RunNotFoundError, RecordingError or
-        BrokerError."""
+        """Return the named run or recording, or the live run, waiting for it if necessary.
+
+        Waits for the next attempt of a named run that is being restarted. Raises RunNotFoundError, RecordingError or
+        BrokerError.
+        """
         if self.replay is not None and not self.replay.exists():
-            # What is no run's name either is told of as a file.
+            # A name that is not a run's either is reported as a file.
             with contextlib.suppress(RunNotFoundError, ConfigurationError):
                 return Recording(find_run(str(self.replay), self.runs_dir).recording)
         if self.is_file:
@@ -127,7 +126,6 @@ class ConsumerOptions:
 
 
 def consume(options: ConsumerOptions) -> int:
-    """Runs the command and returns its exit code."""
     if options.show_list:
         _print_list()
         return 0
@@ -187,7 +185,7 @@ def _run(options: ConsumerOptions, made: list[Callback], destinations: list[Logg
 
 
 class _Streams:
-    """The streams of what was found, whose events may be ``max_delay`` seconds late."""
+    """The streams of a run or recording, whose events may be ``max_delay`` seconds late."""
 
     def __init__(self, found: FoundRun | Recording, options: ConsumerOptions, max_delay: float | None) -> None:
         self._found, self._options, self._max_delay = found, options, max_delay
@@ -196,13 +194,14 @@ class _Streams:
 
     @property
     def gave_nothing(self) -> bool:
-        """Whether what was replayed had no event that callbacks with streams of their own request. The first stream is
-        the others', and brings what the run says of itself too."""
+        """True if the replays had no event that callbacks with separate streams request.
+
+        The shared stream is the first, and brings the run's hyperparameters too.
+        """
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
-        """The stream for these callbacks, as :data:`offloop.consumers.runner.runner.OpenStream` has it. Raises
-        RunError when another attempt of the run has begun meanwhile."""
+        """Open the stream of these callbacks. Raises RunError when another attempt has begun meanwhile."""
         found, options = self._found, self._options
         if not isinstance(found, Recording):
             return found.attach(Subscription.of(callbacks, options.name, after, self._max_delay))
@@ -216,8 +215,10 @@ class _Streams:
 
 
 def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateStore:
-    """Where the consumer ``name`` keeps how far it is: in ``directory``, or else in the run's own; of a run in NATS,
-    there. Raises ConfigurationError, RunDirectoryError or BrokerError."""
+    """Return the store of a consumer's progress: in ``directory``, or in the run's own, or in NATS for a run there.
+
+    Raises ConfigurationError, RunDirectoryError or BrokerError.
+    """
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
     if directory is None and isinstance(found.place, NatsRuns):
@@ -227,8 +228,7 @@ def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) 
 
 @contextlib.contextmanager
 def _frozen() -> Iterator[None]:
-    """Keeps the garbage collector from going through everything that is loaded again and again: a tenth of the time
-    that a long history takes."""
+    """Exclude loaded objects from garbage collection, which takes a tenth of the time of a long history."""
     gc.freeze()
     try:
         yield
@@ -244,8 +244,10 @@ def _print_list() -> None:
 
 
 def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDestination]) -> list[LoggerDestination]:
-    """The destinations that can be had beside callbacks that draw on the whole terminal: none of the default ones.
-    Raises ConfigurationError when two would write to the terminal, of which one draws on all of it."""
+    """Return the destinations that work beside callbacks that draw on the whole terminal.
+
+    Default destinations are left out. Raises ConfigurationError when two would write to the terminal.
+    """
     owners = [
         shown for shown, callback in zip(unique_names(callbacks), callbacks, strict=True) if callback.owns_terminal
     ]
@@ -265,8 +267,8 @@ def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDes
 
 
 def _hold_open(callbacks: Sequence[Callback]) -> None:
-    """Keeps callbacks open that show something, until SIGINT or SIGTERM."""
+    """Keep visible callbacks open until SIGINT or SIGTERM."""
     with handle_signals(signal.default_int_handler, signal.SIGTERM), contextlib.suppress(KeyboardInterrupt):
-        # First those that have the terminal: they give it back.
+        # First those on the terminal: they give it back.
         for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):
             callback.hold_open()

@@ -91,17 +91,18 @@ settings_option = click.option(
 @click.version_option(package_name="offloop", prog_name="consumer")
 @click.option("--list", "show_list", is_flag=True, help="Show callbacks, loggers, their options, and exit.")
 def consumer(**options: Any) -> int:
-    """Run callbacks on a run, in a process of their own, without slowing the training.
+    """Run callbacks on a run, in a separate process, without slowing the training.
 
     By default attach to the live run, or wait for one, and read its history first. Callbacks are names that --list
     shows, package.module:Class or file.py:Class.
 
-    Exit code: 0 when all was handled; 1 after an error of a callback or logger; 3 when the run was lost or damaged."""
+    Exit code: 0 when all was handled; 1 after an error of a callback or logger; 3 when the run was lost or damaged.
+    """
     from offloop.consumers.cli.consume import ConsumerOptions, consume
 
     return consume(ConsumerOptions(**options))
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Run the command."""
     run_command(consumer)

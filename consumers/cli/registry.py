@@ -1,4 +1,4 @@
-"""Which callbacks and loggers there are."""
+"""The known callbacks and loggers."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ CALLBACKS: Registry[Callback] = Registry(
     adapt=adapt,
     importing=stand_in,
 )
-"""What ``--callbacks`` takes."""
+"""Values of ``--callbacks``."""
 
 LOGGERS: Registry[LoggerDestination] = Registry(
     "logger",
@@ -54,15 +54,17 @@ LOGGERS: Registry[LoggerDestination] = Registry(
         "wandb": "offloop.consumers.loggers.wandb:WandBLogger",
     },
 )
-"""What ``--log`` takes."""
+"""Values of ``--log``."""
 
 
 def create_selected(
     callbacks: Sequence[str], loggers: Sequence[str], assignments: Sequence[str]
 ) -> tuple[list[Callback], list[LoggerDestination]]:
-    """Makes the callbacks and loggers of those names, each once, with options such as ``speed.window_size=50``, see
-    :func:`offloop.bus.plugins.registry.options_for`. Raises ConfigurationError when a name, an option or a value is not
-    allowed, or an option belongs to none of the names."""
+    """Create the callbacks and loggers of those names, each once, with options such as ``speed.window_size=50``.
+
+    See :func:`offloop.bus.plugins.registry.options_for`. Raises ConfigurationError for an invalid name, option or
+    value, or an option of none of the names.
+    """
     found_callbacks = {name: CALLBACKS.find(name) for name in callbacks}
     found_loggers = {name: LOGGERS.find(name) for name in loggers}
     options = options_for({**found_callbacks, **found_loggers}, assignments)

@@ -1,4 +1,4 @@
-"""What the command ``consumer`` says on standard error, and its exit codes."""
+"""Messages of the command ``consumer`` on standard error, and its exit codes."""
 
 from collections.abc import Collection
 
@@ -18,12 +18,10 @@ EXIT_TROUBLE = 1
 
 
 def say(message: str) -> None:
-    """Says a line that is no output of callbacks or loggers."""
     printing.say(message, err=True)
 
 
 def say_start(stream: Stream, committed: Committed | None, name: str | None) -> None:
-    """Says what a consumer called ``name`` begins with."""
     if isinstance(stream, Subscriber | MergedSubscriber) and stream.live:
         say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
     if committed is None:
@@ -31,11 +29,11 @@ def say_start(stream: Stream, committed: Committed | None, name: str | None) -> 
     if committed.ending is not None:
         say(f"consumer {name} has handled this run to its end already: nothing is logged again")
     elif committed.last is not None:
-        say(f"consumer {name} goes on after {committed.handled} events")
+        say(f"consumer {name} resumes after {committed.handled} events")
 
 
 def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]) -> int:
-    """Says how it went, and of the ``fields`` that were asked for whether they came; returns the exit code."""
+    """Report the result, and whether the requested ``fields`` came; return the exit code."""
     for field in fields:
         _say_field(field, stream, statistics)
     for line in statistics.outcome_lines:
@@ -62,28 +60,28 @@ def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]
 
 def _say_field(field: str, stream: Stream, statistics: RunnerStatistics) -> None:
     if field in statistics.fields_since:
-        how = f"is there from batch {statistics.fields_since[field]} on, since this training was asked for it"
+        how = f"is available from batch {statistics.fields_since[field]} on, the first after its request"
     elif isinstance(stream, Recording | Replay):
-        how = "is not in this recording: attach while the training runs, so that it is asked for"
+        how = "is not in this recording: attach while the training runs, which requests it"
     else:
-        how = "never came: nobody asked in time, or the training has no such field (its own output says so)"
+        how = "never came: it was not requested in time, or the training does not have it (see its output)"
     say(f"the field {field!r} {how}")
 
 
 def _report_no_end(stream: Stream, handled: str, code: int) -> int:
     if _is_live(stream):
-        say(f"run {stream.run_name} is still live: {handled}, which is what is recorded so far")
+        say(f"run {stream.run_name} is still live: {handled}, all that is recorded so far")
         return code
     if isinstance(stream, Recording | Replay) and not stream.damage and Recording(stream.path).flight is not None:
         say(f"run {stream.run_name} had not ended when its flight recorder wrote this: {handled}")
         return code
-    why = stream.ending.error if stream.ending is not None and stream.ending.error else "nothing says how it ended"
+    why = stream.ending.error if stream.ending is not None and stream.ending.error else "its end is unknown"
     say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream.damage)}")
     return EXIT_LOST
 
 
 def _damage(damage: str | None) -> str:
-    return f"; {damage}, all else was read" if damage else ""
+    return f"; {damage}, the rest was read" if damage else ""
 
 
 def _is_live(stream: Stream) -> bool:

@@ -130,7 +130,7 @@ class Fanout:
             self._on_broken_pipe(error)
             return
         self._failed[name] = destination
-        show_failure(f"destination {name} failed and is given nothing more", error)
+        show_failure(f"destination {name} failed and gets no more values", error)
 
 
 def show_failure(headline: str, error: BaseException) -> None:

@@ -239,7 +239,7 @@ class Spool(LoggerDestination):
             self._patient_until = time.monotonic() + self._destination.finish_seconds
 
     def _next(self, offset: Offset) -> tuple[list[Any], Offset] | None:
-        """Return the next entries that can be sent together, and the offset after them; ``None`` when it is time to close."""
+        """Return the next entries to send together, and the offset after them; ``None`` when it is time to close."""
         directory = self._opened
         with self._changed:
             while offset.records >= self._final.records:
@@ -270,7 +270,7 @@ class Spool(LoggerDestination):
             except ConfigurationError as error:
                 self._left_out += 1
                 if self._left_out == 1:
-                    self._say(f"does not take an entry, which is left out as are further such: {error}")
+                    self._say(f"refused an entry, which is left out, as further refused ones are: {error}")
 
     def _deliver_one(self, kind: str, content: Any, state: Snapshot) -> None:
         destination = self._destination
@@ -309,7 +309,7 @@ class Spool(LoggerDestination):
             if missing:
                 self.problem = f"lacks {missing} of {given} entries"
             elif self._fatal or self._left_out:
-                self.problem = "failed" if self._fatal else "lacks entries that it does not take"
+                self.problem = "failed" if self._fatal else "lacks entries that it refused"
             if not self._holds or (self._is_over and missing):
                 directory.remove()
                 return
@@ -326,7 +326,7 @@ class Spool(LoggerDestination):
     def _next_step(self) -> str:
         assert self._context is not None  # set by open()
         if self._holds and not self._is_over:
-            return "the same command sends them when it continues"
+            return "the same command sends them when it resumes"
         if self._context.run_dir is None:
             return "they are lost"
         return f"'consumer --replay {self._context.run_dir} --log {self.shown_as}' sends it later"
@@ -334,12 +334,12 @@ class Spool(LoggerDestination):
     def _say_trouble(self, error: BaseException) -> None:
         is_new, self._trouble = self._trouble is None, f"{type(error).__name__}: {error}".splitlines()[0]
         if is_new and not self._abandoned.is_set():
-            self._say(f"takes nothing, {self._trouble}; it is tried again, and everything is kept until then")
+            self._say(f"accepts nothing, {self._trouble}; trying again, and keeping everything until then")
 
     def _say_recovery(self) -> None:
         if self._trouble is not None:
             self._trouble = None
-            self._say("takes entries again")
+            self._say("accepts entries again")
 
     def _say(self, message: str) -> None:
         # A closed terminal must not end the sending.

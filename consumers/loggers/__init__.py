@@ -1,6 +1,4 @@
-"""The destinations that come with offloop, a module each.
-
-Begin with ``jsonl``, then ``files``; ``offloop.consumers.cli.registry`` has their short names."""
+"""The built-in destinations; begin with ``jsonl``, then ``files``."""
 
 from typing import TYPE_CHECKING
 

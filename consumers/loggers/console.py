@@ -23,10 +23,10 @@ _TERMINAL_SECONDS = 0.2
 
 _GLOBAL_NORM = "l2_norm/grad/global"
 _HIDDEN = (
-    # Step and epoch say where the run is.
+    # The line shows step and epoch already.
     *("time/epoch", "time/batch*", "time/sample*", "time/token*", "time/train", "time/val", "time/total"),
     "throughput/device/*_per_sec",
-    # There is one for each parameter or module.
+    # One for each parameter or module.
     *("l2_norm/*/*", f"!{_GLOBAL_NORM}", "activations/*"),
     # Hyperparameters that 'offloop show --details' shows.
     *("command", "git/*", "version/*", "machine/*"),
@@ -40,21 +40,23 @@ _FIRST = ("loss/", "metrics/")
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints step, epoch (from 0) and metrics by their short names on standard output. The step of a batch is the
-    number of batches before it; an evaluation has that of the last batch before it, and an imported log its own.
+    """Prints step, epoch (from 0) and metrics by their short names on standard output.
 
-    Once in ``every`` seconds of the run's own time, and at the end, the latest value of everything that was logged
-    since is printed; with ``every=0`` at every event. Lines are as wide as the terminal, elsewhere 80 columns; the rest
-    is in an indented line. A terminal is written to at most five times a second. Images, tables and texts are a short
-    line each, the latest of each name; files to upload are left out.
+    The step of a batch is the number of batches before it; an evaluation has that of the last batch before it, an
+    imported log its own steps.
 
-    ``hide`` are patterns of metrics (full or short names) and hyperparameters that are not shown, or with ``!`` before
-    them are: the last one that fits a name counts. By default they hide training time and wall-clock time, the
-    throughput of a single device, activations, norms of single parameters, and how the run was started. ``hide=`` hides
-    nothing.
+    Once in ``every`` seconds of the run's own time, and at the end, it prints the latest value of everything logged
+    since; with ``every=0`` at every event. Lines are as wide as the terminal, elsewhere 80 columns; an indented line
+    follows for the rest. A terminal gets at most five prints a second. Images, tables and texts are a short line each,
+    the latest of each name; files to upload are left out.
 
-    At most ``most`` metrics, or hyperparameters, are shown, and the number of the others: losses and metrics of the
-    model go first, then those that came first."""
+    ``hide`` are patterns of hidden metrics (full or short names) and hyperparameters; a pattern with ``!`` shows them.
+    The last pattern that fits a name counts. The default hides training time and wall-clock time, the throughput of a
+    single device, activations, norms of single parameters, and how the run was started. ``hide=`` hides nothing.
+
+    At most ``most`` metrics, or hyperparameters, are shown, and the number of the others: first losses and metrics of
+    the model, then by the order of their first values.
+    """
 
     writes_to_terminal = True
     max_delay = 0.1
@@ -160,7 +162,7 @@ class ConsoleLogger(LoggerDestination):
         if state.time < self._next:
             return
         if sys.stdout.isatty():
-            # What people watch is no record, so here the terminal's time counts too.
+            # Output on a terminal is not a record, so the terminal's time counts too.
             now = monotonic()
             if now < self._next_on_terminal:
                 return
@@ -171,7 +173,7 @@ class ConsoleLogger(LoggerDestination):
     def _print_lines(self) -> None:
         if self._metrics:
             cells = [f"step {self._step:>6}", f"epoch {self._epoch:>3}"]
-            # Metrics keep the order in which they first came, so that lines stay alike.
+            # Metrics keep the order of their first values, so that lines stay alike.
             named = sorted(self._metrics, key=self._order.__getitem__)
             kept = sorted(named, key=lambda name: not name.startswith(_FIRST))[: self._most]
             kept.sort(key=self._order.__getitem__)
@@ -188,15 +190,14 @@ class ConsoleLogger(LoggerDestination):
 
 
 def shown_epoch(state: Snapshot) -> int:
-    """The number of the epoch that an event is about, from 0. Of its end, and of an evaluation after it, that is the
-    epoch that is over, while the timestamp has the next one."""
+    """Return the epoch of an event, from 0. At its end the timestamp has the next epoch already."""
     epoch = state.timestamp.values.epoch
     comes_after = state.event in _AFTER_AN_EPOCH or state.event.is_eval
     return epoch - 1 if comes_after and epoch and state.timestamp.batch_in_epoch == 0 else epoch
 
 
 def format_value(value: LogValue) -> str:
-    """A value in as few characters as people need: four significant digits, whole numbers in full up to a billion."""
+    """Return a value in few characters: four significant digits, whole numbers in full up to a billion."""
     if isinstance(value, bool | str):
         return str(value)
     if isinstance(value, int) and abs(value) < _BIGGEST_WHOLE:
@@ -213,8 +214,7 @@ def _text_width() -> int:
 
 
 def _cell(name: str, sign: str, value: str) -> str:
-    """A name and a value. If both are too wide for a line, the name is cut, because a part of a number is another
-    number."""
+    """Return a name and a value. In a narrow terminal the name is cut: a part of a number is another number."""
     name = one_line(name)
     room = max(widest_cell() - len(sign) - len(value), _LEAST_NAME)
     return f"{cut_in_the_middle(name, room)}{sign}{value}"

@@ -16,9 +16,10 @@ _FIXED = ["step", "time"]
 class CsvLogger(FileDestination):
     """Writes each row as a line of one wide table, by default to ``metrics.csv`` in the run's directory.
 
-    The columns are ``step``, ``time`` (seconds since 1970) and the metrics in the order in which they first appeared; a
-    metric that a row does not have is left empty. When a new metric appears, the file is replaced as a whole by one
-    with the wider header. Hyperparameters are left out. Equal streams give files with equal bytes."""
+    The columns are ``step``, ``time`` (seconds since 1970) and the metrics in the order of their first values; a metric
+    that a row lacks is left empty. A new metric replaces the file by one with a wider header. Hyperparameters are left
+    out. Equal streams give files with equal bytes.
+    """
 
     name = "csv"
     blank = "step,time\n"
@@ -42,12 +43,11 @@ class CsvLogger(FileDestination):
         self._metrics = dict.fromkeys(state["metrics"])
 
     def begin(self) -> None:
-        """Begins a table without metrics."""
         self._metrics = {}
         super().begin()
 
     def roll_back(self, length: int, checksum: int) -> None:
-        """Cuts the open file to the committed rows, and, if it has become wider since, to the committed columns."""
+        """Cut the open file to the committed rows, and to the committed columns if it has become wider."""
         committed = self._header()
         found = _header_of(self.opened_path)
         if len(found) > len(committed) and found[: len(committed)] == committed:
@@ -66,7 +66,7 @@ def _lines(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _read(path: Path) -> Iterator[list[str]]:
-    # What was committed may be followed by anything, also by half a character.
+    # Anything may follow the committed part, also half a character.
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         yield from csv.reader(file)
 
@@ -84,7 +84,7 @@ def _widened(path: Path, columns: int, header: list[str]) -> Iterator[str]:
 
 
 def _narrowed(path: Path, columns: int, length: int) -> Iterator[str]:
-    """The first ``length`` bytes of the table as it was when it had so many columns."""
+    """Yield the first ``length`` bytes of the table as it was with this number of columns."""
     written = 0
     for row in _read(path):
         line = _lines([row[:columns]])

@@ -17,13 +17,13 @@ _BLOCK = 1024 * 1024
 
 
 class FileDestination(LoggerDestination):
-    """A destination that writes text to one file, by default ``metrics.NAME`` in the run's directory
-    (``metrics-2.NAME`` for the second attempt of a run, and so on).
+    """Writes text to one file, by default ``metrics.NAME`` in the run's directory.
 
-    An event's output is handed to the system at once, so other programs can follow the file. A file that holds anything
-    is refused without ``overwrite``, except by a consumer that resumes: it truncates the file to where it was
-    committed. A file has one writer at a time. In the run's directory only a regular file is written to, and no
-    symbolic link is followed."""
+    The second attempt of a run writes ``metrics-2.NAME``, and so on. The output of an event is written at once, so
+    other programs can follow the file. A file with content is refused without ``overwrite``, except by a consumer that
+    resumes: it truncates the file to the committed part. A file has one writer at a time. In the run's directory only a
+    regular file is written, and no symbolic link is followed.
+    """
 
     name = ""
     """Its short name, for messages."""
@@ -32,7 +32,6 @@ class FileDestination(LoggerDestination):
     """The option that makes it write another file, for messages."""
 
     blank = ""
-    """Content before the first row."""
 
     def __init__(self, path: str | None = None, overwrite: bool = False) -> None:
         self._chosen = None if path is None else Path(path)
@@ -54,9 +53,9 @@ class FileDestination(LoggerDestination):
             if self._chosen is None:
                 self._file = _open(self._path, flags)
             else:
-                # What the user has named may be a pipe or a device.
+                # A file named by the user may be a pipe or a device.
                 self._file = open(os.open(self._path, flags | os.O_CLOEXEC, 0o666), "wb")  # noqa: SIM115  closed by close()
-            # Another writer may have put a new file in its place before it let go of this one.
+            # Another writer may have replaced the file before it unlocked this one.
             if not (lock(self._file.fileno()) and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())):
                 raise self._problem("is being written by another process:")
             if self._goes_on:
@@ -70,7 +69,6 @@ class FileDestination(LoggerDestination):
         self._goes_on = False
 
     def write(self, text: str) -> None:
-        """Appends to the file. Raises ClosedError or OSError."""
         self._append(text.encode())
 
     def close(self) -> None:
@@ -90,30 +88,30 @@ class FileDestination(LoggerDestination):
         self._goes_on = True
 
     def begin(self) -> None:
-        """Empties the open file, and writes what it has before its first row. Raises ConfigurationError when it holds
-        something that may not be replaced."""
+        """Empty the open file, and write ``blank``. Raises ConfigurationError if it may not be replaced."""
         self._bytes = self._checksum = 0
         blank = self.blank.encode()
         status = os.fstat(self._opened.fileno())
         if stat.S_ISREG(status.st_mode):
-            # A process that was killed before its first row leaves a blank file, which is nobody's.
+            # A process that was killed before its first row leaves a blank file.
             is_blank = status.st_size <= len(blank) and self.opened_path.read_bytes() in (b"", blank)
             if not is_blank and not self._overwrite:
                 raise self._problem(f"exists: '-o {self.name}.overwrite=true' replaces it,")
             os.ftruncate(self._opened.fileno(), 0)
         elif not self._overwrite:
-            raise self._problem(f"is no regular file: '-o {self.name}.overwrite=true' writes to it all the same,")
+            raise self._problem(f"is not a regular file: '-o {self.name}.overwrite=true' writes to it anyway,")
         self.write(self.blank)
 
     def roll_back(self, length: int, checksum: int) -> None:
-        """Cuts the open file to its first ``length`` bytes. Raises ConfigurationError when they are not those that were
-        committed."""
+        """Cut the open file to its first ``length`` bytes. Raises ConfigurationError for other content."""
         self._verify(_checksum_of(self.opened_path, length), (length, checksum))
         os.ftruncate(self._opened.fileno(), length)
 
     def replace_file(self, pieces: Iterable[str], expected: tuple[int, int] | None = None) -> None:
-        """Puts a file of those pieces in the place of the open one, as a whole or not at all, and goes on in it. Raises
-        ConfigurationError: its length and checksum are not the ``expected`` ones."""
+        """Replace the open file in one atomic write, and continue in the new one.
+
+        Raises ConfigurationError if its length and checksum are not the ``expected`` ones.
+        """
         path, old = self.opened_path, self._opened
         temporary = path.with_name(f".{path.name}.new")
         file = _open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -130,7 +128,7 @@ class FileDestination(LoggerDestination):
             os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
-            # On a full disk, half a file takes room that is needed, and closing it tries to write the other half.
+            # On a full disk, half a file takes room, and closing it tries to write the other half.
             temporary.unlink()
             with contextlib.suppress(OSError):
                 file.close()
@@ -171,7 +169,7 @@ class FileDestination(LoggerDestination):
         self.close()
         rest = ", which this consumer has written" if what == "is gone" else " that this consumer has written"
         return ConfigurationError(
-            f"{self._path} {what}{rest}: put it back to go on, or begin anew with another '--name' "
+            f"{self._path} {what}{rest}: put it back to resume, or start anew with another '--name' "
             f"and '-o {self.name}.{self.elsewhere}'"
         )
 
@@ -184,20 +182,19 @@ class FileDestination(LoggerDestination):
             raise ConfigurationError(
                 f"{self.name} has no run directory to write to: say where with '-o {self.name}.{self.elsewhere}'"
             )
-        # An attempt keeps what the ones before it logged.
+        # An attempt keeps the files of earlier attempts.
         suffix = f"-{context.attempt}" if context.attempt > 1 else ""
         return context.run_dir / f"metrics{suffix}.{self.name}"
 
 
 def append_whole(descriptor: int, data: bytes, size: int) -> None:
-    """Writes the data to a file that is open for appending and has ``size`` bytes. Raises OSError when it cannot be
-    written, and nothing of it was."""
+    """Append the data to a file of ``size`` bytes. After an OSError nothing of it was written."""
     rest = memoryview(data)
     try:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
     except OSError:
-        # A full disk takes a part. Pipes and the like cannot be cut.
+        # A full disk takes a part. Pipes cannot be cut.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size)
         raise
@@ -208,7 +205,7 @@ def _open(path: Path, flags: int) -> BinaryIO:
 
 
 def lock(descriptor: int) -> bool:
-    """Locks an open file or directory until this process ends; returns False if another process has the lock."""
+    """Lock an open file or directory until this process ends; return False if another process has the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

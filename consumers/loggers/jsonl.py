@@ -25,8 +25,9 @@ class JsonlLogger(FileDestination):
 
     The keys are ``step``, ``time`` (seconds since 1970) and the metrics. The JSON is strict: NaN and infinities are the
     strings ``NaN``, ``Infinity`` and ``-Infinity``. Hyperparameters are an object with the key ``hyperparameters`` in
-    the place of ``step``. Equal streams give files with equal bytes. Rows of a
-    history are in the file 50 ms after their event at most, those of a live run at once."""
+    place of ``step``. Equal streams give files with equal bytes. Rows of a history are in the file at most 50 ms after
+    their event, rows of a live run at once.
+    """
 
     name = "jsonl"
 
@@ -60,7 +61,7 @@ class JsonlLogger(FileDestination):
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each. Many rows of the same names are turned into text column by column, in a third of the time."""
+    """Yield a line for each row. Many rows of the same names are encoded by column, in a third of the time."""
     for names, group in groupby(rows, _names):
         entries = [(row.step, row.time, *row.metrics.values()) for row in group]
         if len(entries) < _MANY:
@@ -86,7 +87,7 @@ def _texts(values: Sequence[Any]) -> Sequence[str]:
         packed = _encode_numbers(values)[1:-1]
     except TypeError:  # kinds of numbers that are not Python's own
         return list(map(_text, values))
-    # Everything else than numbers leaves other characters. Very small and large ones have another form in Python.
+    # Other values leave other characters. Very small and large numbers have another form in Python.
     if packed.translate(None, _IN_NUMBERS) or b"0.0000" in packed:
         return list(map(_text, values))
     return packed.decode().split(",")

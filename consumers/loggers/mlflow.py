@@ -23,7 +23,7 @@ _MOST_PARAMS = 100
 _LONGEST_PART = 200
 _LONGEST_KEY = 250
 _LONGEST_PARAM = 6000
-# MLflow itself would try for minutes, and say nothing: the spool tries again, and says so.
+# MLflow would try for minutes without a message: the spool tries again, with messages.
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 _REQUEST_SECONDS = "20"
 _ONE_ATTEMPT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", _TIMEOUT: _REQUEST_SECONDS}
@@ -34,16 +34,16 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 class MLFlowLogger(LoggerDestination):
     """Logs to an MLflow server or database: ``pip install 'offloop[mlflow]'``.
 
-    All attempts of a run are one run there, found by its identity in the tag ``offloop.run_id``. Steps of a metric that
-    it has are not logged again.
+    All attempts of a run are one run there, found by its identity in the tag ``offloop.run_id``. Existing steps of a
+    metric are not logged again.
 
-    It lasts from the first to the last event at which something was logged. Metrics have the training's step and the
-    event's time; texts are tags. Hyperparameters are params, cut at 6,000 characters; as those cannot change, a later
+    The run there lasts from the first to the last event with logged values. Metrics have the training's step and the
+    event's time; texts are tags. Hyperparameters are params, cut at 6,000 characters; params cannot change, so a later
     value is a tag. Images are ``images/NAME/STEP-NUMBER.png`` with masks beside them, tables ``tables/NAME/STEP.json``
     in the form of ``mlflow.log_table``, texts ``texts/NAME/STEP.txt``, files artifacts of their names. Characters that
     MLflow does not allow in a name become ``_``.
 
-    A request fails when the server stands still for 20 seconds, that of a file for ``finish_seconds``, or both for
+    A request fails when the server does not answer for 20 seconds, that of a file for ``finish_seconds``, or both for
     ``$MLFLOW_HTTP_REQUEST_TIMEOUT``; everything that has not arrived is sent again after a pause.
 
     Args:
@@ -122,7 +122,7 @@ class MLFlowLogger(LoggerDestination):
             try:
                 self._request("log_batch", synchronous=True, metrics=batch)
             except ConfigurationError:
-                # How much of it was taken is not known: each is looked up before it is given again.
+                # The accepted part is not known: look up each metric before it is sent again.
                 self._known |= dict.fromkeys(metric.key for metric in metrics)
                 raise
         for some in _batches([RunTag(key, value) for key, value in tags.items()], _MOST_PARAMS):
@@ -216,7 +216,7 @@ class MLFlowLogger(LoggerDestination):
         self._known = dict.fromkeys(run.data.metrics)
 
     def _has(self, key: str, step: int) -> bool:
-        """Whether the run had that step of the metric when it was opened."""
+        """Return True if the run had that step of the metric when it was opened."""
         if key not in self._known:
             return False
         steps = self._known[key]
@@ -231,7 +231,7 @@ class MLFlowLogger(LoggerDestination):
         try:
             getattr(self._client, method)(self._run_id, *arguments, **named)
         except MlflowException as error:
-            # A run that somebody has deleted is another matter: what opens anew finds it, or makes another.
+            # A deleted run is not final: opening it again finds it, or makes another.
             if error.error_code == "INVALID_PARAMETER_VALUE" and "'active' state" not in error.message:
                 raise ConfigurationError(f"MLflow refuses it: {error.message.splitlines()[0]}") from None
             raise
@@ -239,8 +239,7 @@ class MLFlowLogger(LoggerDestination):
 
 @contextlib.contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
-    """Lets requests take that long, unless the user has said how long. MLflow takes it from the environment alone, with
-    each request."""
+    """Raise the timeout of requests, unless the user has set it. MLflow reads only the environment, at each request."""
     if os.environ.get(_TIMEOUT) != _REQUEST_SECONDS:
         yield
         return

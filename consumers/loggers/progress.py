@@ -1,4 +1,4 @@
-"""The progress of a run, for people who watch it."""
+"""The progress of a run on the terminal."""
 
 import os
 import sys
@@ -25,14 +25,11 @@ _MINUTE = 60
 
 @dataclass
 class _Bar:
-    """The progress of the whole training, an epoch, an evaluation or a prediction."""
-
     label: str
     place: str
     unit: str
     started: float
     first: float
-    """The count at its start."""
     total: float | None
     done: float = 0.0
     time: float = 0.0
@@ -42,8 +39,7 @@ class _Bar:
         self.done, self.time = self.first, self.started
 
     def line(self, full: str = "", width: int | None = None) -> str:
-        """The bar in words, and drawn with ``full`` where that fits ``width`` characters. What does not fit then is
-        left out, the last metrics first."""
+        """Return the bar as text, drawn with ``full`` where it fits; the last metrics are left out first."""
         details = self._details()
         line = self._line(full, _BAR_WIDTH if full else 0, details)
         while width is not None and len(line) > width:
@@ -73,14 +69,15 @@ class _Bar:
 class ProgressLogger(LoggerDestination):
     """Shows the progress of a run on standard error: bars for the training, the epoch and an evaluation.
 
-    On a terminal the bars stay at the bottom, and everything else goes above them. A finished epoch or evaluation
-    leaves a line with its metrics: the latest of each kind, at most once a second. Elsewhere there are lines only:
-    every ``every`` seconds of the run's own time one for the current epoch or evaluation, and the latest ones that
-    ended since. A consumer that resumes begins with the next event.
+    On a terminal the bars stay at the bottom, below all other output. A finished epoch or evaluation leaves a line with
+    its metrics: the latest of each kind, at most once a second. Elsewhere it prints lines only: every ``every`` seconds
+    of the run's own time one for the current epoch or evaluation, and the latest finished ones. A consumer that resumes
+    begins with the next event.
 
-    Everything comes from the events themselves: add the logger ``console`` for what callbacks log.
+    Everything comes from the events themselves: add the logger ``console`` for the values that callbacks log.
 
-    Reference: ``composer/loggers/progress_bar_logger.py``."""
+    Reference: ``composer/loggers/progress_bar_logger.py``.
+    """
 
     writes_to_terminal = True
     max_delay = 0.1
@@ -102,13 +99,13 @@ class ProgressLogger(LoggerDestination):
         if (total := self._bars.get("total")) is not None:
             total.time = state.time
         if self._screen is None:
-            # Of several bars, the others wait for the last one. One that is full is about to be finished.
+            # Of several bars, only the last one is printed; a full one is about to finish.
             current = [bar for bar in list(self._bars.values())[-1:] if bar.done != bar.total]
             if state.time >= self._next and (current or self._finished):
                 self._next = state.time + self._every
                 self._leave([*self._finished.values(), *current])
             return
-        # A drawing is no record: the terminal's time counts, also when a recording is read faster than it was made.
+        # A drawing is not a record: the terminal's time counts, also when a recording is read faster than it was made.
         now = monotonic()
         if now >= self._next:
             self._next = now + _REDRAW_SECONDS

@@ -22,14 +22,15 @@ _MAX_PORT = 65535
 
 
 class PrometheusLogger(LoggerDestination):
-    """Shows the latest value of every metric at ``http://127.0.0.1:9464/metrics`` while the consumer runs.
+    """Serves the latest value of every metric at ``http://127.0.0.1:9464/metrics`` while the consumer runs.
 
     A metric is a gauge with a name that Prometheus allows, such as ``loss_train_total`` for ``loss/train/total``, and
     the labels ``run``, ``attempt`` and ``metric``, the original name. ``last_step`` and ``last_step_timestamp_seconds``
-    are the highest step that was logged, and when; ``run_info`` has the hyperparameters as labels and the value 1. A
-    metric of one of these names gets a ``_`` at its end. Texts, images, tables and files are left out.
+    are the highest logged step and its time; ``run_info`` has the hyperparameters as labels and the value 1. A metric
+    of one of these names gets a ``_`` at its end. Texts, images, tables and files are left out.
 
-    ``port=0`` takes a free port; standard error names it. Anyone who can reach ``address`` can read the values."""
+    ``port=0`` takes a free port; standard error names it. Anyone who can reach ``address`` can read the values.
+    """
 
     requires = ("prometheus", "prometheus_client")
 
@@ -47,7 +48,6 @@ class PrometheusLogger(LoggerDestination):
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
         self.url = ""
-        """Address of the values; empty before :meth:`open`."""
 
     def open(self, context: RunContext) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -103,7 +103,7 @@ class PrometheusLogger(LoggerDestination):
         self._step, self._time = state["step"], state["time"]
 
     def collect(self) -> Iterator["Metric"]:
-        """Called by the Prometheus client for every request, in a thread of its own."""
+        """Yield the metrics; the Prometheus client calls it for every request, in its own thread."""
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
         with self._lock:
@@ -136,6 +136,6 @@ def _gauge_name(metric: str) -> str:
 
 
 def _label(name: str) -> str:
-    # Names of labels that begin with two underscores are Prometheus's own.
+    # Names of labels that begin with two underscores are reserved by Prometheus.
     label = "_" + _NOT_IN_A_NAME.sub("_", name).lstrip("_")
     return label if label[1:2].isdigit() or label == "_" else label[1:]

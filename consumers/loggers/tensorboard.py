@@ -1,4 +1,4 @@
-"""Everything that TensorBoard can show, in its event files."""
+"""TensorBoard event files."""
 
 import colorsys
 import io
@@ -29,12 +29,13 @@ class TensorboardLogger(FileDestination):
     Numbers are scalars (32-bit floats in TensorBoard) and texts are texts, each with the step and the time of its
     event. Images are PNG, a tag for each image of a call (``Images/0``, ``Images/1``) and for each of its masks
     (``Images/0/prediction``): the classes in colours over the image, except class 0, the background. Floats in images
-    go from 0 to 1; an image that goes beyond is stretched to that. Tables are Markdown. Hyperparameters are a table,
-    and an entry of the HParams dashboard: those of the run, and what callbacks logged until then. Files are left out.
+    go from 0 to 1; other images are stretched to that range. Tables are Markdown. Hyperparameters are a table, and an
+    entry of the HParams dashboard: those of the run, and those that callbacks logged until then. Files are left out.
 
-    With ``log_dir`` each run has a directory in that one, of its name and the beginning of its id. Every attempt writes
-    a file of its own, and TensorBoard shows them as one run: of a step that was trained twice, the later attempt. Equal
-    streams give files with equal bytes."""
+    With ``log_dir`` each run has a directory in it, of its name and the start of its id. Every attempt writes a
+    separate file, and TensorBoard shows them as one run: of a step that was trained twice, the later attempt. Equal
+    streams give files with equal bytes.
+    """
 
     name = "tensorboard"
     elsewhere = "log_dir=DIR"
@@ -46,7 +47,7 @@ class TensorboardLogger(FileDestination):
         self._run_name = ""
         self._begins_again = False
         self._waiting: dict[str, Any] = {}
-        """Hyperparameters for the dashboard, which shows the first entry alone."""
+        """Hyperparameters for the dashboard, which shows only the first entry."""
         self._waiting_since = (0.0, 0)
 
     def open(self, context: RunContext) -> None:
@@ -116,7 +117,7 @@ class TensorboardLogger(FileDestination):
         return directory / f"events.out.tfevents.{context.attempt:010}.offloop"
 
     def _begin_attempt(self, state: Snapshot, step: int) -> None:
-        """Tells TensorBoard to forget what earlier attempts logged from that step on, the lowest that is to come."""
+        """Let TensorBoard forget earlier attempts from the next step on."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         if self._begins_again and state.event not in _BEFORE_THE_TRAINING_TIME_IS_KNOWN:

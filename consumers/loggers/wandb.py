@@ -22,33 +22,33 @@ class WandBLogger(LoggerDestination):
     """Logs to Weights & Biases: ``pip install 'offloop[wandb]'``.
 
     Each attempt of a run is a run there, with the id ``IDENTITY-ATTEMPT``; attempts of one run are a group. The column
-    ``step``, the x axis of its charts, is the training's step; wandb's own step, which cannot go back, counts what was
-    logged.
+    ``step``, the x axis of its charts, is the training's step; wandb's own step, which cannot go back, counts log
+    calls.
 
     Metrics are columns, images are ``wandb.Image`` with their masks (in a table named ``NAME Table`` with
     ``use_table``), tables are ``wandb.Table``, a text is a column, files are artifacts with their extension as type,
     hyperparameters are the config.
 
-    A consumer that resumes leaves out what wandb counted already; another consumer, or a replay, leaves out the steps
-    that the run has.
+    A consumer that resumes leaves out what wandb counted already; another consumer, or a replay, leaves out the run's
+    existing steps.
 
     Args:
         project: wandb's project; by default wandb's own choice.
         entity: user or team.
         name: the run's name there; by default ``NAME``, and ``NAME-ATTEMPT`` from the second attempt on.
-        group: the run's group; by default the run's name and the beginning of its identity.
+        group: the run's group; by default the run's name and the start of its identity.
         tags: for filters.
         mode: ``online``, or ``offline`` to write files for ``wandb sync``; by default ``$WANDB_MODE``, or online.
-        dir: where wandb keeps its folder ``wandb``; by default the run's directory.
+        dir: the parent of wandb's folder ``wandb``; by default the run's directory.
         run_id: the run's id there. Two consumers that log at the same time need one each.
         drain_seconds: how long the consumer waits at its end while nothing can be sent, and wandb for its server.
-        finish_seconds: how long wandb may take at the end to send what it has taken in, such as large files.
+        finish_seconds: how long wandb may take at the end to send buffered data, such as large files.
     """
 
     name: ClassVar[str] = "wandb"
     requires = ("wandb", "wandb")
     background = True
-    # wandb takes everything at once, and loses what it has not written yet when this process is killed.
+    # wandb accepts everything at once, and loses unwritten data when this process is killed.
     acknowledges = False
 
     def __init__(
@@ -86,7 +86,7 @@ class WandBLogger(LoggerDestination):
         super().check()
         import wandb
 
-        # Without one, wandb would ask at the terminal, in the middle of everything.
+        # Without an account, wandb would ask at the terminal.
         if self._mode == "online" and not _has_account(wandb.setup().settings):
             raise ConfigurationError(
                 "wandb has no account to log to: 'wandb login' or $WANDB_API_KEY gives it one, "
@@ -116,10 +116,10 @@ class WandBLogger(LoggerDestination):
                 console="off",
                 disable_git=True,
                 disable_code=True,
-                # This process is not the training's, and its machine need not be.
+                # This process is not the training's, and may run on another machine.
                 x_disable_stats=True,
                 x_disable_meta=True,
-                # What wandb waits for, the end of the process waits for, too.
+                # The end of the process waits for wandb's timeouts.
                 init_timeout=patience,
                 finish_timeout=max(patience, self.finish_seconds),
                 finish_timeout_raises=True,
@@ -128,7 +128,7 @@ class WandBLogger(LoggerDestination):
         self._run.define_metric("*", step_metric=_STEP)
         self._had = self._run.starting_step
         if not self._goes_on and self._had:
-            # Somebody else's: what this consumer logs has other numbers.
+            # Another consumer's steps: those of this one have other numbers.
             self._logged = self._logged_before = self._had
             self._left_out_to = int(self._run.summary.get(_STEP, -1))
         if self._mode == "offline":
@@ -192,7 +192,7 @@ class WandBLogger(LoggerDestination):
             self._unfinished = None
 
     def state_dict(self) -> dict[str, Any]:
-        """How much had been logged when the run was opened, which is what is safe, and what is in the making."""
+        """Return the count at the opening of the run, which is safe, and the unfinished run."""
         return {"logged": self._logged_before, "left_out_to": self._left_out_to, "unfinished": self._unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class WandBLogger(LoggerDestination):
                 self._run.log({_STEP: step, "_timestamp": time, **values}, step=number)
 
     def _discard_unfinished(self) -> None:
-        """Deletes what a killed process had written offline: all of it comes again, and it may lack its end."""
+        """Delete what a killed process had written offline: all of it comes again, and its end may be missing."""
         if self._unfinished is not None and Path(self._unfinished).name.startswith(_OFFLINE_DIRECTORY):
             shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished = None

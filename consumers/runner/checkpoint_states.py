@@ -130,7 +130,7 @@ class CheckpointStates:
         return all(entry.name in states for entry in entries)
 
     def _find(self, mark: CheckpointMark, context: RunContext) -> tuple[Recording, list[CheckpointMark]] | None:
-        """Return the recording of the attempt that has saved a checkpoint, and its marks up to that; ``None`` without one."""
+        """Return the recording of the attempt that has saved a checkpoint, and its marks up to that checkpoint."""
         run_dir = _run_dir(mark, context)
         try:
             attempts = [] if run_dir is None else read_run(run_dir).attempts

@@ -106,7 +106,7 @@ class Commits:
             self.problem = None
         except RunDirectoryError as error:
             if self.problem is None:
-                say(f"{error}; it continues, and tries again to keep it", err=True)
+                say(f"{error}; continuing, and trying again", err=True)
             self.problem = str(error)
 
     def store(self, ending: Ending | None = None) -> None:
@@ -169,8 +169,8 @@ class Commits:
 def _check_same(kind: str, before: list[str], given: list[str]) -> None:
     if before != given:
         raise ConfigurationError(
-            f"this consumer has begun with the {kind} {', '.join(before) or 'none'} and is given "
-            f"{', '.join(given) or 'none'}: give it those that it had, or choose another '--name'"
+            f"this consumer began with the {kind} {', '.join(before) or 'none'} and now has "
+            f"{', '.join(given) or 'none'}: use the same ones, or choose another '--name'"
         )
 
 
@@ -180,5 +180,5 @@ def _load(name: str, owner: Callback | LoggerDestination, state: dict[str, Any])
     except Exception as error:
         raise ConfigurationError(
             f"{name} cannot continue from what it committed, {type(error).__name__}: {error}; "
-            "give it the options that it had, or choose another '--name'"
+            "use the same options, or choose another '--name'"
         ) from error

@@ -72,7 +72,7 @@ class Handling:
 
     def note_ended(self) -> None:
         if not any(entry.is_active for entry in self.entries):
-            self.fail(CallbackError("no callback is left, so this consumer ends"))
+            self.fail(CallbackError("no callback is left: this consumer ends"))
 
     def fail(self, error: Exception) -> None:
         """End the runner because of an error. Callable from any thread."""

@@ -331,7 +331,7 @@ def live_or_wait(place: Place, say: Say) -> FoundRun:
 
 
 def _as_soon_as_there(look: Callable[[], FoundRun | None], waiting: str, say: Say) -> FoundRun:
-    with exit_on_signal("detached before there was a run"):
+    with exit_on_signal("detached before a run began"):
         say(waiting)
         while True:
             began = time.monotonic()

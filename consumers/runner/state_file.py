@@ -55,7 +55,7 @@ class StateStore(ABC):
         found = (committed.run_name, committed.attempt)
         if found != self._run:
             raise ConfigurationError(
-                f"{self._place} is about run {found[0]!r}, attempt {found[1]}, and not about {self._run[0]!r}, attempt "
+                f"{self._place} is of run {found[0]!r}, attempt {found[1]}, not of {self._run[0]!r}, attempt "
                 f"{self._run[1]}: choose another '--name' or '--state-dir'"
             )
         return committed

@@ -45,7 +45,7 @@ class RunnerStatistics:
     def outcome_lines(self) -> list[str]:
         """A line for people about each command that callbacks have sent and that did not fail."""
         return [
-            f"command '{outcome.command}' came too late: the training was over"
+            f"command '{outcome.command}' came too late: the training had ended"
             if outcome.event is None and self.ending is not None
             else f"command {outcome}"
             for outcome in self.outcomes
@@ -63,7 +63,7 @@ class RunnerStatistics:
         raised = [(name, count) for name, count in self.errors.items() if count]
         return [
             *(f"callback {name} raised {count} time{'s' if count > 1 else ''}" for name, count in raised),
-            *(f"destination {name} failed and lacks what came after" for name in self.failed_destinations),
+            *(f"destination {name} failed and lacks all later values" for name in self.failed_destinations),
             *(f"destination {name} {problem}" for name, problem in self.undelivered.items()),
             *(f"command {outcome}" for outcome in self.outcomes if outcome.error is not None),
             *([self.uncommitted] if self.uncommitted else []),

@@ -1,14 +1,13 @@
-"""For tests of your own callbacks: replay recordings or made-up trainings through them, compare with golden files.
-
-Begin with ``harness``.
+"""Tests of callbacks: replay recordings or made-up trainings through them, compare with golden files.
 
     from offloop.consumers.testing import MemoryStream, replay
 
     logged = replay(Perplexity(), "recordings/digits.mcap")
     assert logged.last["perplexity"] < 2
 
-Everything here works with any test framework. With pytest the fixtures ``recording``, ``replay`` and ``golden``
-are there by themselves, see :mod:`offloop.pytest_plugin`."""
+Everything here works with any test framework. pytest has the fixtures ``recording``, ``replay`` and ``golden``, see
+:mod:`offloop.pytest_plugin`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -20,5 +19,5 @@ if TYPE_CHECKING:
     from offloop.consumers.testing.harness import replay as replay
     from offloop.consumers.testing.memory_stream import MemoryStream as MemoryStream
 
-# pytest imports this package in every run where it is installed: nothing is loaded before it is used.
+# pytest imports this package in every run where it is installed, so imports are lazy.
 __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -1,4 +1,4 @@
-"""Comparison of what callbacks logged with files that a person has checked."""
+"""Comparison of logged values with files that a person has checked."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ class Golden:
     NaN and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, so NaN equals NaN.
 
     Args:
-        folder: where the files are, made with the first one.
-        update: writes the files, and compares nothing.
+        folder: the folder of the files, created with the first one.
+        update: write the files, and compare nothing.
         how_to_update: the command that writes them, for messages.
     """
 
@@ -37,20 +37,19 @@ class Golden:
         self._update = update
         self._how_to_update = how_to_update
         self.written: list[Path] = []
-        """The files that were written, and are other than they were."""
+        """Files that were written with other content than before."""
 
     def check(self, logged: Logged, name: str, tolerance: float = 0.0) -> None:
-        """Compares what was logged with the file ``NAME.jsonl``.
+        """Compare logged values with the file ``NAME.jsonl``.
 
         Args:
-            logged: what :func:`~offloop.consumers.testing.replay` returned, for one.
+            logged: such as the result of :func:`~offloop.consumers.testing.replay`.
             name: of the file, without its ending; with slashes for folders.
-            tolerance: how far metrics may be from the file's, in parts of the larger one, and near zero as such:
-                ``1e-6`` where another machine's last digits may be others. Steps, times and all else are compared
-                exactly.
+            tolerance: largest difference of metrics, relative to the larger value, and absolute near zero: ``1e-6``
+                allows for other last digits on another machine. Steps, times and all else are compared exactly.
 
         Raises:
-            AssertionError: something differs, the first lines of that are shown; or there is no such file.
+            AssertionError: something differs, with the first lines that do; or the file is missing.
             ConfigurationError: ``name`` leads out of the folder, or ``tolerance`` is negative.
         """
         __tracebackhide__ = True
@@ -62,7 +61,7 @@ class Golden:
             self._write(path, lines)
             return
         try:
-            # str.splitlines() would also split where JSON leaves a character such as U+2028 as it is.
+            # str.splitlines() would also split at characters such as U+2028, which JSON leaves as they are.
             with path.open(encoding="utf-8") as file:
                 expected = [line.removesuffix("\n") for line in file]
         except FileNotFoundError:
@@ -93,7 +92,6 @@ class Golden:
 
 
 def _lines(logged: Logged) -> Iterator[dict[str, Any]]:
-    """What was logged, as it stands in a file."""
     if logged.hyperparameters:
         yield {"hyperparameters": logged.hyperparameters}
     for row in logged.rows:
@@ -145,7 +143,7 @@ def _differences(expected: list[str], found: list[str], tolerance: float) -> Ite
 
 
 def _difference(before: str, now: str, tolerance: float) -> str | None:
-    """How two lines differ, if they do by more than the tolerance."""
+    """Describe the difference of two lines, if it exceeds the tolerance."""
     try:
         old, new = _values(before), _values(now)
     except (ValueError, TypeError):
@@ -167,7 +165,7 @@ def _values(line: str) -> dict[str, Any]:
 
 
 def _is_same(old: dict[str, Any], new: dict[str, Any], name: str, tolerance: float) -> bool:
-    # Of 1, 1.0 and true each is equal to the others, and is not what was logged.
+    # 1, 1.0 and true are equal in Python, and differ here.
     if _shown(old, name) == _shown(new, name):
         return True
     numbers = [values.get(name) for values in (old, new)]

@@ -1,4 +1,4 @@
-"""Takes a run through callbacks in a test."""
+"""Passes a run through callbacks in a test."""
 
 import asyncio
 import contextlib
@@ -31,24 +31,23 @@ def replay(
     loggers: Sequence[LoggerDestination] = (),
     on_error: OnError = "stop",
 ) -> "Logged":
-    """Takes a run through callbacks, as fast as it can be read, and returns what they logged.
+    """Pass a run through callbacks, as fast as it can be read, and return what they logged.
 
-    They are run by what runs them live, in this process, one after the other at each event; a callback with
-    ``background`` too, so that the order of what is logged is always the same. Commands that they send are kept in
-    :attr:`Logged.commands` and go nowhere. Within an event loop, as in a test that is ``async``, they run in a loop and
-    a thread of their own, for which the caller waits.
+    The live code runs them, in this process, one after the other at each event; also a callback with ``background``, so
+    that the order of logged values is always the same. Commands that they send are kept in :attr:`Logged.commands` and
+    go nowhere. Within an event loop, as in an ``async`` test, they run in a separate loop and thread, for which the
+    caller waits.
 
     Args:
         callbacks: one, or several; objects that have not run before.
         source: a recording, the path of one or of a run's directory, a
             :class:`~offloop.consumers.testing.MemoryStream`, or snapshots in order.
-        loggers: destinations of your own, to be given what is logged as well.
-        on_error: what happens when a callback raises. ``stop`` raises its exception here, with its traceback, also when
-            it comes from ``close``; with ``continue`` and ``disable`` the errors are counted in
-            ``Logged.statistics.errors``.
+        loggers: further destinations for logged values.
+        on_error: the consequence of an error in a callback. ``stop`` raises its exception here, with its traceback,
+            also from ``close``; ``continue`` and ``disable`` count the errors in ``Logged.statistics.errors``.
 
     Raises:
-        RecordingError: there is no such recording, or it is not one.
+        RecordingError: the recording is missing or malformed.
         ConfigurationError: a callback handles no event.
         OffloopError: one of ``loggers`` failed.
     """
@@ -77,7 +76,7 @@ def replay(
 
 
 def _run(runner: Runner) -> RunnerStatistics:
-    """Runs it here, or, in a test that is ``async``, in a thread that is waited for."""
+    """Run it here, or, in an ``async`` test, in a thread that is waited for."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -87,7 +86,7 @@ def _run(runner: Runner) -> RunnerStatistics:
 
 
 def _keeping_commands(stream: RunStream, keep: CommandSender) -> RunStream:
-    """A copy of the stream whose snapshots hand the commands that are sent through them to ``keep``."""
+    """Return a copy of the stream that passes the commands of its snapshots to ``keep``."""
     kept = copy.copy(stream)
     read_all = kept.read
 
@@ -104,15 +103,13 @@ def _keeping_commands(stream: RunStream, keep: CommandSender) -> RunStream:
 
 
 class _QuietRunner(Runner):
-    """Leaves signals to the tests."""
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         yield
 
 
 class Logged:
-    """Everything that callbacks logged, in the order in which they did."""
+    """Everything that callbacks logged, in order."""
 
     def __init__(self, statistics: Callable[[], RunnerStatistics]) -> None:
         self._statistics = statistics
@@ -121,16 +118,14 @@ class Logged:
         self.hyperparameters: dict[str, Any] = {}
         """Hyperparameters of callbacks and of the run."""
         self.images: list[Images] = []
-        """Images, as destinations get them."""
+        """Images, as destinations receive them."""
         self.tables: list[Table] = []
-        """Tables."""
         self.texts: list[Text] = []
-        """Texts."""
         self.uploads: list[Upload] = []
-        """Files; whether one is still there is up to the callback."""
+        """Files, which the callback may have removed."""
         self.commands: list[Command] = []
-        """Commands that callbacks sent, such as ``stop``; ``decided_at`` is how many batches were trained then. They
-        end here."""
+        """Commands that callbacks sent, such as ``stop``, with the number of trained batches as ``decided_at``. They
+        have no effect."""
 
     @property
     def statistics(self) -> RunnerStatistics:
@@ -148,7 +143,7 @@ class Logged:
 
     @property
     def last(self) -> dict[str, LogValue]:
-        """Name of each metric to the value that was logged last."""
+        """Name of each metric to its last logged value."""
         return {name: value for row in self.rows for name, value in row.metrics.items()}
 
     def __repr__(self) -> str:
@@ -156,8 +151,6 @@ class Logged:
 
 
 class Collector(LoggerDestination):
-    """The destination that fills a :class:`Logged`."""
-
     def __init__(self, logged: Logged) -> None:
         self._logged = logged
 

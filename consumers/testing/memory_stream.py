@@ -1,4 +1,4 @@
-"""A training that never took place, event by event: for unit tests of callbacks, without processes and files."""
+"""A made-up training, event by event: for unit tests of callbacks, without processes and files."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -21,7 +21,6 @@ Evaluation: TypeAlias = Mapping[str, Mapping[str, float]]
 
 _BEGIN = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.ITERATION_START)
 _EVENTS = tuple(Event)
-"""In the order of a training."""
 _BEFORE_STEP = _EVENTS[_EVENTS.index(Event.BEFORE_DATALOADER) : _EVENTS.index(Event.BATCH_END)]
 _NEW_LOSS = _BEFORE_STEP.index(Event.AFTER_LOSS)
 _EVALUATION_BATCH = _EVENTS[_EVENTS.index(Event.EVAL_BATCH_START) : _EVENTS.index(Event.EVAL_END)]
@@ -33,7 +32,7 @@ _START_NS = 1_700_000_000 * 10**9
 
 
 class MemoryStream(RunStream):
-    """A made-up training: give it to :func:`~offloop.consumers.testing.replay`, or iterate over its snapshots.
+    """A made-up training: pass it to :func:`~offloop.consumers.testing.replay`, or iterate over its snapshots.
 
         stream = MemoryStream(loss=lambda batch: 1 / batch)
         stream.train(batches=3)
@@ -41,30 +40,29 @@ class MemoryStream(RunStream):
         logged = replay(NaNMonitor(action="stop"), stream)
         assert [(command.name, command.decided_at) for command in logged.commands] == [("stop", 4)]
 
-    The events come in the order of a real training, all of them, with counters, durations, times and sequence numbers
-    that fit together; a callback gets those that it overrides. What it has to ask a real training for, it has to ask
-    this one for: fields that it does not name in its ``fields`` it does not see. The clock is made up too, and begins
-    at 1,700,000,000 s since 1970.
+    All events come in the order of a real training, with consistent counters, durations, times and sequence numbers; a
+    callback gets those that it overrides. As with a real training, a callback sees only the fields that it requests in
+    its ``fields``. The clock is made up too, and begins at 1,700,000,000 s since 1970.
 
     Args:
         loss: of each batch.
         lr: of each batch: a rate, or a map of optimizer to the rates of its groups.
-        fields: further fields of each batch, such as ``{"gradient_norm": 1.5}``. They are there at all of its events.
+        fields: further fields of each batch, such as ``{"gradient_norm": 1.5}``, at all of its events.
         train_metrics: of each batch, name to value.
-        evaluation: what is found after each epoch; a function is given the number of the epoch, from 1. ``None``
-            evaluates nothing.
+        evaluation: the result after each epoch; a function receives the number of the epoch, from 1. ``None`` evaluates
+            nothing.
         batches_per_epoch: batches in an epoch.
         batch_size: samples in a batch, of all ranks together.
-        seconds_per_batch: how long a batch takes; an evaluation takes as long for each evaluator.
+        seconds_per_batch: duration of a batch, and of an evaluation for each evaluator.
         ranks: processes that train. Each publishes every event, the first one first.
-        max_duration: how long the training is to last, such as ``2ep``.
+        max_duration: planned duration of the training, such as ``2ep``.
         run_name: name of the run.
-        attempt: which attempt of the run, from 1.
+        attempt: number of the attempt, from 1.
 
     Raises:
         ConfigurationError: a count is below 1, or a duration negative.
-        InvalidRunNameError: ``run_name`` cannot be a run's name.
-        InvalidTimeError: ``max_duration`` means nothing.
+        InvalidRunNameError: ``run_name`` is not a valid name of a run.
+        InvalidTimeError: ``max_duration`` is malformed.
     """
 
     def __init__(
@@ -123,7 +121,6 @@ class MemoryStream(RunStream):
         return self._timestamp
 
     def __iter__(self) -> Iterator[Snapshot]:
-        """The snapshots so far."""
         return iter(tuple(self._snapshots))
 
     def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
@@ -148,22 +145,21 @@ class MemoryStream(RunStream):
         of_rank: Mapping[int, Mapping[str, Any]] | None = None,
         **fields: Any,
     ) -> None:
-        """Trains one batch, with all that belongs to it: the beginning of the training before the first one, of an
-        epoch before an epoch's first one, and the epoch's end after its last one.
+        """Train one batch, with all events of its place: start of the training, start and end of an epoch.
 
-        What is given takes the place of what the stream was made with, for this batch.
+        Arguments replace those of the stream, for this batch.
 
         Args:
             loss, lr, train_metrics: of this batch.
-            evaluation: what an evaluation finds, after the batch, and after the epoch if that ends with it.
-            seconds: how long it takes.
+            evaluation: result of an evaluation after the batch, and after the epoch if that ends with it.
+            seconds: duration of the batch.
             tokens: in this batch.
-            of_rank: number of a rank to fields that are others there.
+            of_rank: number of a rank to fields that differ there.
             fields: further fields, at all events of this batch.
 
         Raises:
             ClosedError: the training has ended.
-            ConfigurationError: there is no such rank, or ``seconds`` is negative.
+            ConfigurationError: an unknown rank, or negative ``seconds``.
         """
         seconds = self._seconds if seconds is None else _check_seconds("seconds", seconds)
         self._check_ranks(of_rank or {})
@@ -190,7 +186,7 @@ class MemoryStream(RunStream):
         self._end_batch(of_rank, now, evaluation)
 
     def train(self, batches: int | None = None) -> None:
-        """Trains so many batches, or up to ``max_duration``.
+        """Train a number of batches, or up to ``max_duration``.
 
         Raises:
             ClosedError: the training has ended.
@@ -203,12 +199,14 @@ class MemoryStream(RunStream):
             self.batch()
 
     def finish(self, status: str = "finished", error: str | None = None) -> None:
-        """Ends the training: ``finished`` and ``stopped`` (on request) after the event FIT_END, ``failed`` (with the
-        text of an ``error``) and ``lost`` without it.
+        """End the training.
+
+        ``finished`` and ``stopped`` (on request) come after the event FIT_END, ``failed`` (with the text of an
+        ``error``) and ``lost`` without it.
 
         Raises:
             ClosedError: it has ended already.
-            ConfigurationError: there is no such ``status``.
+            ConfigurationError: an unknown ``status``.
         """
         if status not in SEVERITY:
             raise ConfigurationError(f"status {status!r} is not how a run ends: use {', '.join(SEVERITY)}")
@@ -218,11 +216,11 @@ class MemoryStream(RunStream):
         self._ending = Ending(status, error)
 
     def emit(self, event: Event | str, of_rank: Mapping[int, Mapping[str, Any]] | None = None, **fields: Any) -> None:
-        """Lets any event happen, here and now, with further fields; ``of_rank`` is as for :meth:`batch`.
+        """Add any event, with further fields; ``of_rank`` is as for :meth:`batch`.
 
         Raises:
             ClosedError: the training has ended.
-            ConfigurationError: there is no such event, or no such rank.
+            ConfigurationError: an unknown event or rank.
         """
         if self.ending is not None:
             raise ClosedError(f"the made-up training has {self.ending.status}: make a new MemoryStream")
@@ -247,7 +245,7 @@ class MemoryStream(RunStream):
         self.emit(Event.BATCH_CHECKPOINT, of_rank, **fields)
         if not ends_epoch:
             return
-        # Here it turns out that there is no further batch.
+        # Here it turns out that this was the last batch.
         self.emit(Event.BEFORE_DATALOADER)
         self._previous = self._timestamp
         self._timestamp = self._timestamp.to_next_epoch()
@@ -260,7 +258,6 @@ class MemoryStream(RunStream):
         self.emit(Event.EPOCH_CHECKPOINT)
 
     def _evaluate(self, evaluation: Evaluation) -> None:
-        """One batch for each evaluator."""
         training = {name: self._context[name] for name in ("dataloader_label", "dataloader_len")}
         self.emit(Event.EVAL_BEFORE_ALL)
         for label, metrics in evaluation.items():

@@ -365,7 +365,7 @@ def test_killed_at_moments_of_a_replay_the_files_are_the_same_to_the_byte(
     code, lines = finish(named)
     assert code == 0, lines
     assert lines[-1] == "run r finished: 6004 events handled"
-    assert "goes on after" in lines[0]
+    assert "resumes after" in lines[0]
     assert outputs(tmp_path, "killed") == expected
 
 

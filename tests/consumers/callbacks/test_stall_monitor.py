@@ -132,7 +132,7 @@ def test_it_says_once_what_the_training_hangs_in(
     Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)], [collector]).run()
     [line] = stream.said.splitlines()
     assert line.endswith(f"the training hangs {phase}")
-    assert "the training goes on, after" in capsys.readouterr().err
+    assert "the training continues, after" in capsys.readouterr().err
     # By the times of the events there was a stall before the last of the first ones, and none where nothing came.
     assert [row.step for row in collector.rows] == [17]
 

@@ -63,7 +63,7 @@ def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Run, 
     [
         ("stopped", None, 0, "run r stopped: 8 events handled"),
         ("failed", "ValueError: boom", 0, "run r failed: ValueError: boom: 8 events handled"),
-        (None, None, 3, "run r was lost, nothing says how it ended: 8 events handled"),
+        (None, None, 3, "run r was lost, its end is unknown: 8 events handled"),
     ],
 )
 def test_the_last_line_tells_how_the_run_ended(
@@ -98,7 +98,7 @@ def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consum
     os.truncate(recording, recording.stat().st_size // 2)
     result = consumer("--replay", recording, "--callbacks", "lr")
     assert result.code == 3
-    [handled] = re.findall(r"was lost, nothing says how it ended: (\d+) events handled", last_line(result.err))
+    [handled] = re.findall(r"was lost, its end is unknown: (\d+) events handled", last_line(result.err))
     assert 4 <= int(handled) <= 36
     assert "offset" in last_line(result.err)
     assert "Traceback" not in result.err
@@ -219,7 +219,7 @@ def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attac
         assert waiting.stderr.readline() == f"waiting for run next in the folder {runs_dir} ... (Ctrl-C ends)\n"
         waiting.send_signal(signal.SIGTERM)
         _, err = waiting.communicate(timeout=60)
-    assert (waiting.returncode, err) == (0, "detached before there was a run\n")
+    assert (waiting.returncode, err) == (0, "detached before a run began\n")
 
 
 def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(runs_dir: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Run, runs_dir
     alone = consumer("--replay", "evaluated", "--callbacks", "early-stop", *options)
     assert alone.code == 1
     assert "'eval' has no metric 'nope'; there are: eval/accuracy; give" in alone.err
-    assert last_line(alone.err) == "error: no callback is left, so this consumer ends"
+    assert last_line(alone.err) == "error: no callback is left: this consumer ends"
     beside = consumer("--replay", "evaluated", "--callbacks", "early-stop,metrics", *options)
     assert beside.code == 1
     assert "  accuracy  " in beside.out

@@ -97,7 +97,7 @@ def test_a_named_consumer_goes_on_in_a_replay(consumer: Run, folder: Path) -> No
     first = consumer(*arguments, "--until", "5ba")
     assert last_line(first.err) == "run r was replayed until 5ba: 5 events handled"
     second = consumer(*arguments)
-    assert "consumer mine goes on after 5 events" in second.err
+    assert "consumer mine resumes after 5 events" in second.err
     assert second.out == "pass 2: 12 batches\n"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 12
     third = consumer(*arguments)

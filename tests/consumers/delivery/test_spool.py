@@ -203,8 +203,8 @@ def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
     assert server.steps == [*range(1, 51)]
     assert pauses == [*PAUSES, *[PAUSES[-1]] * 3]
     takes_nothing, takes_again = capsys.readouterr().err.splitlines()
-    assert "takes nothing, ConnectionError: refused" in takes_nothing
-    assert "takes entries again" in takes_again
+    assert "accepts nothing, ConnectionError: refused" in takes_nothing
+    assert "accepts entries again" in takes_again
 
 
 def test_after_a_failure_it_goes_on_behind_what_was_taken(context: RunContext) -> None:
@@ -259,7 +259,7 @@ def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsy
     log(spool, 4)
     spool.close()
     assert server.steps == [1, 4]
-    assert spool.problem == "lacks entries that it does not take"
+    assert spool.problem == "lacks entries that it refused"
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -287,7 +287,7 @@ def test_what_did_not_arrive_is_said_with_what_to_do(context: RunContext, capsys
     server.drain_seconds = 0.01
     spool = opened(context, server)
     log(spool, 1, 2, 3)
-    wait_for(lambda: "takes nothing" in capsys.readouterr().err, "the first failure")
+    wait_for(lambda: "accepts nothing" in capsys.readouterr().err, "the first failure")
     spool.close()
     err = capsys.readouterr().err
     assert "3 of 3 entries did not arrive" in err
@@ -617,7 +617,7 @@ def test_what_was_kept_before_the_disk_was_full_arrives(
     assert server.steps == [1, 2, 3, 4]
     assert server.closed == 1
     assert [row.step for row in other.rows] == [*range(1, 9)]
-    assert statistics.problems == ["destination Server failed and lacks what came after"]
+    assert statistics.problems == ["destination Server failed and lacks all later values"]
     assert "No space left on device" in capsys.readouterr().err
 
 
@@ -691,7 +691,7 @@ def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once
     down = Server(refuse)
     down.drain_seconds = 0.01
     assert run(down, 5) == [
-        "destination Full failed and lacks what came after",
+        "destination Full failed and lacks all later values",
         "destination Server lacks 8 of 8 entries",
     ]
     server = Server()

@@ -77,7 +77,7 @@ def test_files_have_whole_entries_and_are_complete_when_there_is_room_again_and_
     short = consume(full, loggers, *named, "-o", "Losses.room=2300")
     assert short.returncode == 1
     for kind in ("JsonlLogger", "CsvLogger", "TensorboardLogger", "Server"):
-        assert f"destination {kind} failed and is given nothing more" in short.stderr
+        assert f"destination {kind} failed and gets no more values" in short.stderr
     assert not list(full.rglob(".*.new"))
     lines = (full / "metrics.jsonl").read_text().splitlines(keepends=True)
     assert 20 <= len(lines) < BATCHES

@@ -155,7 +155,7 @@ def test_what_a_callback_or_destination_has_cancelled_is_an_error_of_theirs() ->
     assert [row.step for row in collector.rows] == [1, 2]
     assert statistics.problems == [
         "callback Cancelling raised 3 times",
-        "destination CancellingDestination failed and lacks what came after",
+        "destination CancellingDestination failed and lacks all later values",
     ]
 
 
