@@ -1,4 +1,4 @@
-"""The thread that draws a run in the terminal and obeys keys."""
+"""The thread that draws a run in the terminal and handles keys."""
 
 import signal
 import threading
@@ -25,22 +25,22 @@ _QUESTIONS = {
 class Display:
     """Draws a view from :meth:`open` to :meth:`close`, four times a second at most.
 
-    ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does. There is one
-    display at a time: opening one closes the one before, of a replay that is repeated."""
+    ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does. Only one display
+    is open: opening another closes it, for a replay that is repeated.
+    """
 
     _opened: "ClassVar[Display | None]" = None
 
     def __init__(self, run: RunView) -> None:
         self.left = threading.Event()
-        """Set when somebody has asked to leave."""
         self.started = threading.Event()
         """Set when the run is being read, so that it can be left."""
         self.is_over = False
-        """There is nothing to leave but the display."""
+        """Only the display is left to quit."""
         self.failure: Exception | None = None
-        """The defect that ended the drawing."""
+        """The error that ended the drawing."""
         self.went_back = False
-        """It was left for the table that the run was chosen in."""
+        """It was left for the table of runs."""
         self.is_gone = False
         """The terminal is gone."""
         self._view = run
@@ -57,25 +57,22 @@ class Display:
         self._thread = threading.Thread(target=self._work, name="offloop-top", daemon=True)
 
     def open(self) -> None:
-        """Take the terminal and begin to draw."""
         before, Display._opened = Display._opened, self
         if before is not None:
             before.close()
-            # It was over when that was asked for, and the next replay was about to begin.
+            # The user quit when the next replay was about to begin.
             self._leaves_at_once = before.left.is_set()
         self._screen.open()
         self._thread.start()
 
     def close(self) -> None:
-        """Restore the terminal."""
         self._closing.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._screen.close()
 
     def show(self, screen: TerminalScreen, leaving: tuple[str, ...]) -> None:
-        """Draw in the calling thread, on a screen that is open and stays so, until somebody leaves; ``leaving`` are the
-        keys for that, with what they do."""
+        """Draw in the calling thread, on an open screen, until the user leaves; ``leaving`` are the keys for that."""
         self._screen, self._shown.leaving = screen, leaving
         screen.on_output = self._note_output
         self.is_over = self._is_from_table = True
@@ -113,8 +110,7 @@ class Display:
             view.note("end", self._problem or "")
             self._say(self._problem or "")
         shown.commands = self._view.command is not None
-        # The status is asked for first: it may be a command that changed something. A host that falls silent changes
-        # nothing but the time since.
+        # Read the status first: a command may have changed something. A host that falls silent changes only the time.
         now = (view.status, view.version, shown.message, size, int(time.monotonic()))
         if self._screen.is_blank or now != self._seen:
             if size != self._size:
@@ -195,11 +191,11 @@ class Display:
             return
         self.left.set()
         if self.is_over:
-            # Another callback may have something to show for longer.
+            # Another callback may keep the command running.
             self._closing.set()
-        # Before that the signal would end the command, and not just its reading.
+        # Earlier, the signal would end the command, and not just its reading.
         self.started.wait(_START_SECONDS)
         main = threading.main_thread().ident
         if not self.is_over and main is not None:
-            # As Ctrl-C does: the runner finishes the event at hand and closes everything.
+            # As at Ctrl-C, the runner finishes the current event and closes everything.
             signal.pthread_kill(main, signal.SIGINT)

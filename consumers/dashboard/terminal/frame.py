@@ -1,4 +1,4 @@
-"""The terminal dashboard as lines of text: drawn from a view, for any size of a terminal."""
+"""The terminal dashboard as lines of text, for any size of a terminal."""
 
 import math
 import time
@@ -50,26 +50,23 @@ _KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output
 
 @dataclass
 class Shown:
-    """The part of a view that is shown."""
-
     page: str = "run"
     """``run`` or ``log``."""
     scroll: int = 0
-    """Lines above the shown part of the metrics, or below that of the log."""
+    """Lines above the visible metrics, or below the visible log."""
     find: str = ""
     """Part of the names of the shown metrics, in any case."""
     is_typing: bool = False
     """:attr:`find` is being typed."""
     commands: bool = True
-    """The training can be commanded."""
+    """The training accepts commands."""
     leaving: tuple[str, ...] = ("q quit",)
-    """The keys that lead away, with what they do."""
+    """The keys that leave the page, with their meanings."""
     message: str | None = None
-    """A question, or the result of a command, in the place of the keys."""
+    """A question, or the result of a command, in place of the keys."""
 
 
 def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
-    """The lines of the whole terminal, none of them wider than it."""
     lines = [_header(view, shown, width), _progress(view, width)]
     room = max(height - len(lines) - 1, 0)
     if shown.page == "log":
@@ -120,7 +117,7 @@ def _progress(view: RunView, width: int) -> "Text":
 
 
 def _run(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """Metrics, phases, ranks and the log: the most important parts stay when there is little room."""
+    """Metrics, phases, ranks and the log: the most important parts stay in a small terminal."""
     below = _phases(view, width) + _ranks(view, width)
     if room < len(below) + _LEAST_ABOVE:
         below = below[:_PHASE_LINES] if room >= _PHASE_LINES + _LEAST_ABOVE else []
@@ -133,7 +130,7 @@ def _run(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 
 def _metrics(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """A line for each metric below one for its group."""
+    """Return a line for each metric below one for its group."""
     text, short = shown.find.lower(), view.metric_names().short
     rows: list[tuple[str, str | None]] = []
     for group, names in view.groups().items():
@@ -191,7 +188,6 @@ def _phases(view: RunView, width: int) -> "list[Text]":
 
 
 def _ranks(view: RunView, width: int) -> "list[Text]":
-    """What stands out among the ranks."""
     if view.rank_count < 2:
         return []
     ranks = view.rank_map()
@@ -201,7 +197,6 @@ def _ranks(view: RunView, width: int) -> "list[Text]":
 
 
 def _log(entries: Sequence[LogEntry], width: int, room: int) -> "list[Text]":
-    """The last entries, a line for each."""
     lines = [_log_line(entry, one_line(entry.text), True) for entry in entries[-room:]] if room > 0 else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -209,7 +204,7 @@ def _log(entries: Sequence[LogEntry], width: int, room: int) -> "list[Text]":
 
 
 def _whole_log(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """The entries in as many lines as they need, up to ``shown.scroll`` lines above the end of the log."""
+    """Return the entries in as many lines as they need, up to ``shown.scroll`` lines above the end of the log."""
     from rich.cells import chop_cells
 
     rows = []
@@ -241,14 +236,14 @@ def _footer(view: RunView, shown: Shown, width: int) -> "Text":
 
 
 def text_line(text: str = "", style: str = "") -> "Text":
-    """A text as it is shown: escaped, in one line."""
+    """Return an escaped text in one line."""
     from rich.text import Text
 
     return Text(one_line(text) if text.strip() else text, style)
 
 
 def rule(title: str, width: int, right: str = "") -> "Text":
-    """A line with a title at its left, and more at its right where there is room."""
+    """Return a line with a title at its left, and ``right`` where it fits."""
     title = one_line(title)
     line = text_line()
     line.append("── ", "dim")
@@ -262,7 +257,6 @@ def rule(title: str, width: int, right: str = "") -> "Text":
 
 
 def spread(left: "Text", right: "Text", width: int) -> "Text":
-    """One text at the left and, where there is room, one at the right."""
     blank = width - left.cell_len - right.cell_len
     if blank < 1:
         return left
@@ -271,7 +265,7 @@ def spread(left: "Text", right: "Text", width: int) -> "Text":
 
 
 def fitted(name: str, width: int) -> str:
-    """A name in so many columns of the terminal: its end tells more than its beginning."""
+    """Return a name in ``width`` columns: it keeps its end, which tells more than its beginning."""
     from rich.cells import cell_len, set_cell_size
 
     name = one_line(name)
@@ -283,7 +277,7 @@ def fitted(name: str, width: int) -> str:
 
 
 def key_line(keys: Sequence[str], width: int) -> "Text":
-    """Keys and what they do, such as ``q quit``: those that there is room for."""
+    """Keys and their meanings, such as ``q quit``, as far as they fit."""
     line = text_line()
     for text in keys:
         if len(line) + len(text) + 2 > width:
@@ -295,8 +289,11 @@ def key_line(keys: Sequence[str], width: int) -> "Text":
 
 
 def sparkline(points: "Points", width: int) -> "Text":
-    """A curve in one line: each character shows the point of its part of the axis that is farthest from the mean of
-    all; a red ``!`` where one is NaN or infinite."""
+    """Return a curve in one line.
+
+    Each character shows the point of its part of the axis that is farthest from the mean; a red ``!`` marks NaN and
+    infinities.
+    """
     from rich.text import Text
 
     line = Text()
@@ -327,7 +324,7 @@ def stacked_bar(shares: Sequence[tuple[str, float, str]], width: int) -> "Text":
 
 
 def _columns(xs: list[float], ys: list[float], width: int) -> list[list[float]]:
-    """The values in each of the columns of a line; where there are fewer points than columns, one in each."""
+    """Return the values in each of the columns of a line; of few points, one in each."""
     if len(xs) <= width:
         return [[value] for value in ys]
     columns: list[list[float]] = [[] for _ in range(width)]
@@ -337,7 +334,7 @@ def _columns(xs: list[float], ys: list[float], width: int) -> list[list[float]]:
 
 
 def _level(value: float, low: float, high: float, levels: int) -> int:
-    # Divided first: the difference of two large numbers may be infinite. That of the smallest ones is 0 then.
+    # Divided first: the difference of two large numbers may be infinite; of the smallest ones it is 0 then.
     span = high / 2 - low / 2
     if span <= 0:
         return levels // 2

@@ -1,4 +1,4 @@
-"""The table of all runs in a terminal, and the way to the display of one of them and back."""
+"""The table of all runs in a terminal, and the display of a chosen run."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NAME = "run"
-"""The column of names, which always is the first."""
+"""The column of names, always the first."""
 
 _GAP = 2
 _SHORTEST_NAME = 12
@@ -35,7 +35,7 @@ _LONGEST = 14
 _LONGEST_TEXT = 30
 _LEAST_WITH_DETAILS = 8
 _AROUND = 3
-"""Lines that are no rows: the title, the heads of columns, the keys."""
+"""Lines without runs: the title, the heads of columns, the keys."""
 _DAY_SECONDS = 86_400
 _DRAW_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -46,32 +46,29 @@ _PAGES = {"page up": -1, "page down": 1}
 
 @dataclass
 class TableShown:
-    """State of the table on the screen."""
-
     find: str = ""
     """As in :meth:`offloop.bus.index.table.RunTable.choose`."""
     found: str = ""
-    """The last of them without a mistake."""
+    """The last valid filter."""
     is_typing: bool = False
     sort: str = NEWEST_FIRST
     archived: bool = False
     run: str | None = None
-    """The chosen run."""
     place: int = 0
     """Its place among the found runs."""
     first: int = 0
-    """Place of the first run in sight."""
+    """Place of the first visible run."""
     widths: dict[str, int] = field(default_factory=dict)
-    """Greatest widths of columns so far, so that they stand still while values change."""
+    """Greatest widths of columns so far, so that they do not move while values change."""
 
     def choose(self, table: RunTable) -> tuple[Chosen, str | None]:
-        """The found runs, and what is wrong with the filter; the place follows the chosen run."""
+        """Return the found runs, and the error of the filter; the place follows the chosen run."""
         chosen = table.choose(self.find, self.sort, self.archived)
         error = chosen.error
         if error is None:
             self.found = self.find
         else:
-            # What was found before stays while the filter is typed.
+            # The results of the last valid filter stay while the filter is typed.
             chosen = table.choose(self.found, self.sort, self.archived)
         entries = chosen.entries
         if not (self.place < len(entries) and entries[self.place].run == self.run):
@@ -82,10 +79,11 @@ class TableShown:
 
 
 def show_all_runs(runs_dir: str | os.PathLike[str] | None = None, every: int | str = 10) -> None:
-    """Shows the table of all runs of a folder, and the runs that are chosen in it, until the user quits.
+    """Show the table of all runs of a folder, and chosen runs, until the user quits.
 
-    The only live run is shown at once, and the first one of an empty folder. ``every`` is as in
-    :class:`offloop.consumers.dashboard.terminal.top.Top`. Raises ConfigurationError when there is no terminal."""
+    The only live run is shown at once, and the first one of an empty folder. Raises ConfigurationError without a
+    terminal.
+    """
     require_terminal()
     _AllRuns(FolderRuns(runs_dir), every).work()
 
@@ -101,7 +99,7 @@ class _AllRuns:
         self._seen: object = None
 
     def work(self) -> None:
-        # The runs that are live are the first that it reads.
+        # It reads live runs first.
         self._library.look()
         live = [entry.run for entry in self._library.table.entries.values() if entry.is_going_on]
         run = live[0] if len(live) == 1 else None
@@ -131,7 +129,7 @@ class _AllRuns:
             self._shown.run, run = run, None
 
     def _choose(self) -> str | None:
-        """Shows the table until a run is chosen; ``None`` if the user quits."""
+        """Show the table until a run is chosen; ``None`` if the user quits."""
         self._screen.on_output = _ignore
         self._seen = None
         while True:
@@ -155,7 +153,7 @@ class _AllRuns:
 
     def _draw(self) -> None:
         library, (width, height) = self._library, self._screen.size
-        # Runs that are live last longer by the second.
+        # Live runs get longer by the second.
         now = (library.table, library.waiting, library.problem, int(time.time()), width, height)
         if self._seen == now and not self._screen.is_blank:
             return
@@ -204,7 +202,7 @@ class _AllRuns:
 
     def _sort(self, order: str) -> None:
         shown = self._shown
-        # What is at the top is what was asked for.
+        # The new order is visible at the top.
         shown.sort, shown.run, shown.place, shown.first = order, None, 0, 0
 
     def _type(self, key: str) -> None:
@@ -212,7 +210,7 @@ class _AllRuns:
         self._shown.is_typing = self._screen.is_typing = key not in ("enter", "escape")
 
     def _show(self, name: str, is_first: bool) -> bool:
-        """Shows a run until it is left; whether that was for the table."""
+        """Show a run until it is left; return True to go back to the table."""
         run = RunView(name)
         follower = RunFollower(run, lambda: self._folder.find(name), self._every)
         follower.start()
@@ -227,19 +225,18 @@ class _AllRuns:
 
 
 def _ignore(_line: str) -> None:
-    """What is printed meanwhile is printed again when the terminal is given back."""
+    """Ignore a printed line: it is printed again when the terminal is restored."""
 
 
 def rows_of(height: int) -> int:
-    """How many runs are in sight."""
+    """Return the number of visible runs."""
     return max(height - _AROUND - (height >= _LEAST_WITH_DETAILS), 1)
 
 
 def table_frame(
     table: RunTable, shown: TableShown, folder: str, state: str | None, width: int, height: int
 ) -> "list[Text]":
-    """The lines of the whole terminal, none of them wider than it; ``state`` is what else is to be said, such as how
-    many runs have yet to be read."""
+    """Return the lines of the whole terminal; ``state`` is a further message, such as the number of unread runs."""
     chosen, error = shown.choose(table)
     lines = [_title(table, chosen, shown, folder, state, width)]
     room = rows_of(height)
@@ -304,7 +301,7 @@ def _table(table: RunTable, chosen: Chosen, shown: TableShown, room: int, width:
 
 
 def _fitting(columns: Sequence[Column], shown: TableShown, room: int) -> list[Column]:
-    """The columns that there is room for: first the one that is sorted by, the status and metrics."""
+    """Return the columns that fit: first the sorted one, the status and metrics."""
     by = shown.sort.removeprefix("-") if shown.sort != NEWEST_FIRST else None
     found = set()
     for column in sorted(columns, key=lambda one: (one.name != by, one.metric is None and one.kind != "status")):
@@ -357,7 +354,7 @@ def _style(entry: RunEntry, column: Column, chosen: Chosen) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """A clock's time of today, else the day."""
+    """Return a clock's time of today, else the day."""
     if seconds is None:
         return ""
     then, now = time.localtime(seconds), time.localtime()
@@ -395,7 +392,6 @@ def _footer(shown: TableShown, error: str | None, width: int) -> "Text":
 
 
 def _cut(text: str, width: int) -> str:
-    """A text in so many columns of the terminal."""
     from rich.cells import cell_len, set_cell_size
 
     return set_cell_size(text, width - 1) + "…" if cell_len(text) > width else set_cell_size(text, width)

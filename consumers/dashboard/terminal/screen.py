@@ -1,4 +1,4 @@
-"""A terminal that is drawn on as a whole and is restored afterwards."""
+"""A full-screen terminal, restored afterwards."""
 
 import atexit
 import contextlib
@@ -43,7 +43,7 @@ _MOST_KEPT = 1000
 
 
 def require_terminal() -> None:
-    """Raise :class:`offloop.bus.errors.ConfigurationError` where there is no terminal to draw on."""
+    """Raise ConfigurationError where there is no terminal to draw on."""
     instead = "use '--log progress' (the callback left out), which writes lines anywhere"
     # The display of the replay before this one may still have the terminal.
     shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout
@@ -56,7 +56,6 @@ def require_terminal() -> None:
 
 
 def typed(text: str, key: str) -> str:
-    """A text after a further key."""
     if key == "escape":
         return ""
     if key == "backspace":
@@ -67,8 +66,9 @@ def typed(text: str, key: str) -> str:
 class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
-    Printed lines would be drawn over: they go to ``on_output``, and the last 1,000 texts are printed when the terminal
-    is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped."""
+    The display would overwrite printed lines: they go to ``on_output``, and the last 1,000 texts are printed when the
+    terminal is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped.
+    """
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
         self.on_output = on_output
@@ -84,7 +84,6 @@ class TerminalScreen:
         self._pending = ""
 
     def open(self) -> None:
-        """Take the terminal."""
         import termios
 
         self._before = termios.tcgetattr(sys.stdin.fileno())
@@ -100,7 +99,7 @@ class TerminalScreen:
         self._enter()
 
     def close(self) -> None:
-        """Restore the terminal, and print what was kept."""
+        """Restore the terminal, and print kept output."""
         with self._lock:
             if not self._is_open:
                 return
@@ -126,14 +125,14 @@ class TerminalScreen:
             size = os.get_terminal_size(self._output)
         except OSError:
             return 80, 24
-        # A terminal that was never given a size has none.
+        # A terminal without a set size reports 0.
         return size.columns or 80, size.lines or 24
 
     def draw(self, lines: Sequence["Text"], width: int, height: int) -> None:
-        """Show lines, each cut to the width; only those that differ are written."""
+        """Show lines, cut to the width; only changed lines are written."""
         from rich.console import Console
 
-        # Colours are what the real terminal has; NO_COLOR is obeyed.
+        # Colours of the real terminal; NO_COLOR is obeyed.
         console = Console(
             file=self._streams["stdout"], force_terminal=True, width=width, height=height, legacy_windows=False
         )
@@ -141,7 +140,7 @@ class TerminalScreen:
         for line in lines[:height]:
             with console.capture() as captured:
                 console.print(line, end="", no_wrap=True, overflow="crop", crop=True, highlight=False)
-            # What is erased behind a line that reaches the edge would be its last letter.
+            # Erasing after a full line would erase its last letter.
             drawn.append(captured.get().replace("\n", "") + ("" if line.cell_len >= width else _ERASE_REST))
         with self._lock:
             if not self._is_open:
@@ -166,8 +165,7 @@ class TerminalScreen:
                 self._put(_CLEAR)
 
     def keys(self, seconds: float) -> Iterator[str]:
-        """The pressed keys, after waiting so many seconds for one: a letter, or a name such as ``up``; ``gone`` when
-        the terminal is."""
+        """Return keys pressed within ``seconds``: a letter, or a name such as ``up``; ``gone`` without a terminal."""
         try:
             ready, _, _ = select.select([self._input], [], [], seconds)
             data = os.read(self._input, 1024) if ready else b""
@@ -179,7 +177,6 @@ class TerminalScreen:
             yield sequence if self.is_typing and sequence.isprintable() else _KEYS.get(sequence, sequence)
 
     def keep(self, stream: TextIO, text: str) -> None:
-        """Keep a text that was to be printed on a stream."""
         with self._lock:
             self._kept.append((stream, text))
             *lines, self._pending = (self._pending + text).split("\n")
@@ -217,7 +214,7 @@ class TerminalScreen:
 
 
 class _Lines(io.TextIOBase):
-    """Stands in for a stream whose texts a screen keeps."""
+    """Replaces a stream whose texts a screen keeps."""
 
     def __init__(self, screen: TerminalScreen, stream: TextIO) -> None:
         self._screen = screen

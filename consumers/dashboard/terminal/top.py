@@ -13,15 +13,15 @@ from offloop.consumers.dashboard.view.tap import RunTap
 
 
 class Top(RunTap):
-    """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and what happens.
+    """Shows a run in the terminal: state, progress, metrics, the phases of its steps, ranks, and the log.
 
-    Keys choose what is shown, command the training (stop, pause, checkpoint), and quit, which leaves the training
-    alone. When the run has ended it stays until ``q``. It takes the whole terminal: printed lines are
-    in its log, and in the terminal when that is restored. The command ``consumer --callbacks top`` that names no run
-    shows a table of all of them, see :func:`offloop.consumers.dashboard.terminal.home.show_all_runs`.
+    Keys choose the page, command the training (stop, pause, checkpoint), and quit, which leaves the training alone. At
+    the end of the run it stays until ``q``. It takes the whole terminal: printed lines are in its log, and in the
+    terminal when that is restored. ``consumer --callbacks top`` without a run shows a table of all runs.
 
-    ``every`` is the interval, in batches, at which the phases are measured. Where there is no terminal, the command
-    ends with :class:`offloop.bus.errors.ConfigurationError`."""
+    ``every`` is the interval, in batches, at which the phases are measured. Without a terminal, the command ends with
+    :class:`offloop.bus.errors.ConfigurationError`.
+    """
 
     owns_terminal = True
 
@@ -67,8 +67,6 @@ class Top(RunTap):
 
 
 class _Opening(LoggerDestination):
-    """Opens the display with the run."""
-
     def __init__(self, display: Display) -> None:
         self._display = display
 

@@ -1,4 +1,4 @@
-"""The history of a long run: charts of all of it show its summary, and zooming reads parts of the recording."""
+"""The history of a long run: charts show its summary, and zooming reads parts of the recording."""
 
 import contextlib
 import math
@@ -18,18 +18,18 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 
 MAX_BYTES = 32 << 20
-"""The most that is read of a recording for one zoom: some 400,000 batches; longer parts show the summary."""
+"""Limit of one zoom: some 400,000 batches; longer parts show the summary."""
 TAIL_BYTES = 1 << 20
 """The end of a recording that is read event by event, for the newest values of every rank."""
 _STRETCH_BYTES = 8 << 20
 _REQUESTED_PARTS = 2
 
 _Place: TypeAlias = tuple[int, int, int]
-"""The first and last offset, and the rank."""
+"""First and last offset, and the rank."""
 
 
 class Part(NamedTuple):
-    """A part of a run at full resolution: valid from the step ``low`` up to ``high``."""
+    """A part of a run at full resolution, from the step ``low`` to ``high``."""
 
     view: RunView
     low: float
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class History:
-    """The recording behind a view that has a summary up to the offset ``until``, and all events from there on."""
+    """The recording of a view with a summary up to the offset ``until``, and all events from there on."""
 
     def __init__(self, view: RunView, recording: Path, summary: Summary, until: int) -> None:
         self._view = view
@@ -51,16 +51,14 @@ class History:
         self._lock = threading.Lock()
         self._read: list[_Place] = []
         self._requested: OrderedDict[_Place, None] = OrderedDict()
-        """The parts to read, the newest last: zooming on does not wait for the part before."""
+        """The parts to read, the newest last: a zoom does not wait for the one before."""
         self._is_reading = False
 
     def has(self, name: str) -> bool:
-        """Whether a metric is in the recording."""
         return name in self._names or name.startswith("throughput/")
 
     def request(self, x: Axis, first: float, last: float, rank: int = 0) -> None:
-        """Read all events of a rank between two places of an axis into the view, in a thread, unless the part is too
-        large."""
+        """Read the events of a rank between two places of an axis into the view, in a thread, unless too many."""
         begin, end = self._view.batches_at(x, first, last)
         if not self._batches or begin >= self._batches[-1]:
             return
@@ -79,7 +77,7 @@ class History:
                 threading.Thread(target=self._read_requested, name="offloop-zoom", daemon=True).start()
 
     def parts(self, rank: int = 0) -> Iterator[Part]:
-        """The whole run of a rank at full resolution, part by part."""
+        """Return the whole run of a rank at full resolution, part by part."""
         low, place, last = -math.inf, -1, len(self._batches) - 1
         while place < last:
             place = max(place + 1, bisect_right(self._offsets, self._offset(place) + _STRETCH_BYTES) - 1)
@@ -95,7 +93,7 @@ class History:
         return self._offsets[place] if place < len(self._offsets) else self._until
 
     def _offsets_around(self, begin: float, end: float) -> tuple[int, int]:
-        """The offsets of batches, with some more at either side for lines to come from and to measure throughput."""
+        """Offsets of batches, with margins for lines and throughput."""
         first, last = bisect_right(self._batches, begin - SPEED_WINDOW) - 2, bisect_left(self._batches, end) + 1
         return self._offset(first), self._offset(last)
 
@@ -116,7 +114,7 @@ class History:
                 self._is_reading = place is not None
             if place is None:
                 return
-            # Where the recording is gone, or the disk does not give it, the summary is what remains.
+            # Without the recording, the summary remains.
             with contextlib.suppress(OffloopError):
                 found = self._read_part(place, partial(self._requested.__contains__, place))
                 if place in self._requested:

@@ -12,36 +12,31 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_NAMES = 16
-"""Names of which images are kept: those of which images came last."""
+"""Names with images, the newest."""
 MAX_STEPS = 500
-"""Steps of a name."""
 MAX_BYTES = 64 << 20
 """Bytes of all images of a run together."""
 OF_ONE_STEP = 8
-"""Images kept of those that were logged at once."""
+"""Images kept of one call."""
 
 
 _step = attrgetter("step")
 
 
 class StepImages(NamedTuple):
-    """The images of one name at one step."""
-
     step: int
     pixels: "tuple[np.ndarray[Any, Any], ...]"
     """Bytes, each of height, width and channels."""
     logged: int
-    """The number of images, of which some may not be kept."""
+    """The number of logged images, of which some may not be kept."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
         return sum(image.nbytes for image in self.pixels)
 
 
 class ImageHistory:
-    """Keeps images by name and step. When they become too many, those go that lie closest together; the first and the
-    newest of each name stay. For any thread."""
+    """Keeps images by name and step, for any thread. Of too many, the closest together are removed."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -50,7 +45,7 @@ class ImageHistory:
 
     def take(self, entry: Images) -> None:
         """Add images; they replace those of the same name and step."""
-        # Not under the lock: floats take a while.
+        # Not under the lock: converting floats takes a while.
         new = StepImages(entry.step, tuple(map(as_bytes, entry.images[:OF_ONE_STEP])), len(entry.images))
         with self._lock:
             kept = self._kept[entry.name] = self._kept.pop(entry.name, [])
@@ -63,12 +58,12 @@ class ImageHistory:
             self._keep_size()
 
     def steps(self) -> dict[str, list[tuple[int, int]]]:
-        """The steps with images of each name, and the number of images logged there."""
+        """Return the steps with images of each name, and the number of images logged there."""
         with self._lock:
             return {name: [(one.step, one.logged) for one in kept] for name, kept in self._kept.items()}
 
     def at(self, name: str, step: int) -> StepImages | None:
-        """The images of a name at a step, or the last ones before it; ``None`` without any."""
+        """Return the images of a name at a step, or the last ones before it."""
         with self._lock:
             kept = self._kept.get(name, [])
             place = bisect_right(kept, step, key=_step)
@@ -77,7 +72,7 @@ class ImageHistory:
     def _keep_size(self) -> None:
         sizes = {name: sum(one.size for one in kept) for name, kept in self._kept.items()}
         while sum(sizes.values()) > self._max_bytes:
-            # The first of two goes, too, where there is no other way.
+            # Of two, the first is removed too if necessary.
             name = max(sizes, key=lambda one: (len(self._kept[one]) > 2, sizes[one] * (len(self._kept[one]) > 1)))
             if len(self._kept[name]) < 2:
                 return
@@ -85,6 +80,6 @@ class ImageHistory:
 
 
 def _remove_one(kept: list[StepImages]) -> StepImages:
-    """Remove the step whose neighbours are closest to one another; of two, the first."""
+    """Remove the step with the closest neighbours; of two, the first."""
     inner = range(1, len(kept) - 1)
     return kept.pop(min(inner, key=lambda one: kept[one + 1].step - kept[one - 1].step, default=0))

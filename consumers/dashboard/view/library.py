@@ -1,4 +1,4 @@
-"""All runs of a place, polled in a thread, for the tables of all runs."""
+"""All runs of a place, polled in a thread, for tables."""
 
 import threading
 import time
@@ -17,13 +17,12 @@ from offloop.consumers.runner.places import FolderRuns, Place
 _LOOK_SECONDS = 1.0
 _READ_SECONDS = 0.3
 _RESTS = 10
-"""Looking takes no more than one part in so many of a processor, unless there are runs to read."""
+"""Looking takes at most one part in this number of a processor, unless there are runs to read."""
 _LEAVE_SECONDS = 5.0
 
 
 class RunLibrary:
-    """Every run of a place, updated about once a second by a thread. It may be asked and changed from any thread; runs
-    in NATS are not changed."""
+    """Every run of a place, updated about once a second by a thread. For any thread; runs in NATS are read-only."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -33,25 +32,23 @@ class RunLibrary:
         self._leaves = False
         self._thread = threading.Thread(target=self._follow, name="offloop-library", daemon=True)
         self.table = RunTable({})
-        """The runs at this moment; another table after a change."""
+        """The current runs; a new table after a change."""
         self.waiting: int | None = None
-        """The number of runs that have yet to be read; ``None`` before the first look at the place."""
+        """Number of unread runs; ``None`` before the first look at the place."""
         self.problem: str | None = None
         """Why the place cannot be read, or the index not be stored."""
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread."""
         self._leaves = True
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(_LEAVE_SECONDS)
 
     def look(self) -> bool:
-        """Read changes for a short time; return whether there are more."""
+        """Read changes for a short time; return True if more are left."""
         with self._lock:
             try:
                 waiting = self._index.refresh(_READ_SECONDS)
@@ -65,8 +62,7 @@ class RunLibrary:
         return waiting > 0
 
     def annotate(self, run: str, **changes: Any) -> None:
-        """Change the annotations of a run, see :func:`offloop.bus.index.annotations.annotate`. Raises RunNotFoundError,
-        ConfigurationError or RunDirectoryError."""
+        """Change the annotations of a run. Raises RunNotFoundError, ConfigurationError or RunDirectoryError."""
         path = self._path(run)
         with self._lock:
             entry = self._known(run)
@@ -75,8 +71,10 @@ class RunLibrary:
         self._wake.set()
 
     def remove(self, run: str) -> None:
-        """Remove a run that has ended, with everything in its folder. Raises RunNotFoundError, RunIsLiveError,
-        RunDirectoryError or ConfigurationError."""
+        """Remove an ended run with its folder.
+
+        Raises RunNotFoundError, RunIsLiveError, RunDirectoryError or ConfigurationError.
+        """
         path = self._path(run)
         with self._lock:
             self._known(run)
@@ -112,8 +110,7 @@ class RunLibrary:
 
 
 class StreamIndex:
-    """The runs in NATS servers, as :class:`~offloop.bus.index.index.RunIndex` has those of a folder: what the servers
-    list, without reading recordings."""
+    """The runs that NATS servers list, as :class:`~offloop.bus.index.index.RunIndex` has those of a folder."""
 
     problem: str | None = None
 
@@ -122,7 +119,7 @@ class StreamIndex:
         self.entries: dict[str, RunEntry] = {}
 
     def refresh(self, seconds: float) -> int:
-        """List the runs. Return how many have yet to be read: none."""
+        """List the runs. Returns the number of unread runs: 0."""
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
         try:
@@ -130,7 +127,7 @@ class StreamIndex:
         except OffloopError as error:
             self.problem = str(error)
         else:
-            # RunTable recognises entries that are the same.
+            # RunTable recognises identical entries.
             self.entries = {
                 run: before if (before := self.entries.get(run)) == entry else entry for run, entry in listed.items()
             }

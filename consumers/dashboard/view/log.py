@@ -18,22 +18,17 @@ _OTHERS = {
 
 
 class LogEntry(NamedTuple):
-    """A line of the log."""
-
     number: int
     """Counts the lines of a run from 1."""
     time: float
     """Seconds since 1970, UTC."""
     rank: int
     kind: str
-    """``event``, ``begin`` (of an evaluation, whose end follows as an event), ``command``, ``text``, ``alert``,
-    ``end``, ``note`` or ``output``."""
+    """``event``, ``begin`` (of an evaluation), ``command``, ``text``, ``alert``, ``end``, ``note`` or ``output``."""
     text: str
 
 
 class RunLog:
-    """The last 2,000 lines."""
-
     MAX_LINES = 2000
 
     def __init__(self) -> None:
@@ -41,24 +36,22 @@ class RunLog:
         self._count = 0
 
     def add(self, time: float, rank: int, kind: str, text: str) -> None:
-        """Add a line."""
         self._count += 1
         self._entries.append(LogEntry(self._count, time, rank, kind, " ".join(text.split())))
 
     def after(self, number: int) -> list[LogEntry]:
-        """The lines with higher numbers."""
         new = min(self._count - number, len(self._entries))
         return [self._entries[place] for place in range(-new, 0)] if new > 0 else []
 
 
 def folded(entries: Sequence[LogEntry]) -> list[LogEntry]:
-    """The lines without those that an evaluation begins, but for one that is going on."""
+    """Remove the start of each finished evaluation, whose end is an event."""
     last = max((place for place, entry in enumerate(entries) if entry.kind in ("event", "end")), default=-1)
     return [entry for place, entry in enumerate(entries) if entry.kind != "begin" or place > last]
 
 
 def event_text(state: Snapshot) -> str | None:
-    """A line about an event; ``None`` for those that come too often or are internal."""
+    """Describe an event in a line; ``None`` for frequent and internal events."""
     event = state.event
     _, epoch, batch, *_ = state.timestamp.values
     if event is Event.FIT_START:

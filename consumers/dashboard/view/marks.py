@@ -1,4 +1,4 @@
-"""The marks in the charts of a run: commands, checkpoints, evaluations, and beginnings of attempts."""
+"""The marks in the charts of a run: commands, checkpoints, evaluations, and starts of attempts."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from offloop.bus.types.commands import COMMANDS
 
 MOST_OF_A_KIND = 256
-"""Of more marks of a kind, every second one is forgotten, again and again."""
+"""Of more marks of a kind, every second one is removed, repeatedly."""
 
 EVALUATION, CHECKPOINT, ATTEMPT, COMMAND = "evaluation", "checkpoint", "attempt", "command"
 """Kinds beside the names of commands; the last one is for unknown commands."""
@@ -15,22 +15,18 @@ _LONGEST = 300
 
 
 class Mark(NamedTuple):
-    """A mark at a place of the training."""
-
     number: int
     """Counts the marks of a run from 1."""
     kind: str
     """A command's name, ``command``, ``checkpoint``, ``evaluation`` or ``attempt``."""
     batch: int
-    """The number of batches trained then."""
+    """Number of trained batches."""
     time: float
     """Seconds since 1970, UTC."""
     text: str
 
 
 class PlacedMark(NamedTuple):
-    """A mark with its places on the other axes."""
-
     mark: Mark
     sample: float
     epoch: float
@@ -39,10 +35,8 @@ class PlacedMark(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The marks of a run."""
-
     generation: object
-    """Another one when earlier marks are gone or stand elsewhere: all are to be requested again."""
+    """Changes when earlier marks are removed or move: the caller requests all again."""
     marks: list[PlacedMark]
 
 
@@ -54,16 +48,15 @@ class _Kind:
 
 
 class Marks:
-    """All marks of a run; of very many of a kind, some that are evenly spread over them."""
+    """All marks of a run; of very many of a kind, evenly spread ones."""
 
     def __init__(self) -> None:
         self.generation = 0
-        """Grows when some are forgotten."""
+        """Grows when marks are removed."""
         self._kinds: dict[str, _Kind] = {}
         self._count = 0
 
     def add(self, kind: str, batch: int, time: float, text: str) -> None:
-        """Add a mark."""
         if kind not in (EVALUATION, CHECKPOINT, ATTEMPT, *COMMANDS):
             kind = COMMAND
         known = self._kinds.setdefault(kind, _Kind())
@@ -78,5 +71,4 @@ class Marks:
             self.generation += 1
 
     def after(self, number: int) -> list[Mark]:
-        """The marks with higher numbers."""
         return sorted(mark for known in self._kinds.values() for mark in known.marks if mark.number > number)

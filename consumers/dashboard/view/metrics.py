@@ -1,4 +1,4 @@
-"""The metrics of a run as series, from its events and from what callbacks log."""
+"""The metrics of a run as series, from its events and from values that callbacks log."""
 
 import contextlib
 import threading
@@ -44,21 +44,21 @@ class Metrics:
         self.clock = Clock()
         self.is_imported = False
         self.first_left_out: str | None = None
-        """The first name for which there was no room."""
+        """The first name beyond the limit."""
         self._lock = lock
         self._max_points = max_points
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
-        # Of each batch: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
+        # Columns: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
         self._batches = NumericTable(_COLUMNS)
         self._appends = tuple(self._batches.appends)
-        # Those rows of the batches that throughput still reaches back to.
+        # Rows of the last SPEED_WINDOW batches.
         self._window: Floats | None = None
         self._last: EventBody | None = None
         self._unsettled = 0
 
     def batch_end(self, body: EventBody, seconds: float) -> None:
-        """Add a batch that ended so many seconds after the run's start."""
+        """Add a batch that ended ``seconds`` after the run's start."""
         timestamp, fields, context = body.timestamp, body.fields, body.context
         batch, epoch, flops = timestamp.batch, float(timestamp.epoch), fields.get("flops_per_batch")
         add_batch, add_sample, add_epoch, add_seconds, add_token, add_trained, add_flops = self._appends
@@ -96,7 +96,7 @@ class Metrics:
             self.settle()
 
     def load(self, summary: Summary, until: float) -> None:
-        """Add what a summary has of the batches in a recording before that offset."""
+        """Add the batches of a summary before that offset of the recording."""
         import numpy as np
 
         self.is_imported = summary.is_imported
@@ -136,7 +136,6 @@ class Metrics:
         self.settle()
 
     def event(self, state: Snapshot, seconds: float) -> None:
-        """Add an event other than the end of a batch."""
         body, event = state._body, state.event
         batch = body.timestamp.batch
         if event is Event.INIT:
@@ -159,7 +158,6 @@ class Metrics:
                 self._take("", entry[1], entry[0])
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Add what callbacks logged."""
         for row in rows:
             for name, value in row.metrics.items():
                 if not isinstance(value, str):
@@ -169,7 +167,7 @@ class Metrics:
             self.settle()
 
     def settle(self) -> None:
-        """Compute what was put off, and keep everything within its size."""
+        """Compute pending values, and limit the size."""
         self._unsettled = 0
         self._settle_batches()
         while sum(len(one.settle()) for one in self.series.values()) > self._max_points:
@@ -255,7 +253,7 @@ class Metrics:
 
 
 def _numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers in a value, or in maps and lists of such, each with its path as its name."""
+    """Yield the numbers in a value, or in its maps and lists, each with its path as its name."""
     if isinstance(value, float | int):
         yield prefix, float(value)
     elif isinstance(value, Mapping | list):

@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""The parts of a step's time."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,30 +22,30 @@ class PhaseView(NamedTuple):
     """Seconds of each phase in the measured batches of a rank."""
 
     batches: "Floats"
-    """The number of batches trained at the end of each; of several that are shown as one, the last."""
+    """Number of batches trained at the end of each; of several shown as one, the last."""
     seconds: "dict[str, Floats]"
-    """By phase, the seconds in each of the batches; of several shown as one, the mean."""
+    """Phase to the seconds in each of the batches; of several shown as one, the mean."""
     on_device: bool
     """Forward to optimizer were measured on the GPU."""
 
     def shares(self, last: int | None = None) -> dict[str, float]:
-        """The share of each phase in the last rows; they add up to 1. Empty without rows."""
+        """Share of each phase in the last rows; the sum is 1. Empty without rows."""
         sums = {name: float(one[-last:].sum() if last else one.sum()) for name, one in self.seconds.items()}
         total = sum(sums.values())
         return {name: one / total for name, one in sums.items()} if total > 0 else {}
 
 
 class PublishingView(NamedTuple):
-    """The cost of publishing in the training thread: medians of the batches measured last."""
+    """Cost of publishing in the training thread: medians of the last measured batches."""
 
     microseconds: float | None
-    """A batch; ``None`` before anything was measured."""
+    """A batch; ``None`` before a measurement."""
     share: float | None
-    """Of the time of a step, from 0 to 1."""
+    """Share of a step's time, from 0 to 1."""
 
 
 class RankPhases:
-    """The phases of the measured batches of one rank. Over 262,144 of them it forgets every second one."""
+    """The phases of the measured batches of one rank. Beyond 262,144 rows it drops every second one."""
 
     MAX_ROWS = 1 << 18
     RECENT = 20
@@ -60,8 +60,7 @@ class RankPhases:
         return len(self._table)
 
     def see(self, batch: int, ended_ns: int, phases: BatchPhases, trained_ns: int = 0) -> None:
-        """Add the phases of a batch; ``trained_ns`` is its duration by the training's own clock, which stands still in
-        a pause; 0 where it is unknown."""
+        """Add the phases of a batch; ``trained_ns`` is its duration without pauses, 0 if unknown."""
         passed_ns = ended_ns - phases.began_ns
         seconds = phases.split(min(passed_ns, trained_ns) if trained_ns else passed_ns)
         if self._last_batch is not None:
@@ -74,18 +73,19 @@ class RankPhases:
         self._table.limit(self.MAX_ROWS)
 
     def refine(self, other: "RankPhases") -> None:
-        """Replace the batches of a part of the run by those of ``other``."""
         rows = other._table.rows()
         if len(rows):
             self._table.replace_part(rows)
 
     def add_evaluation(self, seconds: float) -> None:
-        """Add the time of an evaluation. The batch that is measured next counts it, divided by the number of batches
-        since the one before it: only some batches are measured, but every evaluation is."""
+        """Add the time of an evaluation, for the next measured batch.
+
+        Only some batches are measured, but every evaluation is: the time is divided by the batches since the last one.
+        """
         self._evaluation += seconds
 
     def view(self, width: int | None = None) -> PhaseView:
-        """All rows; or at most ``width``, each the mean of several."""
+        """Return all rows; or at most ``width``, each the mean of several."""
         rows = self._table.rows()
         if width is not None and len(rows) > width:
             import numpy as np
@@ -100,13 +100,12 @@ class RankPhases:
         )
 
     def publishing(self) -> PublishingView:
-        """The cost of publishing."""
         rows = self._table.rows()[-self.RECENT :, 1:]
         if not len(rows):
             return PublishingView(None, None)
         import numpy as np
 
         spent, step = rows[:, _PUBLISHING], rows.sum(axis=1) - rows[:, _EVALUATION]
-        # Of a thread that is not let run for a while the time is lost in whatever it was at: the mean would be of that.
+        # Medians: a thread that is not scheduled for a while loses time in any phase, which a mean would show.
         share = float(np.median(spent / step)) if (step > 0).all() else None
         return PublishingView(float(np.median(spent)) * 1e6, share)

@@ -12,8 +12,6 @@ from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
 
 
 class ProgressView(NamedTuple):
-    """The progress of a run."""
-
     epoch: int
     batch: int
     sample: int
@@ -21,15 +19,15 @@ class ProgressView(NamedTuple):
     elapsed: float
     """Seconds from the first event to the last one."""
     fraction: float | None
-    """The part of the training that is over, from 0 to 1; ``None`` without a planned duration."""
+    """The finished part of the training, from 0 to 1; ``None`` without a planned duration."""
     seconds_left: float | None
     """Estimated from the last event on; ``None`` while unknown."""
     max_duration: str | None
-    """The planned duration, such as ``90ep``; a training that was stopped has reached less."""
+    """The planned duration, such as ``90ep``; a stopped training has reached less."""
 
 
 def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
-    """The progress of a run that has ended after some seconds; ``None`` without a planned duration."""
+    """Return the progress of an ended run; ``None`` without a planned duration."""
     try:
         planned = None if reached.planned is None else Time.from_timestring(reached.planned)
     except OffloopError:
@@ -55,7 +53,6 @@ class RunProgress:
         self._is_through = False
 
     def batch_end(self, state: Snapshot) -> None:
-        """Add the end of a batch of the first rank."""
         if self.first_ns is None:
             self.first_ns = state.time_ns
         self.last = self._batch = state
@@ -74,7 +71,6 @@ class RunProgress:
             self._estimator.eval_end(state, Logger())
 
     def view(self) -> ProgressView:
-        """The progress at the last event."""
         last = self.last
         if last is None or self.first_ns is None:
             return ProgressView(0, 0, 0, 0, 0.0, None, None, None)

@@ -1,4 +1,4 @@
-"""The ranks of a run side by side, host by host: their values, which one the others wait for, and silent hosts."""
+"""The ranks of a run side by side, host by host: their values, the slowest rank, and silent hosts."""
 
 import math
 import time
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Floats32 = NDArray[np.float32]
 
 FEW_RANKS = 16
-"""As many ranks of one host need no map: there is room for a line of each."""
+"""Up to this number, the ranks of one host are lines instead of a map."""
 
 _FIRST = (STEP, ARRIVAL, MEMORY, LOSS, THROUGHPUT, GRADIENT_NORM)
 _MOST_NAMED = 3
@@ -38,31 +38,25 @@ _WAITED_SHARE = 0.05
 
 
 class RankView(NamedTuple):
-    """The state of a rank."""
-
     rank: int
     batch: int
-    """Batches it has trained."""
     seconds_per_batch: float | None
     last_share: float | None
-    """Share of the last windows of batches in which it was the last to arrive, from 0 to 1; ``None`` where there are
-    too few to compare."""
+    """Share of the last windows of batches in which it arrived last, from 0 to 1; ``None`` for too few windows."""
     late: float | None
-    """Seconds after the first rank to arrive, on average."""
+    """Mean seconds after the first rank to arrive."""
     behind: int
-    """Batches behind the rank that is the furthest."""
+    """Batches behind the rank with the most."""
     host: str = ""
-    """Empty for a run on one host, which does not say it."""
+    """Empty for a run on one host."""
 
 
 class HostView(NamedTuple):
-    """The state of a host."""
-
     name: str
     """Empty for a run on one host."""
     ranks: tuple[int, ...]
     batch: int
-    """Batches that each of its ranks has trained."""
+    """Batches trained by each of its ranks."""
     silent: float | None
     """Seconds since its last window, where those are more than usual."""
 
@@ -72,7 +66,7 @@ class Waiting(NamedTuple):
 
     cell: int
     seconds: float
-    """In each batch on average."""
+    """Mean of a batch."""
 
 
 class FirstNan(NamedTuple):
@@ -105,7 +99,7 @@ class RankMap:
             HostView(one.host, one.ranks, one.last, seconds) for one, seconds in zip(windows, silent, strict=True)
         )
         self.world_size = max((one.world_size for one in windows), default=0)
-        """The ranks of the run, of which some may not have been heard of."""
+        """The ranks of the run, of which some may be unknown."""
         self.ranks = tuple(rank for one in windows for rank in one.ranks)
         behind = {rank for one in windows for rank in one.late}
         self.late = tuple(cell for cell, rank in enumerate(self.ranks) if rank in behind)
@@ -130,7 +124,6 @@ class RankMap:
 
     @property
     def has_hosts(self) -> bool:
-        """Whether it is known on which host each rank is."""
         return any(host.name for host in self.hosts)
 
     @property
@@ -146,7 +139,7 @@ class RankMap:
         return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
 
     def values(self, quantity: str) -> "Floats32":
-        """The newest value of each cell, NaN where there is none; the arrival in seconds after the first rank."""
+        """Return the newest value of each cell, NaN without one; the arrival in seconds after the first rank."""
         import numpy as np
 
         if quantity not in self._values:
@@ -167,15 +160,18 @@ class RankMap:
         return values[np.isfinite(values)]
 
     def median(self, quantity: str) -> float:
-        """The median of the finite values; NaN without any."""
+        """Return the median of the finite values; NaN without any."""
         import numpy as np
 
         finite = self._finite(quantity)
         return float(np.median(finite)) if len(finite) else math.nan
 
     def range(self, quantity: str) -> tuple[float, float]:
-        """The values at the ends of the colours of a heat map: from the least to the greatest, but no further than what
-        is far beyond the others' noise, and never so little that noise looks like a difference."""
+        """Return the values at the ends of the colours of a heat map.
+
+        From the least to the greatest, without outliers far beyond the others' noise, and wide enough that noise does
+        not look like a difference.
+        """
         import numpy as np
 
         finite = self._finite(quantity).astype(np.float64)
@@ -191,7 +187,7 @@ class RankMap:
         return low, max(high, low + calm) if high > low or calm else low + 1.0
 
     def slowest(self, quantity: str, most: int) -> list[int]:
-        """The cells with the greatest values, of throughput those with the least."""
+        """Return the cells with the greatest values, of throughput those with the least."""
         import numpy as np
 
         values = self.values(quantity)
@@ -200,13 +196,12 @@ class RankMap:
         return [int(cell) for cell in found[np.lexsort((found, keys))][:most]]
 
     def name(self, cell: int) -> str:
-        """A rank with its host, in words."""
+        """Return a rank with its host, in words."""
         host = self._host_of[cell].name
         return f"rank {self.ranks[cell]}" + (f" on {one_line(host)}" if host else "")
 
     def facts(self) -> list[tuple[str, str]]:
-        """The kind (``nan``, ``silent``, ``waiting``, ``late``, ``unknown``) and a sentence for everything that stands
-        out, the most urgent first."""
+        """Kind (``nan``, ``silent``, ``waiting``, ``late``, ``unknown``) and text of each fact, urgent ones first."""
         found: list[tuple[str, str]] = []
         if self.first_nan is not None:
             quantity, batch, rank, host = self.first_nan
@@ -228,7 +223,6 @@ class RankMap:
         return found
 
     def row(self, cell: int) -> RankView:
-        """The state of the rank in that cell."""
         rank = self.ranks[cell]
         shares = self._last_shares
         return RankView(
@@ -252,23 +246,21 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def usual_quantity(quantities: Sequence[str]) -> str:
-    """The default quantity: the arrival, because ranks that train together all take the same time for a step."""
+    """Return the default quantity: the arrival, because ranks that train together have equal step times."""
     return ARRIVAL if ARRIVAL in quantities else quantities[0]
 
 
 def quantity_text(name: str) -> str:
-    """The label of a quantity."""
     texts = {STEP: "step time", ARRIVAL: "arrival", GRADIENT_NORM: "gradient norm"}
     return texts.get(name, f"phase {name.removeprefix(PHASE)}" if name.startswith(PHASE) else name)
 
 
 class RankTiming:
-    """Follows every rank by the windows of its host, see :class:`offloop.bus.protocol.host_windows.HostWindow`. Where
-    no host sends windows, they are made of the ends of batches, as those of one host without a name."""
+    """Follows every rank by the windows of its host; without windows they are made of the ends of batches."""
 
     def __init__(self) -> None:
         self.batches: dict[int, int] = {}
-        """The batches that each rank has trained whose events come."""
+        """Trained batches of each rank with events."""
         self._of_events: HostWindows | None = None
         self._hosts: dict[str, _Host] = {}
         self._ordered: list[_Host] = []
@@ -280,10 +272,9 @@ class RankTiming:
         self._made: tuple[object, RankMap] | None = None
 
     def batch_end(self, snapshot: Snapshot) -> None:
-        """Add the end of a batch of any rank."""
         rank, batch = snapshot.rank, snapshot._body.timestamp.batch
         if batch <= self.batches.get(rank, 0):
-            # They are counted from zero again.
+            # The count has restarted from zero.
             self._of_events = None
         self.batches[rank] = batch
         if len(self.batches) > 1 and self._hosts.keys() <= {""}:
@@ -304,7 +295,7 @@ class RankTiming:
             if host is None:
                 host = self._hosts[window.host] = _Host(window, now)
             elif window.last <= host.window.last and window.time_ns <= host.window.time_ns:
-                # Later ones count from zero again.
+                # Windows after a restart count from zero again.
                 continue
             host.window, host.heard = window, now
             if window.ranks != before:
@@ -319,14 +310,12 @@ class RankTiming:
 
     @property
     def count(self) -> int:
-        """The number of known ranks."""
         return self._count or len(self.batches)
 
     def map(self, is_live: bool = False, now: float | None = None) -> RankMap:
-        """All ranks side by side, of a run that ``is_live`` with the hosts that are silent at a time of this process's
-        monotonic clock."""
+        """Return all ranks side by side, for a live run with its silent hosts."""
         now = (time.monotonic() if now is None else now) if is_live else None
-        # Several browsers look at the same one; silence is measured in seconds.
+        # Several browsers share one map; silence is measured in seconds.
         key = self._taken, None if now is None else int(now)
         if self._made is None or self._made[0] != key:
             self._made = key, self._map(now)

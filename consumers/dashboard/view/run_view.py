@@ -1,6 +1,4 @@
-"""One attempt of a run: the model that dashboards draw from.
-
-The reader of the stream adds events and what callbacks log; dashboards ask for what they draw."""
+"""One attempt of a run: the model that dashboards draw from."""
 
 import contextlib
 import itertools
@@ -46,19 +44,13 @@ _BATCH_END = Event.BATCH_END
 
 
 class RunView(LoggerDestination):
-    """Everything that a dashboard shows of one attempt of a run, also what callbacks log, as a destination.
+    """Everything that a dashboard shows of one attempt of a run. Logged values come to it as to a destination.
 
-    It may be fed and asked from any thread. What it holds is bounded:
-    :data:`offloop.consumers.dashboard.view.metrics.MAX_POINTS`, :data:`MAX_SERIES`,
+    For any thread. Its size is bounded: ``max_points`` of all series together, :data:`MAX_SERIES`,
     :data:`offloop.consumers.dashboard.view.images.MAX_BYTES` of images, 1,000 hyperparameters, the last 2,000 lines of
-    the log.
-
-    Losses, learning rates, metrics and throughput are taken from the events of the first rank, under the names that the
-    callbacks ``metrics``, ``lr`` and ``speed`` give them.
-
-    ``max_points`` is another bound for the points of all series together.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` when numpy is not installed."""
+    the log. Losses, learning rates, metrics and throughput come from the events of the first rank, under the names of
+    the callbacks ``metrics``, ``lr`` and ``speed``.
+    """
 
     def __init__(self, run_name: str, attempt: int = 1, max_points: int = MAX_POINTS) -> None:
         require("a dashboard", "dashboard", "numpy")
@@ -73,17 +65,17 @@ class RunView(LoggerDestination):
         self.is_loading = False
         """Only a summary is shown, while the history is being read."""
         self.reason: str | None = None
-        """The reason of a stop, and who stopped it."""
+        """The reason of a stop, and its sender."""
         self.trouble: str | None = None
-        """The reason why it cannot be watched any further."""
+        """Why watching has failed."""
         self.key = secrets.token_hex(8)
         """Its name in the addresses of its images and files."""
         self.command: Callable[..., Outcome] | None = None
-        """Sends a command to the training; ``None`` where it takes none."""
+        """Sends a command to the training; ``None`` for a recording."""
         self.run_dir: Path | None = None
-        """Its directory, if that is on this machine."""
+        """Its directory, if on this machine."""
         self.history: History | None = None
-        """The recording behind a summary that is shown."""
+        """The recording behind the summary."""
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points)
@@ -109,8 +101,7 @@ class RunView(LoggerDestination):
         self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
 
     def see(self, state: Snapshot) -> None:
-        """Add an event of any rank."""
-        # Straight from the body: the accessors make objects at each call, and a million events are to load in seconds.
+        # From the body: accessors make objects at each call, and a million events are to load in seconds.
         body = state._body
         with self._lock:
             self.version += 1
@@ -127,7 +118,7 @@ class RunView(LoggerDestination):
                 if "phases" in body.fields:
                     self._see_phases(state.rank, body)
             elif state.rank == 0:
-                # Not with every batch, for the sake of speed; these come often enough for a log in order.
+                # Not with every batch, for speed; other events are frequent enough for a log in order.
                 self._take_outcomes()
                 self._progress.event(state)
                 self._see_event(state, seconds)
@@ -135,19 +126,17 @@ class RunView(LoggerDestination):
                 self._metrics.logged(body.fields["logged"])
 
     def take_windows(self, windows: Sequence[HostWindow]) -> None:
-        """Add the windows of hosts."""
         with self._lock:
             self.version += 1
             self._ranks.add_windows(window for window in windows if window.attempt == self.attempt)
 
     def begin_within(self, began_ns: int, is_imported: bool) -> None:
-        """Set when the run began of which this is a part, and whether that was imported."""
+        """Set the start of the run of which this is a part, and whether it was imported."""
         with self._lock:
             self._first_ns, self._metrics.is_imported = began_ns, is_imported
 
     def load(self, summary: Summary, until: int | None = None) -> None:
-        """Add a summary of the run: with ``until`` as its history up to this offset of the recording, whose events need
-        not come; without, as what is shown until they have."""
+        """Add a summary of the run: as its history before the offset ``until``, or as a preview until events come."""
         with self._lock:
             self.version += 1
             self._loads += 1
@@ -213,14 +202,14 @@ class RunView(LoggerDestination):
             known.update((name, value) for name, value in hyperparameters.items() if name in known or len(known) < MOST)
 
     def take_outcome(self, outcome: Outcome) -> None:
-        """Add the outcome of a command; once that is final, further ones are ignored."""
+        """Add the outcome of a command; after a final one, further ones are ignored."""
         with self._lock:
             identity = outcome.command.id
             if identity and identity in self._known_outcomes:
                 return
             self.version += 1
             if outcome.event is not None or outcome.error is not None:
-                # Whoever sent it may have stopped waiting before it was answered.
+                # Its sender may have stopped waiting for it.
                 self._known_outcomes.append(identity)
             answered = self._time if outcome.time_ns is None else outcome.time_ns / 1e9
             self._log.add(answered, 0, "command", outcome.with_reason)
@@ -239,7 +228,7 @@ class RunView(LoggerDestination):
             self._log.add(self._time, 0, kind, text)
 
     def take_alert(self, identity: str, time: float, text: str) -> None:
-        """Add an alert of a consumer, as a line of the log; once, however often it comes."""
+        """Add an alert of a consumer to the log, once for each identity."""
         with self._lock:
             if identity in self._alerts:
                 return
@@ -248,7 +237,7 @@ class RunView(LoggerDestination):
             self._log.add(time, 0, "alert", text)
 
     def expect(self, run: RunInfo) -> None:
-        """Set how this attempt ended, if ``run.json`` says so."""
+        """Set the ending of this attempt from ``run.json``, if known."""
         attempt = next((one for one in run.attempts if one.number == self.attempt), None)
         if attempt is None or attempt.status == "running" or (attempt is run.last and run.away):
             return
@@ -257,7 +246,7 @@ class RunView(LoggerDestination):
         self.expect_end(Ending(attempt.status, attempt.error, attempt.reason), reached)
 
     def expect_end(self, ending: Ending, reached: ProgressView | None = None) -> None:
-        """Set how the run ended, and how far it came, before its history has been read."""
+        """Set the ending and the progress before the history has been read."""
         with self._lock:
             if self._is_over:
                 return
@@ -266,7 +255,7 @@ class RunView(LoggerDestination):
             self._status, self.error, self.reason = ending.status, ending.error, ending.reason
 
     def end(self, ending: Ending | None) -> None:
-        """Set how the run ended; ``None`` when it goes on and only the watching is over."""
+        """Set the ending; ``None`` when only the watching ends."""
         with self._lock:
             self.version += 1
             self._take_outcomes()
@@ -279,12 +268,12 @@ class RunView(LoggerDestination):
 
     @property
     def name(self) -> str:
-        """The name of the run, which its recordings do not have after a renaming."""
+        """The name of the run's directory: recordings keep the name before a renaming."""
         return self.run_name if self.run_dir is None else os.path.basename(os.path.abspath(self.run_dir))
 
     @property
     def can_command(self) -> bool:
-        """Whether commands would reach a training."""
+        """True if commands would reach a training."""
         return self.command is not None and self.status in ("live", "paused")
 
     def send(self, name: str, *arguments: Argument, sender: str = "the web page") -> Outcome:
@@ -295,27 +284,24 @@ class RunView(LoggerDestination):
 
     @property
     def status(self) -> str:
-        """``waiting`` for the first event, ``live``, ``paused``, or how the run ended: ``finished``, ``stopped``,
-        ``failed``, ``lost``."""
+        """``waiting`` for the first event, ``live``, ``paused``, ``finished``, ``stopped``, ``failed`` or ``lost``."""
         with self._lock:
             self._take_outcomes()
             return self._status
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The values that describe the run as a whole."""
         with self._lock:
             return dict(self._hyperparameters)
 
     def progress(self) -> ProgressView:
-        """The progress of the run."""
         with self._lock:
             if self._reached is not None:
                 return self._reached
             return self._progress.view()
 
     def batches_at(self, x: Axis, first: float, last: float) -> tuple[float, float]:
-        """The batches at two places of an axis; infinite beyond its ends."""
+        """Return the batches at two places of an axis; infinite beyond its ends."""
         import numpy as np
 
         with self._lock:
@@ -324,7 +310,7 @@ class RunView(LoggerDestination):
             return begin, end
 
     def refine(self, part: "RunView") -> None:
-        """Replace what this has of a part of the run by what a view of that part has, at full resolution."""
+        """Replace a part of the run by a view of that part at full resolution."""
         with self._lock:
             self.version += 1
             self.refined += 1
@@ -333,21 +319,18 @@ class RunView(LoggerDestination):
                 self._phases_of(rank).refine(phases)
 
     def names(self) -> list[str]:
-        """The names of all metrics, sorted."""
         with self._lock:
             self._metrics.settle()
             return sorted(self._metrics.series)
 
     def metric_names(self) -> MetricNames:
-        """The short names of all metrics."""
         names = self.names()
         if names != self._named[0]:
             self._named = names, MetricNames(names)
         return self._named[1]
 
     def groups(self) -> dict[str, list[str]]:
-        """The metrics by what comes before the last ``/`` in their names; learning rates are all in ``lr``. In the
-        order in which people look at them: losses with the total first, metrics, rates, throughput, all else, norms."""
+        """Metrics by the part before the last ``/`` of their names, in order; learning rates are in ``lr``."""
         groups: dict[str, list[str]] = {}
         for name in sorted(self.names(), key=lambda name: (not name.endswith("/total"), name)):
             prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
@@ -355,44 +338,39 @@ class RunView(LoggerDestination):
         return dict(sorted(groups.items(), key=lambda group: group_order(group[0])))
 
     def series(self, name: str) -> Series:
-        """The values of a metric. Raises ``KeyError`` for an unknown name."""
         with self._lock:
             return self._metrics.series[name]
 
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
-        """The phases of the measured steps of a rank; of more than ``width``, means of several."""
+        """Return the phases of the measured steps of a rank; of more than ``width``, means of several."""
         with self._lock:
             return self._phases.get(rank, RankPhases()).view(width)
 
     @property
     def phase_ranks(self) -> list[int]:
-        """The ranks whose phases were measured."""
         with self._lock:
             return sorted(rank for rank, phases in self._phases.items() if len(phases))
 
     def publishing(self) -> PublishingView:
-        """The cost of publishing in the training thread of the first rank."""
+        """Return the cost of publishing in the training thread of the first rank."""
         with self._lock:
             return self._phases.get(0, RankPhases()).publishing()
 
     def reached(self, rank: int) -> int:
-        """The batches that a rank has trained whose events have come."""
+        """Trained batches of a rank whose events have come."""
         with self._lock:
             return self._ranks.batches.get(rank, 0)
 
     @property
     def rank_count(self) -> int:
-        """The number of known ranks, of all hosts."""
         with self._lock:
             return self._ranks.count
 
     def rank_map(self) -> RankMap:
-        """All ranks side by side, of all hosts."""
         with self._lock:
             return self._ranks.map(is_live=self._status in ("waiting", "live"))
 
     def log(self, after: int = 0) -> list[LogEntry]:
-        """The lines of the log with higher numbers."""
         with self._lock:
             self._take_outcomes()
             if self._metrics.first_left_out is not None and not self._said_left_out:
@@ -402,8 +380,7 @@ class RunView(LoggerDestination):
             return self._log.after(after)
 
     def marks(self, after: int = 0) -> Placed:
-        """The marks with higher numbers, with their places on each axis. A mark comes when the batches up to it are
-        known."""
+        """Return the later marks with their places on each axis, as far as the batches up to them are known."""
         with self._lock:
             self._take_outcomes()
             self._metrics.settle()
@@ -481,14 +458,14 @@ class RunView(LoggerDestination):
 
 
 def labels_of(runs: Sequence[RunView]) -> list[str]:
-    """The labels of runs: their names, with the attempt where there are several of one run."""
+    """Return the names of runs, with the attempt if there are several of one run."""
     names = [(run.name, run.attempt) for run in runs]
     several = {name for name, attempt in names if attempt > 1}
     return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
 
 
 def group_order(prefix: str) -> tuple[int, str]:
-    """By which groups of metrics are sorted: as people look at them."""
+    """Return the order of groups of metrics: losses, metrics, rates, throughput, all else, norms."""
     first = prefix.partition("/")[0]
     if "norm" in prefix or first == "system":
         return 100 + (first == "system"), prefix

@@ -1,4 +1,4 @@
-"""The values of a metric over the training: compact to hold, quick to draw at any width."""
+"""The values of a metric over the training: small in memory, quick to draw at any width."""
 
 import threading
 from array import array
@@ -41,7 +41,7 @@ class Points(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The mean, the least and the greatest finite value of a series at some places; NaN where it has none."""
+    """The mean, the least and the greatest finite value of a series at some places; NaN without one."""
 
     mean: "Floats"
     low: "Floats"
@@ -49,8 +49,10 @@ class Parts(NamedTuple):
 
 
 class NumericTable:
-    """Rows of numbers that grow at the end, at 8 bytes a number. New ones are gathered column by column, which costs
-    some 30 nanoseconds a number, and moved to their place many rows at a time."""
+    """Rows of numbers that grow at the end, at 8 bytes a number.
+
+    New numbers are gathered by column, which costs some 30 nanoseconds each, and moved in many rows at a time.
+    """
 
     def __init__(self, width: int) -> None:
         import numpy as np
@@ -59,14 +61,14 @@ class NumericTable:
         self._count = 0
         self._gathered = [array("d") for _ in range(width)]
         self.appends: list[Callable[[float], None]] = [column.append for column in self._gathered]
-        """The function of each column that adds a number. A row is added by calling all of them."""
+        """A function of each column that adds a number. Calling all of them adds a row."""
 
     def __len__(self) -> int:
         return self._count + self.gathered
 
     @property
     def gathered(self) -> int:
-        """The number of rows that are not in their place yet."""
+        """Number of gathered rows."""
         return len(self._gathered[-1])
 
     def rows(self) -> "Floats":
@@ -76,11 +78,11 @@ class NumericTable:
         return self._rows[: self._count]
 
     def settled(self) -> "Floats":
-        """The rows that are in their place."""
+        """Return the rows without gathered ones."""
         return self._rows[: self._count]
 
     def take_gathered(self) -> "Floats":
-        """Remove the rows that are not in their place, and return them."""
+        """Remove and return the gathered rows."""
         import numpy as np
 
         rows = np.column_stack([np.frombuffer(column) for column in self._gathered])
@@ -89,7 +91,7 @@ class NumericTable:
         return rows
 
     def extend(self, rows: "Floats", place: int | None = None) -> None:
-        """Put rows behind those that are in their place, or in the place of those from ``place`` on."""
+        """Add rows at the end, or in place of the rows from ``place`` on."""
         begin = self._count if place is None else place
         end = begin + len(rows)
         if end > len(self._rows):
@@ -102,11 +104,11 @@ class NumericTable:
         self._count = end
 
     def replace(self, rows: "Floats") -> None:
-        """Hold these rows in the place of all others."""
+        """Replace all rows."""
         self._rows, self._count = rows.copy(order="F"), len(rows)
 
     def limit(self, most: int) -> None:
-        """Forget every second row, but not the last one, when there are more than ``most``."""
+        """Drop every second row, but not the last one, when there are more than ``most``."""
         if len(self) > most:
             import numpy as np
 
@@ -123,8 +125,10 @@ class NumericTable:
 
 
 class Clock(NumericTable):
-    """Batches, samples, epochs and seconds since the run's start: a row for each batch. Over a million rows it forgets
-    every second one; what is between two rows is interpolated."""
+    """Batches, samples, epochs and seconds since the run's start: a row for each batch.
+
+    Beyond a million rows it drops every second one; places between two rows are interpolated.
+    """
 
     MAX_ROWS = 1 << 20
 
@@ -132,18 +136,16 @@ class Clock(NumericTable):
         super().__init__(len(_COLUMN_OF_AXIS))
 
     def add(self, rows: "Floats") -> None:
-        """Add rows, in order."""
         self.extend(rows)
         self.limit(self.MAX_ROWS)
 
     def refine(self, other: "Clock") -> None:
-        """Replace the rows of a part of the run by those of ``other``."""
         if len(other):
             self.replace_part(other.rows())
             self.limit(self.MAX_ROWS)
 
     def read(self, steps: "Floats", axis: Axis) -> "Floats":
-        """The places of batches on an axis. Raises ConfigurationError for an unknown axis."""
+        """Return the places of batches on an axis. Raises ConfigurationError for an unknown axis."""
         import numpy as np
 
         rows, column = self.rows(), _column_of(axis)
@@ -156,13 +158,12 @@ class Clock(NumericTable):
         return float(rows[-1, 0]) if len(rows) else -1.0
 
     def places(self, batches: Sequence[float], axis: Axis) -> list[float]:
-        """The places of some batches on an axis, see :meth:`read`."""
         import numpy as np
 
         return list(self.read(np.array(batches, dtype=np.float64), axis).tolist())
 
     def steps_at(self, xs: "Floats", axis: Axis) -> "Floats":
-        """The batches at places of an axis, see :meth:`read`; infinite beyond its ends."""
+        """Return the batches at places of an axis; infinite beyond its ends."""
         import numpy as np
 
         rows, column = self.rows(), _column_of(axis)
@@ -172,11 +173,11 @@ class Clock(NumericTable):
 
 
 class Series:
-    """One metric: a value for each step at which it was logged, in the order of the steps; of several values for a step
-    the last one.
+    """One metric: a value for each step, in the order of the steps; of several values for a step the last one.
 
-    It may be read from any thread, under the lock that it shares with its view. ``before_reading`` is called first, to
-    add what is computed late. The methods that change it are for the holder of the lock."""
+    It may be read from any thread, under the lock that it shares with its view. ``before_reading`` adds pending values.
+    Callers of the methods that change it hold the lock.
+    """
 
     def __init__(
         self, name: str, clock: Clock, lock: "threading.RLock", before_reading: Callable[[], object] = lambda: None
@@ -196,7 +197,7 @@ class Series:
 
     @property
     def version(self) -> int:
-        """A number that grows with every value."""
+        """Grows with every value."""
         with self._lock:
             self._before_reading()
             return self._taken + self._table.gathered
@@ -209,7 +210,6 @@ class Series:
             return float(rows[-1, 1]) if len(rows) else None
 
     def at(self, step: float) -> float | None:
-        """The value of a step; ``None`` where there is none."""
         import numpy as np
 
         with self._lock:
@@ -232,11 +232,11 @@ class Series:
     def points(
         self, x: Axis = "batch", first: float | None = None, last: float | None = None, width: int = 1000
     ) -> Points:
-        """The points to draw between ``first`` and ``last`` on an axis, ends included, with one point more at either
-        side for lines to come from; without them, everything.
+        """Return points to draw between ``first`` and ``last`` on an axis, with one more at either side for the lines.
 
         Of more than ``width`` points, each ``width``-th part of the axis keeps its first, last, least and greatest
-        point, and one of each of NaN, infinity and minus infinity. Raises ConfigurationError for an unknown axis."""
+        point, and one of each of NaN, infinity and minus infinity. Raises ConfigurationError for an unknown axis.
+        """
         import numpy as np
 
         with self._lock:
@@ -265,8 +265,7 @@ class Series:
             return first, last
 
     def parts(self, places: "Floats", x: Axis = "batch") -> Parts:
-        """The values at places on an axis, in order: of the points that are nearer to each than to the others, or on
-        the line between two finite points where there is none."""
+        """Return the values at ordered places on an axis: of the nearest points, else on the line between two."""
         import numpy as np
 
         with self._lock:
@@ -275,7 +274,7 @@ class Series:
             if not len(places) or not len(steps):
                 return Parts(*(np.full(len(places), np.nan) for _ in Parts._fields))
             half = (places[-1] - places[-2]) / 2 if len(places) > 1 else np.inf
-            # The clock has no place for what is beyond it.
+            # The clock has no places beyond its ends.
             inner = clock.steps_at((places[1:] + places[:-1]) / 2, x)
             first, last = clock.steps_at(np.array([places[0] - half, places[-1] + half]), x)
             starts = np.concatenate([steps.searchsorted([first]), steps.searchsorted(inner)])
@@ -298,7 +297,6 @@ class Series:
         return self._table.settled()
 
     def append(self, step: float, value: float) -> None:
-        """Add a point."""
         self.append_value(value)
         self.append_step(step)
 
@@ -315,7 +313,6 @@ class Series:
         self._table.extend(points, place)
 
     def refine(self, other: "Series") -> None:
-        """Replace the values of a part of the run by those of ``other``."""
         rows = other.settle()
         if len(rows):
             self.settle()
@@ -323,8 +320,7 @@ class Series:
             self._table.replace_part(rows)
 
     def thin(self) -> None:
-        """Forget at least every second point, but of each group of 16 keep its first, last, least and greatest, and
-        what is not finite."""
+        """Drop points: each group of 16 keeps its first, last, least and greatest, and values that are not finite."""
         import numpy as np
 
         rows = self.settle()
@@ -333,8 +329,10 @@ class Series:
 
 
 def kept_points(values: "Floats", starts: "Indices") -> "Indices":
-    """The points that stand for all: of each bucket, which begins at one of ``starts``, the first, last, least and
-    greatest, and the first of each of NaN, infinity and minus infinity."""
+    """Return the points that stand for all, in buckets that begin at ``starts``.
+
+    Of each bucket the first, last, least and greatest, and the first of each of NaN, infinity and minus infinity.
+    """
     import numpy as np
 
     ends = np.append(starts[1:], len(values))
@@ -348,7 +346,7 @@ def kept_points(values: "Floats", starts: "Indices") -> "Indices":
             places = np.flatnonzero(odd)
             _, first = np.unique(starts.searchsorted(places, "right"), return_index=True)
             kept.append(places[first])
-    # Buckets of one size, of which there may be very many, are looked at together.
+    # Buckets of one size, often very many, are computed together.
     size = int(ends[0] - starts[0])
     same = 0 if len(starts) < _MANY else int(np.argmin(np.append(ends - starts == size, False)))
     kept.append(starts[:same] + low[: same * size].reshape(same, size).argmin(axis=1))
@@ -362,8 +360,7 @@ def kept_points(values: "Floats", starts: "Indices") -> "Indices":
 
 
 def binned(values: "Floats", starts: "Indices", ends: "Indices") -> Parts:
-    """The mean, least and greatest of the finite values between each of ``starts`` and that of ``ends``, which follow
-    one another; NaN where there is none."""
+    """Return the mean, least and greatest of the finite values in consecutive ranges; NaN without any."""
     import numpy as np
 
     found = Parts(*(np.full(len(starts), np.nan) for _ in Parts._fields))
@@ -375,13 +372,13 @@ def binned(values: "Floats", starts: "Indices", ends: "Indices") -> Parts:
     finite = np.isfinite(inside)
     counts = np.add.reduceat(finite.astype(np.intp), places)
     has = counts > 0
-    # Divided first: the sum of what is very large would be infinite.
+    # Divided first: the sum of very large values would be infinite.
     sizes = np.diff(np.append(places, len(inside)))
     shares = np.where(finite, inside, 0.0) / np.repeat(np.maximum(counts, 1), sizes)
     low = np.minimum.reduceat(np.where(finite, inside, np.inf), places)[has]
     high = np.maximum.reduceat(np.where(finite, inside, -np.inf), places)[has]
     found.low[filled[has]], found.high[filled[has]] = low, high
-    # Rounding does not get it beyond them.
+    # Rounding must not leave the range.
     found.mean[filled[has]] = np.clip(np.add.reduceat(shares, places)[has], low, high)
     return found
 
@@ -393,7 +390,7 @@ def _column_of(axis: Axis) -> int:
 
 
 def _in_order(rows: "Floats") -> "Floats":
-    """Sorted by step, and of rows with equal steps the last one."""
+    """Sort by step; of equal steps the last row."""
     import numpy as np
 
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -404,13 +401,13 @@ PartsOf: TypeAlias = Callable[[Series, "Floats", Axis], Parts]
 
 
 class GroupPoints(NamedTuple):
-    """The values of a group to draw: at each place those of its runs that come that far."""
+    """The values of a group to draw at places on an axis."""
 
     xs: "Floats"
     mean: "Floats"
-    """Over the runs, each with its mean near the place; NaN where none has a value."""
+    """Mean over the runs of their means near the place; NaN without a value."""
     low: "Floats"
-    """The least value of any of them there."""
+    """The least value of any run there."""
     high: "Floats"
     """The greatest."""
     runs: "Floats"
@@ -420,8 +417,10 @@ class GroupPoints(NamedTuple):
 def common_places(
     series: Sequence[Series], x: Axis, first: float | None = None, last: float | None = None, most: int = 256
 ) -> "Floats":
-    """Places on an axis for all these series together, between ``first`` and ``last``: those where they have points, if
-    these are not more than ``most``, else so many at equal distances."""
+    """Return common places on an axis for several series, between ``first`` and ``last``.
+
+    The places of their points, or ``most`` at equal distances if those are more.
+    """
     import numpy as np
 
     spans = [span for span in (one.span(x) for one in series) if span is not None]
@@ -443,7 +442,6 @@ def common_places(
 def group_points(
     series: Sequence[Series], places: "Floats", x: Axis, parts_of: "PartsOf" = Series.parts
 ) -> GroupPoints:
-    """The series of one group at those places."""
     import numpy as np
 
     nothing = np.full(len(places), np.nan)
@@ -451,6 +449,6 @@ def group_points(
     means = np.array([one.mean for one in found])
     count = np.isfinite(means).sum(axis=0)
     low, high = np.fmin.reduce([one.low for one in found]), np.fmax.reduce([one.high for one in found])
-    # Divided first, and clipped: the sum of what is very large would be infinite, and rounding must not get beyond.
+    # Divided first, and clipped: the sum of very large values would be infinite, and rounding must not leave the range.
     mean = np.clip(np.nansum(means / np.maximum(count, 1), axis=0), low, high)
     return GroupPoints(places, np.where(count > 0, mean, np.nan), low, high, count.astype(float))

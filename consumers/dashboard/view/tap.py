@@ -31,13 +31,10 @@ from offloop.consumers.runner.runner import Runner
 _SHOWN_SECONDS = 0.25
 """Interval at which an unfinished summary is shown."""
 READERS = 2
-"""Runs of one page whose recordings are read at the same time: more threads would only take turns, and what shows the
-runs would have to wait for all of them."""
+"""Runs of one page whose recordings are read at the same time; more threads would only delay the page."""
 
 
 class RunTap(Callback):
-    """Adds the events of all ranks to the view of a run."""
-
     all_ranks: ClassVar[bool] = True
     background: ClassVar[bool] = True
     max_delay: ClassVar[float | None] = 0.1
@@ -61,14 +58,12 @@ class RunTap(Callback):
         self._run.take_windows(windows)
 
     def show_summary(self, recording: Path) -> None:
-        """Show the summary beside a recording, if there is one."""
         summary = Summary.load(recording)
         if summary is not None and (summary.run, summary.attempt) == (self._run.run_name, self._run.attempt):
             self._run.load(summary)
 
     async def prepare(self, stream: RunStream, logger: Logger) -> None:
-        """Load the history of a long recording from its summary, which is updated here; then only the newest events are
-        read."""
+        """Load the history of a long recording from its summary, and read only the newest events."""
         recording, view = stream.recording, self._run
         if recording is None or not recording.exists() or recording.stat().st_size < MIN_BYTES:
             return
@@ -80,7 +75,7 @@ class RunTap(Callback):
         offsets = [tick.offset for tick in summary.clock.values() if tick.offset <= summary.offset - TAIL_BYTES]
         found = next_check_record(recording, max(offsets)) if any(offsets) else None
         if found is None or found.check is None:
-            # Everything comes: nothing is to be shown twice.
+            # All events come: nothing may be shown twice.
             view.load(summary, 0)
             return
         view.load(summary, found.end)
@@ -93,16 +88,14 @@ class RunTap(Callback):
 
 
 Source: TypeAlias = Path | Callable[[], FoundRun]
-"""A recording, or what finds a run."""
+"""A recording, or a function that finds a run."""
 
 
 class RunFollower(threading.Thread):
     """Reads one attempt of a run to its end.
 
-    Args:
-        every: batches from one measurement of phases to the next.
-        turns: limits how many followers read recordings at the same time. Until its turn has come, a run shows the
-            summary beside its ``recording``, if there is one.
+    ``every`` is the interval of the measurement of phases, in batches. ``turns`` limits the followers that read
+    recordings at the same time. Until its turn a run shows the summary beside its ``recording``.
     """
 
     def __init__(
@@ -150,7 +143,6 @@ class RunFollower(threading.Thread):
             self._runner.run()
 
     def stop(self) -> None:
-        """End it as soon as it can be."""
         self._left = True
         if self._runner is not None:
             self._runner.stop()

@@ -1,4 +1,4 @@
-"""Where a dashboard listens, and the tokens of those who may see it or command."""
+"""The address of a dashboard, and the tokens of its viewers and commanders."""
 
 import contextlib
 import hmac
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from offloop.bus.errors import ConfigurationError, require
 
 FIRST_PORT = 8420
-"""Where a dashboard listens, unless that port is taken or another one is asked for."""
+"""The port of a dashboard, unless it is taken or another one is given."""
 
 _TOKEN_BYTES = 32
 _MIN_TOKEN = 16
@@ -25,16 +25,15 @@ _TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},}}")
 
 
 class Role(Enum):
-    """What a person who opened the dashboard may do."""
+    """The permissions of a person who opened the dashboard."""
 
     VIEW = "view"
-    """See everything."""
     COMMAND = "command"
-    """Also send the training commands."""
+    """See everything, and send commands."""
 
 
 class Opening(NamedTuple):
-    """Somebody opens a page."""
+    """A request for a page."""
 
     role: Role
     view_link: str
@@ -45,15 +44,17 @@ class Opening(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The secrets in the links that people are given: one for each role."""
+    """The secrets in links: one for each role."""
 
     command: str
     view: str
 
     @classmethod
     def load(cls, path: Path) -> "Tokens":
-        """Reads the file, or makes one, which only its owner can read, where there is none. Raises ConfigurationError
-        when it cannot be read or written, others can read it, or it lacks a token."""
+        """Read the file, or create one that only its owner can read.
+
+        Raises ConfigurationError when it cannot be read or written, others can read it, or it lacks a token.
+        """
         if not path.exists():
             return cls._make(path)
         try:
@@ -89,7 +90,7 @@ class Tokens:
         return tokens
 
     def role_of(self, token: str) -> Role | None:
-        """Whose token that is, in a time that does not tell how much of it was right; ``None`` for nobody's."""
+        """Return the role of a token, in a time independent of its correct part; ``None`` for an unknown one."""
         given = token.encode()
         may_command = hmac.compare_digest(given, self.command.encode())
         may_view = hmac.compare_digest(given, self.view.encode())
@@ -98,7 +99,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a dashboard listens, and what protects it there."""
+    """The address and protection of a dashboard."""
 
     host: str = "127.0.0.1"
     port: int | None = None
@@ -108,15 +109,13 @@ class Listening:
     certificate_key: Path | None = None
     open_browser: bool = False
     as_flags: bool = False
-    """Whether messages call options ``--port 8420``, and not ``port=8420``."""
+    """Messages write ``--port 8420`` instead of ``port=8420``."""
 
     def option(self, name: str, value: str) -> str:
-        """How somebody writes that option."""
         return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"
 
     def check(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` for what would not work, or would let strangers in, and
-        where the packages of the dashboard are not installed."""
+        """Raise ConfigurationError for invalid or unsafe options, and for missing packages."""
         require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
         if self.port is not None and not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"{self.port} is no port: a port is a number from 0 (any) to 65535")
@@ -149,7 +148,6 @@ class Listening:
             ) from None
 
     def url(self, port: int) -> str:
-        """The page's address on that port, as somebody on this machine can open it."""
         scheme = "http" if self.certificate is None else "https"
         address = _address(self.host)
         is_wildcard = not self.host or (address is not None and address.is_unspecified)
@@ -158,7 +156,7 @@ class Listening:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine gets to that address."""
+    """Return True for an address that only this machine can reach."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 

@@ -1,4 +1,4 @@
-"""The callback ``dashboard``: a page in the browser that shows the run as it goes on."""
+"""The callback ``dashboard``: a page in the browser that shows a live run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
 
 
 class Dashboard(RunTap):
-    """Serves a page that shows the run: its metrics as charts, where a step's time goes, ranks, images, events and
-    commands, and buttons to command it. From there a link leads to the table of all runs in the folder of that run. The
+    """Serves a page that shows the run: charts of metrics, phases of a step, ranks, images, events and commands.
+
+    The page has buttons to command the training, and a link to the table of all runs in the folder of that run. Its
     address is printed on standard error.
 
     Args:
-        host: the address to listen at. Others than this machine's own take ``tokens`` and a certificate.
-        port: by default 8420, or the next one that is free.
-        tokens: file with the secrets that links carry, one to command and one to view; made if it does not exist.
+        host: the address to listen at. Others than this machine's own require ``tokens`` and a certificate.
+        port: by default 8420, or the next free one.
+        tokens: file with the secrets in links, one to command and one to view; made if it does not exist.
         certificate: TLS certificate, as PEM.
         certificate_key: its key.
-        open_browser: whether to open the page in a browser of this machine.
-        every: after how many batches the phases of a step are measured, and in other units as
-            :attr:`~offloop.consumers.Callback.every` has it.
+        open_browser: open the page in a browser of this machine.
+        every: batches between two measurements of the phases of a step, or another unit as in
+            :attr:`~offloop.consumers.Callback.every`.
 
     Raises:
-        ConfigurationError: something of that is not allowed, or the packages of the dashboard are not installed.
+        ConfigurationError: an invalid argument, or a missing package of the dashboard.
     """
 
     def __init__(
@@ -55,30 +56,26 @@ class Dashboard(RunTap):
         super().__init__(self._runs[0], every)
 
     def __reduce__(self) -> tuple[type["Dashboard"], tuple[Any, ...]]:
-        """It is sent to the process of a trainer's callbacks as it was made."""
+        """Return the arguments, to make it again in the process of a trainer's callbacks."""
         return type(self), self._arguments
 
     @property
     def url(self) -> str:
-        """The page's address; empty before the server has begun."""
+        """The page's address; empty before the server has started."""
         return "" if self._server is None else self._server.url
 
     def destinations(self) -> Sequence[LoggerDestination]:
-        """One that takes what is logged to the page, and one that begins to serve it."""
         return (*super().destinations(), _Start(self))
 
     def run_ended(self, ending: Ending | None) -> None:
-        """Tells the page how the run ended."""
         self._ending = ending
         super().run_ended(ending)
 
     def post_close(self) -> None:
-        """Ends the page when the run goes on and only the watching is over."""
         if self._ending is None and self._server is not None:
             self._server.stop()
 
     def hold_open(self) -> None:
-        """Keeps the page until Ctrl-C."""
         if self._server is None:
             return
         say(f"the dashboard stays at {self.url} until Ctrl-C", err=True)
@@ -89,11 +86,7 @@ class Dashboard(RunTap):
             self._server.stop()
 
     def begin(self, run_dir: Path | None = None) -> None:
-        """Begins to serve the page; with the directory of the run also what is in the same folder.
-
-        Raises:
-            ConfigurationError: it cannot be served there.
-        """
+        """Begin to serve the page; with the directory of the run also the runs in the same folder."""
         from offloop.consumers.dashboard.web.site import Site
         from offloop.consumers.runner.places import FolderRuns
 

@@ -1,4 +1,4 @@
-"""What a browser is sent of the charts: lines thinned to what it can show, and of those only what is new."""
+"""The data of charts for a browser: lines thinned to its width, and only new parts of them."""
 
 import math
 from collections import OrderedDict
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PHASES_PREFIX = "phases"
-"""What the names of the charts begin with that show where a step's time goes."""
+"""Prefix of the names of charts of phases."""
 
 _PHASES_GROUP = "step"
 
@@ -33,15 +33,13 @@ _MAX_GROWTH = 2
 _MAX_TAILS = 60
 _MOST_KEPT = 2048
 _MOST_PARTS = 3_200
-"""Of all lines of a chart together: what a browser without a GPU draws in time, sixty times a second."""
-# Beyond, a number does not survive as one of 32 bits.
+"""Limit of all lines of a chart: a browser without a GPU draws this sixty times a second."""
+# Beyond, a number does not fit into 32 bits.
 _LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37
 _DECIMALS = 4
 
 
 class Chart(NamedTuple):
-    """A chart of the page."""
-
     id: str
     """The metric's name; for phases, their prefix and the run's number."""
     kind: str
@@ -50,11 +48,11 @@ class Chart(NamedTuple):
     scale: Scale = ()
     """The units of its values; empty for plain numbers, and for phases."""
     ranks: Sequence[int] = ()
-    """Of phases: the ranks to choose one from."""
+    """Of phases: the ranks to choose from."""
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What a browser shows at the moment."""
+    """State of the charts in a browser."""
 
     x: Axis = "batch"
     range: tuple[float, float] | None = None
@@ -62,30 +60,32 @@ class Look(msgspec.Struct, frozen=True):
     visible: dict[str, int] = {}
     """Chart to its width in pixels."""
     hidden: bool = False
-    """Whether the page is in a tab behind others, or its window minimised."""
+    """The page is in a background tab, or its window minimised."""
     marks: bool = False
-    """Whether it marks commands, checkpoints and the like in charts."""
+    """Marks are shown in charts."""
     rank: int = 0
-    """Whose phases it shows."""
+    """The rank whose phases are shown."""
     left_out: frozenset[int] = frozenset()
-    """The numbers of the runs whose lines are not shown."""
+    """The numbers of the runs whose lines are hidden."""
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
-        """Reads what a browser sent; the defaults for what is not in its form."""
+        """Convert a browser's message; the defaults for a malformed one."""
         look = look_in(told, cls)
         first, last = look.range or (0, 1)
         return look if -math.inf < first < last < math.inf else msgspec.structs.replace(look, range=None)
 
     def buckets(self, chart: str, lines: int = 1) -> int:
-        """In how many parts the axis is divided for it, each with its least and greatest value; in fewer where there
-        are many lines. Browsers of about the same width share what was computed for one of them."""
+        """Return the number of parts of the axis, each with its least and greatest value.
+
+        Many lines have fewer parts each. Browsers of about the same width share results.
+        """
         wanted = min(self.visible[chart] // _PIXELS_TOGETHER, _MOST_PARTS // max(lines, 1))
         return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
 
 
 def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
-    """All charts, in groups with titles: one for each metric, whoever has it, and the phases of each run."""
+    """Return all charts in groups with titles: one for each metric of any run, and the phases of each run."""
     groups: dict[str, dict[str, Chart]] = {}
     names_of_all = MetricNames(name for run in runs for name in run.names())
     for run in runs:
@@ -108,33 +108,33 @@ def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str,
 
 @dataclass
 class _Sent:
-    """What a browser has of one line."""
+    """The part of a line that a browser has."""
 
     shown: tuple[object, ...]
     version: int
     last_x: float
     whole: int
-    """How many points it had when it was sent as a whole."""
+    """Number of points when it was sent as a whole."""
     tail: int = 0
-    """How many points were added since."""
+    """Number of points added since."""
     tails: int = 0
 
 
 class Lines:
-    """The lines that one browser has, and what it lacks."""
+    """The lines that one browser has, and their new parts."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[tuple[object, ...], Parts] = OrderedDict()
         self._sent: dict[tuple[str, int | str, Axis], _Sent] = {}
 
     def forget(self) -> None:
-        """Says that the browser has nothing, or that nobody knows what it has."""
+        """Forget what the browser has, for a new or unresponsive one."""
         self._sent.clear()
 
     def news(
         self, charts: Mapping[str, Chart], runs: Sequence[RunView], look: Look, compared: Compared | None = None
     ) -> list[dict[str, Any]]:
-        """What is new in the charts that can be seen, and counts as sent by that."""
+        """Return the new parts of the visible charts, which count as sent."""
         lines: list[dict[str, Any]] = []
         for run in runs:
             _request(run, look)
@@ -169,7 +169,7 @@ class Lines:
             if sent.version == version:
                 return None
             if look.range is not None and sent.last_x > look.range[1]:
-                # What is new comes after the end of what is shown.
+                # New points come after the end of the visible part.
                 sent.version = version
                 return None
             tail = self._tail(series, sent, look)
@@ -184,7 +184,7 @@ class Lines:
         return {"c": chart, "r": run, "o": look.x, "a": 0, **_numbers(points)}
 
     def _groups(self, chart: str, runs: Sequence[RunView], look: Look, compared: Compared) -> list[dict[str, Any]]:
-        """The mean and range of each group of which something has changed."""
+        """Return the mean and range of each changed group."""
         members: dict[str, list[Series]] = {}
         for group in compared.groups:
             for number in compared.shown_members(group):
@@ -193,7 +193,7 @@ class Lines:
                 except KeyError:
                     continue
         buckets = look.buckets(chart, 3 * len(members))
-        # Groups share their places, by which they can be compared.
+        # Groups share their places, so that they can be compared.
         shown = (look.range, buckets, tuple((key, tuple(map(id, own))) for key, own in members.items()))
         version = sum(one.version for own in members.values() for one in own)
         changed = [
@@ -293,18 +293,16 @@ def _short(ys: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 
 class MarkNews:
-    """The marks that one browser has, and what it lacks."""
+    """The marks that one browser has, and its new ones."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[object, int]] = {}
 
     def forget(self) -> None:
-        """Says that the browser has nothing, or that nobody knows what it has."""
         self._sent.clear()
 
     def news(self, runs: Sequence[RunView]) -> list[dict[str, Any]]:
-        """What is new of each run, and counts as sent by that: its kind, where it stands on each axis, when it
-        happened, and its text."""
+        """Return the new marks of each run, which count as sent: kind, places on each axis, time and text."""
         news = []
         for number, run in enumerate(runs):
             generation, last = self._sent.get(number, (None, 0))

@@ -57,10 +57,11 @@ def ui(
     """Show a table of all runs in the browser, until Ctrl-C: to sort, filter, tag, compare and open them.
 
     With RUN, begin with a page of these runs, over one another. A RUN is a name, a run's folder, or a recording; live
-    ones are followed. Every attempt of a run has lines of its own; in NATS, the newest one and those that begin later.
+    ones are followed. Every attempt of a run has its own lines; in NATS, the newest one and later ones.
 
-    RUNS_DIR is a folder in which runs live, and there may be several. Default, unless --runs-dir or --stream is given:
-    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."""
+    RUNS_DIR is a folder of runs; several may be given. Default, unless --runs-dir or --stream is given:
+    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
+    """
     if wait and not arguments:
         raise click.UsageError("--wait is for runs that do not exist yet: name them, as in 'offloop ui NAME --wait'")
     from offloop.consumers.dashboard.web.follow import FollowedRuns

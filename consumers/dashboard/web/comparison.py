@@ -1,4 +1,4 @@
-"""How the runs of a page are compared: in groups that have the same value of a column, and with a baseline run."""
+"""The comparison of the runs of a page: groups with the same value of a column, and a baseline run."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _KEYS = ("group", "singles", "baseline")
 _STARTED_WITH = "config/"
 _Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST)]
 NAMED = 8
-"""Up to so many runs have a colour each that was chosen by hand: ``--run-0`` and so on in ``page.css``."""
+"""Runs with a colour from the stylesheet: ``--run-0`` and so on in ``page.css``."""
 
 _HUES = 17
 _DASHES = 3
@@ -34,22 +34,21 @@ _FIRST = 212
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What somebody wants to compare."""
+    """The comparison chosen by a user."""
 
     group: _Name | None = None
     """Runs with the same value of this column are drawn as one."""
     singles: bool = False
-    """Whether the lines of single runs are drawn, too."""
+    """Lines of single runs are drawn too."""
     baseline: _Name | None = None
     """The name of the run that the others are compared with."""
 
     @classmethod
     def from_query(cls, asked: Sequence[tuple[str, str]]) -> "Comparison":
-        """Reads it from the names and values of an address."""
         return look_in(dict(asked) | {"singles": dict(asked).get("singles") == "1"}, cls)
 
     def link(self, link: str) -> str:
-        """An address with this comparison in place of another one."""
+        """Return an address with this comparison in place of another one."""
         parts = urlsplit(link)
         kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in _KEYS]
         own = [("group", self.group), ("singles", "1" if self.singles else None), ("baseline", self.baseline)]
@@ -58,8 +57,6 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CurveGroup:
-    """Runs with the same value of a column."""
-
     label: str
     """For people: ``lr = 0.01``."""
     members: tuple[int, ...]
@@ -68,16 +65,12 @@ class CurveGroup:
 
     @property
     def id(self) -> str:
-        """By which the browser knows it."""
+        """Its key in the browser."""
         return f"group {self.label}"
 
 
 class Compared:
-    """The runs of a page as they are compared at one moment.
-
-    Args:
-        tags_of: the tags of a run.
-    """
+    """The comparison of a page's runs at one moment; ``tags_of`` returns the tags of a run."""
 
     def __init__(
         self,
@@ -93,8 +86,8 @@ class Compared:
         self._tags_of = tags_of
         self.singles = comparison.singles
         self.column = self._find(comparison.group)
-        """The whole name of the column that runs are grouped by."""
-        # Of several attempts the newest.
+        """The whole name of the column that groups runs."""
+        # Of several attempts, the newest.
         wanted = comparison.baseline or ""
         named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.run_name]
         self.baseline = named[-1] if named else None
@@ -110,7 +103,7 @@ class Compared:
         return found[0] if found else None
 
     def columns(self) -> list[str]:
-        """What runs can be grouped by: hyperparameters in which they differ, and what every run has."""
+        """Return the columns that can group runs: differing hyperparameters, and columns of every run."""
         texts: dict[str, dict[str, int]] = {}
         for told in self._told:
             for name, value in told.items():
@@ -145,11 +138,10 @@ class Compared:
         )
 
     def shown_members(self, group: CurveGroup) -> list[int]:
-        """The runs of a group that are not hidden."""
         return [number for number in group.members if number not in self._hidden]
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the browser draws a line of, in order."""
+        """Return the lines in the browser, in order."""
         runs = [self._run(number, look) for number, look in enumerate(self.looks())]
         if self.column is None:
             return runs
@@ -173,11 +165,11 @@ class Compared:
         return line | {"baseline": True} if number == self.baseline else line
 
     def draws(self, number: int) -> bool:
-        """Whether a run has a line of its own."""
+        """Return True if a run has a separate line."""
         return self.column is None or self.singles or number == self.baseline
 
     def looks(self) -> list[tuple[str, int]]:
-        """The colour and the kind of line of each run."""
+        """Return the colour and the kind of line of each run."""
         found = [look_of(number, len(self._runs)) for number in range(len(self._runs))]
         for group in self.groups:
             for number in group.members:
@@ -187,8 +179,7 @@ class Compared:
         return found
 
     def latest(self, metric: str, values: Mapping[int, float], scale: Scale) -> dict[str, Any]:
-        """The newest values of a metric for the browser, by what it draws: the text, and where there is a baseline, the
-        difference to it and whether that is ``better`` or ``worse``."""
+        """Return the newest values of a metric by line: the text, and the difference to the baseline and its sense."""
         shown: dict[int | str, float] = {number: value for number, value in values.items() if self.draws(number)}
         for group in self.groups:
             own = [values[number] for number in self.shown_members(group) if number in values]
@@ -204,7 +195,7 @@ class Compared:
 
 
 def short_name(column: str) -> str:
-    """The name of a column for people: what the training was started with needs no more than its own name."""
+    """Return the name of a column for people: start parameters without their prefix."""
     return one_line(column.removeprefix(_STARTED_WITH))
 
 
@@ -219,8 +210,10 @@ def _order(value: Any) -> tuple[int, float, str]:
 
 
 def look_of(number: int, count: int) -> tuple[str, int]:
-    """The colour of a run or group among so many, for the styles of a page, and its kind of line: 0 is a solid one. Of
-    more than eight, each has a hue, and a kind of line where these are not enough."""
+    """Return the colour of a run or group, for styles, and its kind of line: 0 is solid.
+
+    Of more than eight each has a hue, and beyond 17 another kind of line.
+    """
     if count <= NAMED:
         return f"var(--run-{number % NAMED})", 0
     hue = round(_FIRST + number * _APART % _HUES * 360 / _HUES) % 360

@@ -1,6 +1,7 @@
-"""Addresses of the server for what is too much to be sent with a page: images, files of a run, all values of a chart.
+"""Addresses for data that is too large for a page: images, files of a run, all values of a chart.
 
-The gate in front of the server admits those who may see the page; a run is named by a key that only its pages have."""
+The gate of the server admits only those who may see the page; a run is named by a key that only its pages have.
+"""
 
 import csv
 import io
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 PATH = "/run-content"
-"""Where addresses of this module begin."""
+"""Prefix of the addresses of this module."""
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
-"""Of files that are shown as images."""
+"""Endings of files that are shown as images."""
 TEXT_ENDINGS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".yaml", ".yml", ".tsv", ".toml")
-"""Of files that are shown as plain texts."""
+"""Endings of files that are shown as plain texts."""
 
 _IMAGES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
@@ -55,21 +56,20 @@ _DECIMALS = 6
 
 
 def key_of(run: RunView) -> str:
-    """The name of a run in addresses."""
+    """Register a run, and return its key for addresses."""
     _served[run.key] = run
     return run.key
 
 
 def address_of(run: RunView, what: str) -> str:
-    """Where a browser finds something of a run: ``image`` or ``file``."""
+    """Return the address of ``image`` or ``file`` of a run."""
     return f"{PATH}/{quote(key_of(run))}/{what}"
 
 
 def add_routes(app: "FastAPI") -> None:
-    """Has a server answer at those addresses."""
     from fastapi import Request, Response
 
-    # Not as coroutines: each is answered in a thread, and the pages of others go on.
+    # Not coroutines: each is answered in a thread, so that pages continue.
     @app.get(f"{PATH}/{{key}}/image")
     def image(key: str, name: str, step: int, place: int = 0) -> Response:
         return _image(key, name, step, place)
@@ -88,7 +88,7 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
 
     run = _served.get(key)
     found = None if run is None else run.images.at(name, step)
-    # Another step than the one that was asked for would be kept by the browser under its name.
+    # The browser would cache another step under the name of this one.
     if found is None or found.step != step or not 0 <= place < len(found.pixels):
         return Response(status_code=404)
     return Response(as_png(found.pixels[place]), media_type="image/png", headers=_AN_HOUR)
@@ -109,7 +109,7 @@ def _file(key: str, path: str, show: bool) -> "Response":
     kind = _image_kind(opened) if name.endswith(IMAGE_ENDINGS) else _ANYTHING
     if show and name.endswith(TEXT_ENDINGS):
         kind = "text/plain; charset=utf-8"
-    # Never as a page: whatever a run has written is a download, an image, or plain text.
+    # Never as a page: files of a run are downloads, images, or plain text.
     placing = "inline" if show and kind != _ANYTHING else "attachment"
     headers = {
         "content-disposition": f"{placing}; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}",
@@ -132,7 +132,7 @@ def _chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
 
 
 def _values(asked: "QueryParams") -> "Response":
-    """The values of a ``chart``, of phases those of a ``rank``; each ``run`` is a key of :func:`key_of`."""
+    """Return the values of a ``chart``, of phases those of a ``rank``; each ``run`` is a key of :func:`key_of`."""
     from starlette.responses import PlainTextResponse, StreamingResponse
 
     chart, rank = asked.get("chart", ""), asked.get("rank", "")
@@ -153,19 +153,20 @@ def _values(asked: "QueryParams") -> "Response":
 
 
 def has_chart(run: RunView, chart: str, rank: int = 0) -> bool:
-    """Whether a run has values in that chart."""
     return chart in run.names() or (chart == PHASES_PREFIX and rank in run.phase_ranks)
 
 
 def file_name(labels: Sequence[str], chart: str) -> str:
-    """A file name of the run, or of the number of runs, and the chart."""
+    """Return a file name of the run, or of the number of runs, and the chart."""
     runs = labels[0] if len(labels) == 1 else f"{len(labels)}-runs"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{runs}-{chart}").strip("-.")[:_LONGEST_NAME] or "chart"
 
 
 def csv_lines(runs: Sequence[RunView], chart: str, rank: int = 0) -> Iterator[bytes]:
-    """The lines of the file, many at a time: a metric in :data:`COLUMNS`, with times in seconds since the run's start;
-    phases of the first run in seconds with a column each."""
+    """Yield the lines of the file: a metric in :data:`COLUMNS`, phases of the first run with a column each.
+
+    Times are in seconds since the run's start, phases in seconds.
+    """
     if chart == PHASES_PREFIX:
         yield from _phase_lines(runs[0], rank)
         return
@@ -191,7 +192,7 @@ def _phase_lines(run: RunView, rank: int) -> Iterator[bytes]:
 
 
 def _parts(run: RunView, chart: str, rank: int) -> Iterable[Part]:
-    """All of the run, of which the recording has more than the view, part by part."""
+    """Return the whole run, part by part: the recording has more than the view."""
     if run.history is None or not (chart == PHASES_PREFIX or run.history.has(chart)):
         return [Part(run, -math.inf, math.inf)]
     return run.history.parts(rank)

@@ -16,13 +16,13 @@ from offloop.bus.types.hyperparameters import value_text
 from offloop.bus.types.units import Scale, scale_of
 
 MOST_RUNS = 10_000
-"""So many runs are drawn."""
+"""Limit of drawn runs."""
 
 NO_COLOR = "-"
-"""In the place of a column: nothing is coloured by one."""
+"""In place of a column: nothing is coloured."""
 
 OTHERS = "(others)"
-"""In the place of texts that are too many."""
+"""In place of texts beyond the limit."""
 
 _USUAL_AXES = 7
 _MOST_AXES = 16
@@ -33,7 +33,7 @@ _LOOKED_AT = 500
 
 
 class ExploreLook(msgspec.Struct, frozen=True):
-    """View of a browser in the place of the table. A column without a name is the usual one."""
+    """State of the plots in a browser. A column without a name is the default."""
 
     view: Literal["scatter", "parallel"] = "scatter"
     x: str = ""
@@ -45,7 +45,7 @@ class ExploreLook(msgspec.Struct, frozen=True):
 def explored(
     table: RunTable, found: Sequence[RunEntry], look: ExploreLook, key: Callable[[str], str]
 ) -> dict[str, Any]:
-    """What a browser is sent for that view of the runs that are found. ``key`` gives by what it calls a run."""
+    """Return the data of a plot of the found runs; ``key`` returns the browser's name of a run."""
     entries = found[:MOST_RUNS]
     problems: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Several runs on one page: each is followed in a thread of its own, and new attempts are found as they begin."""
+"""Several runs on one page, each followed in a thread, with new attempts as they begin."""
 
 import contextlib
 import threading
@@ -20,8 +20,7 @@ _LEAVE_SECONDS = 5.0
 
 
 class FollowedRuns:
-    """Follows all attempts of some runs, and further ones as they begin, each in a thread of its own. Phases are
-    measured after ``every`` batches."""
+    """Follows all attempts of some runs, and further ones as they begin, each in a thread."""
 
     def __init__(self, where: Place | Places, every: int) -> None:
         self.runs: list[RunView] = []
@@ -31,20 +30,20 @@ class FollowedRuns:
         self._where = where
         self._every = every
         self._known: dict[str, set[int]] = {}
-        """Of each run, by its path or by its name in NATS, the attempts that are followed."""
+        """Run, by its path or by its name in NATS, to the followed attempts."""
         self._names: dict[str, str] = {}
-        """By what it was asked for."""
+        """Run to its requested name."""
         self._followers: list[RunFollower] = []
         self._turns = threading.Semaphore(READERS)
         self._started = False
         self._placeholders: dict[str, RunView] = {}
 
     def add(self, name: str, wait: bool) -> bool:
-        """Adds a run by its name, its directory, or a recording; returns whether it has begun. With ``wait`` it may
-        begin later.
+        """Add a run by its name, its directory, or a recording; return True if it has begun.
 
-        Raises :class:`offloop.bus.errors.RunNotFoundError` when it has not begun and ``wait`` is false, and what
-        recordings and places raise that cannot be read."""
+        With ``wait`` it may begin later, otherwise RunNotFoundError is raised. Raises errors of unreadable recordings
+        and places.
+        """
         if isinstance(self._where, FolderRuns) and Path(name).is_file():
             recording = Recording(name)
             self._follow(recording.path, recording.run_name, recording.attempt)
@@ -63,13 +62,13 @@ class FollowedRuns:
         return True
 
     def expect(self, name: str) -> None:
-        """Shows a run before it is found, which :meth:`look` tries."""
+        """Show a run before it is found, which :meth:`look` tries."""
         if name not in self._placeholders:
             view = self._placeholders[name] = RunView(Path(name).name)
             self.runs.append(view)
 
     def look(self) -> None:
-        """Takes in the runs and attempts that have begun since."""
+        """Add the runs and attempts that have begun since."""
         for name, run in list(self._placeholders.items()):
             try:
                 if not self.add(name, wait=True):
@@ -77,7 +76,7 @@ class FollowedRuns:
             except OffloopError as error:
                 run.trouble = str(error)
         for key, name in list(self._names.items()):
-            # A run whose directory is in the middle of a change, or whose servers are away, is read the next time.
+            # A run that is being changed, or whose servers are away, is read the next time.
             with contextlib.suppress(OffloopError):
                 self._add_attempts(key, self._where.find(name))
 
@@ -114,27 +113,23 @@ class FollowedRuns:
         return view
 
     def start(self) -> None:
-        """Begins to read them, and those that come."""
         self._started = True
         for follower in self._followers:
             follower.start()
 
     def leave(self) -> None:
-        """Has all of them end."""
         for follower in self._followers:
             follower.stop()
 
     def stop(self) -> None:
-        """Has all of them end, and waits for it."""
+        """Stop all of them, and wait for it."""
         self.leave()
         for follower in self._followers:
             follower.join(_LEAVE_SECONDS)
 
 
 class ChosenRuns:
-    """The runs that people have chosen on the page of all runs: those of one page are followed while somebody has it
-    open, and for some seconds more, because pages are loaded anew. A thread does so; without such a page there is
-    none."""
+    """The runs of open pages, followed by a thread while a page has a viewer, and for some seconds more."""
 
     def __init__(self, places: Places, every: int = 10) -> None:
         self._places = places
@@ -145,8 +140,7 @@ class ChosenRuns:
         self._leaves = threading.Event()
 
     def open(self, keys: Sequence[str]) -> tuple[Sequence[RunView], Callable[[], None]]:
-        """The runs that are known by these keys, for somebody who opens a page of them, and what is to be called when
-        they leave it."""
+        """Return the runs of a page, and a function to call when its viewer leaves."""
         key = tuple(keys)
         with self._lock:
             group = self._groups.get(key)
@@ -154,12 +148,12 @@ class ChosenRuns:
                 group = self._groups[key] = FollowedRuns(self._places, self._every)
                 for name in keys:
                     try:
-                        # NATS may be slow or away: this page does not wait for it.
+                        # NATS may be slow or away: the page does not wait for it.
                         is_shown = not self._places.is_elsewhere(name) and group.add(name, wait=True)
                     except OffloopError:
                         is_shown = False
                     if not is_shown:
-                        # The next look says why.
+                        # The next look reports why.
                         group.expect(name)
                 group.start()
             group.viewers += 1
@@ -174,7 +168,6 @@ class ChosenRuns:
             group.left = time.monotonic()
 
     def stop(self) -> None:
-        """Leaves all of them."""
         self._leaves.set()
         with self._lock:
             thread, groups = self._thread, list(self._groups.values())
@@ -197,7 +190,7 @@ class ChosenRuns:
                     self._thread = None
                     return
                 watched = [group for group in self._groups.values() if group.viewers]
-            # Not while others wait: NATS may be slow or away.
+            # Not under the lock: NATS may be slow or away.
             for followed in watched:
                 followed.look()
             if self._leaves.wait(_LOOK_SECONDS):

@@ -1,4 +1,4 @@
-"""The elements of a page that scripts draw, and the frames that these are sent, one after the other."""
+"""The elements of a page that scripts draw, and their frames, sent one after the other."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 
 
 def look_in(message: object, kind: type[Look]) -> Look:
-    """What a browser shows, by its message; the default where that is not in its form."""
+    """Convert a browser's message; the default for a malformed one."""
     try:
         return msgspec.convert(message, kind)
     except (msgspec.ValidationError, RecursionError):
@@ -25,7 +25,7 @@ def look_in(message: object, kind: type[Look]) -> Look:
 
 
 def element_of(script: str) -> "Element":
-    """An element of the page that is being made, drawn by a script of this folder: ``home`` by ``page_home.js``."""
+    """Create an element drawn by a script of this folder: ``home`` by ``page_home.js``."""
     return _class_of(script)()
 
 
@@ -40,17 +40,13 @@ def _class_of(script: str) -> "type[Element]":
     parts.append(_HERE / "vendor" / "uPlot.esm.js")
 
     class Scripted(Element, component=str(_HERE / f"page_{script}.js"), dependencies=parts):
-        """Draws what it is sent, and says what of it can be seen: the browser alone knows that."""
+        """Draws its frames, and reports what is visible: only the browser knows."""
 
     return Scripted
 
 
 class Frames:
-    """Sends a browser the next frame when it has drawn the one before. What is asked for meanwhile comes with the next.
-
-    Args:
-        send: sends what is new at that moment, by :meth:`draw`, or nothing.
-    """
+    """Sends a browser the next frame when it has drawn the one before; ``send`` sends new parts by :meth:`draw`."""
 
     def __init__(self, send: Callable[[], Awaitable[None]]) -> None:
         self._send = send
@@ -61,14 +57,14 @@ class Frames:
         """What the browser has."""
 
     def news(self, whole: Mapping[str, Any], part: str = "") -> dict[str, Any]:
-        """What the browser does not have, which counts as sent by that. Names of a ``part`` are its own."""
+        """Return what the browser lacks, which counts as sent. A ``part`` has separate names."""
         shown = self.shown.setdefault(part, {}) if part else self.shown
         changed = {name: value for name, value in whole.items() if name not in shown or shown[name] != value}
         shown.update(changed)
         return changed
 
     async def refresh(self) -> None:
-        """Sends what has changed, and waits until it is drawn."""
+        """Send changes, and wait until they are drawn."""
         self._again = True
         if self._drawing:
             return
@@ -81,9 +77,10 @@ class Frames:
             self._drawing = False
 
     async def draw(self, element: "Element", frame: dict[str, Any]) -> tuple[bool, object]:
-        """Hands an element of the page a frame, by its method ``frame``. Returns whether it is drawn, and what the
-        browser says of how many seconds that took; if it is not, what the browser has is unknown, and everything is
-        news again."""
+        """Pass a frame to the element's method ``frame``; return whether it is drawn, and in how many seconds.
+
+        After a failure the browser's state is unknown, and everything is sent again.
+        """
         self._number += 1
         try:
             told = await element.run_method("frame", {**frame, "number": self._number}, timeout=_DRAWN_SECONDS)

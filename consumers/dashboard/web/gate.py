@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from offloop.consumers.dashboard.web.access import Role, Tokens, is_loopback
 
 ROLE = "offloop.role"
-"""Where in a request's scope the :class:`Gate` leaves the :class:`Role` of whoever asks."""
+"""Key of the :class:`Role` in a request's scope."""
 
 _TO_PAGES = ("event", "javascript_response", "ack")
-# Whatever gets onto the page sends nothing elsewhere. NiceGUI has scripts in its pages, and makes some.
+# No data leaves the page for other sites. NiceGUI needs inline and generated scripts.
 _POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -36,11 +36,12 @@ _HOW_TO_ENTER = (
 
 
 class Gate:
-    """Stands before the whole application: every request and every WebSocket passes it, with a role, or is refused.
+    """Admits every request and WebSocket with a role, or refuses it.
 
-    On this machine alone whoever reaches it may command; then the ``Host`` header has to name this machine, so that no
-    web page elsewhere gets here by a name of its own that leads to 127.0.0.1. With tokens, one in the address becomes a
-    cookie. A request that another site's page sent, by its ``Origin``, is refused either way."""
+    On loopback everyone may command; then the ``Host`` header has to name this machine, so that no other web page gets
+    here by a name that resolves to 127.0.0.1. With tokens, one in the address becomes a cookie. A request from a page
+    of another site, by its ``Origin``, is always refused.
+    """
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None, host: str, cookie: str, secure: bool) -> None:
         self._app = app
@@ -50,7 +51,7 @@ class Gate:
         self._secure = secure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request, as ASGI (https://asgi.readthedocs.io/en/latest/specs/www.html) has it."""
+        """Handle one request of ASGI (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -81,7 +82,7 @@ class Gate:
     def _admission(self, request: HTTPConnection, tokens: Tokens, token: str) -> Response:
         if tokens.role_of(token) is None:
             return _refusal(401, f"That token is not one of this dashboard's. {_HOW_TO_ENTER}")
-        # Never to another host, which is what a path that begins with two slashes would name.
+        # Never to another host, which a path of two slashes would name.
         location = "/" + quote(request.scope["path"].lstrip("/\\"))
         asked = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
         location += f"?{urlencode(asked)}" if asked else ""
@@ -123,11 +124,12 @@ def _refusal(status: int, text: str) -> Response:
 
 @functools.cache
 def guard_sockets() -> None:
-    """Has every socket speak for its own page alone, and for that only in the role in which the page was fetched.
+    """Let every socket act only for its own page, in the role in which the page was fetched.
 
-    NiceGUI takes the page that a message is for from the message itself, so that whoever gets to know the id of
-    somebody's page could press its buttons. Other messages, and those in no known form, are left out, and so is what
-    browsers want written to the server's log: it would bring text of others to a terminal."""
+    NiceGUI reads the page of a message from the message itself, so that anyone who learns the id of a page could press
+    its buttons. Other and malformed messages are ignored, and so are browsers' messages for the server's log, which
+    would bring foreign text to a terminal.
+    """
     from nicegui import core
 
     handlers = core.sio.handlers["/"]
@@ -140,7 +142,7 @@ def _for_own_page(handle: Callable[[str, Any], None]) -> Callable[[str, Any], No
     from nicegui import Client, core
 
     def handle_own(socket_id: str, message: Any) -> None:
-        # Not what NiceGUI's own script sends, if it fails here: nothing in it could be answered.
+        # Other errors of NiceGUI's script cannot be answered.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             client = Client.instances[message["client_id"]]
             role = core.sio.get_environ(socket_id)["asgi.scope"][ROLE]

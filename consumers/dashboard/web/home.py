@@ -1,4 +1,4 @@
-"""The page of all runs: a table of them, and the way to the page of one or some."""
+"""The page of all runs: a table of them, and links to the page of one or several."""
 
 import asyncio
 import functools
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
 
 MOST_COMPARED = 50
-"""So many runs are drawn over one another."""
+"""Limit of compared runs."""
 
 _FRAME_SECONDS = 0.5
 _MOST_ROWS = 400
@@ -49,23 +49,21 @@ _KEYS = (
 
 
 class CompareLook(msgspec.Struct, frozen=True):
-    """How a browser compares runs in the table."""
+    """Grouping and baseline of the table in a browser."""
 
     group: str = ""
-    """The column by which they are grouped."""
+    """The column that groups them."""
     folded: bool = False
-    """Whether groups are closed, except for those in ``toggled``; else these are the closed ones."""
+    """Groups are closed except for those in ``toggled``; otherwise these are the closed ones."""
     toggled: frozenset[str] = frozenset()
     baseline: str = ""
     """The run that others are compared with."""
 
     def is_closed(self, group: Group) -> bool:
-        """Whether the runs of a group are hidden."""
         return self.folded != (group.text in self.toggled)
 
     def lines(self, table: RunTable, chosen: Chosen, order: str) -> Sequence[Group | RunEntry]:
-        """The rows of some runs: one of each, or, where they are grouped, a head for each group and the runs of those
-        that are open."""
+        """Return the rows: runs, or a head for each group and the runs of open groups."""
         by = table.column_or_none(self.group)
         if by is None:
             return chosen.entries
@@ -123,7 +121,7 @@ def _cell(entry: RunEntry, column: Column, chosen: Chosen, base: RunEntry | None
 
 
 def key_of(run: str) -> str:
-    """The name of a run for a browser. One that is not UTF-8 cannot be sent as it is."""
+    """Return the name of a run for a browser, which must be UTF-8."""
     try:
         run.encode()
     except UnicodeEncodeError:
@@ -150,8 +148,7 @@ def _texts(told: Any) -> list[str]:
 
 
 def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool] = lambda run: False) -> dict[str, Any]:
-    """What a browser is sent of a table: the rows that can be seen of those that are asked for, and their columns.
-    ``is_elsewhere`` says of which runs nothing can be changed."""
+    """Return the visible rows of a table, and their columns. Runs that are ``is_elsewhere`` are read-only."""
     chosen = table.choose(look.find, look.sort, look.archived)
     columns = table.columns(None if look.columns is None else look.columns[:_MOST_COLUMNS])
     lines = look.compare.lines(table, chosen, look.sort)
@@ -188,19 +185,18 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
 
 
 class HomePage:
-    """What one browser sees of all runs. It is sent what has changed, when it has drawn what came before."""
+    """The table in one browser, which receives changes when it has drawn the frame before."""
 
     def __init__(self, runs: AllRuns, opening: Opening) -> None:
         self._runs = runs
         self._opening = opening
         self._look: TableLook | None = None
         self._found = ""
-        """The last filter that was one."""
+        """The last valid filter."""
         self._seen: object = None
         self._frames = Frames(self._send_frame)
 
     def build(self) -> None:
-        """Puts everything on the page that is being made."""
         from nicegui import ui
 
         self._runs.open()
@@ -236,7 +232,7 @@ class HomePage:
             return
         whole = window(table, look, runs.is_elsewhere)
         if whole["error"]:
-            # What was found before stays while somebody writes.
+            # The results of the last valid filter stay while the filter is typed.
             whole = {
                 **window(table, msgspec.structs.replace(look, find=self._found), runs.is_elsewhere),
                 "error": whole["error"],
@@ -331,7 +327,7 @@ class HomePage:
             show_error(text)
 
     async def _do(self, change: Callable[[], object]) -> bool:
-        """Changes something, and says why if it cannot be; returns whether it could."""
+        """Make a change, with a message on failure; return True after a success."""
         try:
             await asyncio.to_thread(change)
         except OffloopError as error:

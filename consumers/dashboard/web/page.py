@@ -1,4 +1,4 @@
-"""The page of the web dashboard, for one browser: what is on it, and what is sent to it."""
+"""The page of the web dashboard for one browser: its elements and frames."""
 
 import asyncio
 import contextlib
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
 
 FRAME_SECONDS = 0.5
-"""How often a page is brought up to date at most, however many events come."""
+"""Shortest interval between two updates of a page, however many events come."""
 
 _DRAWING_SHARE = 0.15
-"""A page takes no more than this of its browser's time for drawing charts: it may be on the machine that trains, or
-draw without a GPU."""
+"""Limit of the browser's time for charts: it may run on the training's machine, or draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
 _STYLES = (_HERE / "vendor" / "uPlot.css", _HERE / "page.css", _HERE / "page_panels.css")
@@ -51,7 +50,7 @@ COMMANDS = ("pause", "resume", "checkpoint", "stop")
 
 
 async def send_for(role: Role, run: RunView, command: str, *arguments: str | float) -> str:
-    """Sends a command for somebody with that role; returns the outcome, for people."""
+    """Send a command for a person with that role; return the outcome in words."""
     if role is not Role.COMMAND:
         return f"'{command}' was not sent: this link is for viewing only"
     try:
@@ -61,7 +60,7 @@ async def send_for(role: Role, run: RunView, command: str, *arguments: str | flo
 
 
 def facts(progress: ProgressView, publishing: PublishingView, status: str) -> str:
-    """The progress of a run and the cost of watching it, in one line for people."""
+    """Return the progress of a run and the cost of watching it, in one line."""
     if status == "waiting":
         return "no event has come yet"
     if progress.batch == 0 and progress.max_duration is None and progress.elapsed == 0:
@@ -92,24 +91,27 @@ def facts(progress: ProgressView, publishing: PublishingView, status: str) -> st
 
 
 def rest_after(drawing_seconds: object) -> float:
-    """Seconds from one frame to the next, for a browser that says it took so many seconds to draw the one. What is no
-    such number counts as nothing: a browser may say anything."""
+    """Return the seconds from one frame to the next, for a browser's reported drawing time.
+
+    Invalid values count as 0: a browser may send anything.
+    """
     if isinstance(drawing_seconds, bool) or not isinstance(drawing_seconds, int | float) or not drawing_seconds > 0:
         return FRAME_SECONDS
-    # Bounded first too: a number that is too large for a float cannot be divided.
+    # Bounded first: a number too large for a float cannot be divided.
     wanted = min(drawing_seconds, _SLOWEST_SECONDS) / _DRAWING_SHARE
     return min(max(wanted, FRAME_SECONDS), _SLOWEST_SECONDS)
 
 
 class Page:
-    """What one browser sees. It is sent a frame when it has drawn the one before, with charts when it has then had time
-    for other things: a slow browser gets fewer, and one that is gone or hidden gets none. What somebody does on the
-    page is answered at once."""
+    """The page of one browser. It gets a frame when it has drawn the one before, and fewer charts if it is slow.
+
+    A hidden browser gets no charts. The user's actions are answered at once.
+    """
 
     def __init__(self, runs: Sequence[RunView], opening: Opening, home: str = "", problems: Sequence[str] = ()) -> None:
         self._runs = runs
         self._home = home
-        """The address of the page of all runs, where there is one."""
+        """The address of the page of all runs, if any."""
         self._problems = problems
         self._opening = opening
         self._comparison = Comparison.from_query(opening.asked)
@@ -119,13 +121,12 @@ class Page:
         self._marks = MarkNews()
         self._look = Look()
         self._answers: dict[int, str] = {}
-        """The outcome of the last command of each run, by its number."""
+        """Number of a run to the outcome of its last command."""
         self._seen: object = None
         self._frames = Frames(self._send_frame)
         self._rests_until = 0.0
 
     def build(self) -> None:
-        """Puts everything on the page that is being made."""
         from nicegui import ui
 
         opening = self._opening
@@ -151,11 +152,11 @@ class Page:
 
     async def _send_frame(self) -> None:
         runs = list(self._runs)
-        # What is written does not wait for what is drawn.
+        # Texts do not wait for charts.
         rests = time.monotonic() < self._rests_until
         seen = (
             rests,
-            # Who does not look is told of what changes the page's title, and no more.
+            # A hidden page needs only the changes of its title.
             *((self._look.hidden or run.version, run.status, run.trouble) for run in runs),
             *(self._look, self._panels.opened, self._comparison),
             tuple(self._answers.values()),
@@ -178,7 +179,7 @@ class Page:
         )
         lines = [] if rests else self._lines.news(charts, runs, self._look, compared)
         marks = self._marks.news(runs) if self._look.marks and not self._look.hidden and not rests else []
-        # In pairs: what a script has by name cannot have the name __proto__, as a metric can.
+        # Pairs: an object of a script cannot have a key __proto__, which a metric may.
         values = list(self._frames.news(self._values(charts, runs, compared), "values").items())
         self._panels.update(runs, labels, compared.baseline)
         if not (frame or lines or values or marks):
@@ -198,7 +199,7 @@ class Page:
             self._seen = None
 
     def _cards(self, runs: list[RunView], labels: list[str], looks: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-        """How runs stand, as the browser shows it."""
+        """Return the state of each run for its card."""
         cards = []
         for number, (run, label, (color, dash)) in enumerate(zip(runs, labels, looks, strict=True)):
             status, progress = run.status, run.progress()
@@ -264,7 +265,7 @@ class Page:
                 await self._frames.refresh()
 
     async def _command(self, number: int, name: str, rate: Any) -> None:
-        """Sends a command, ``stop`` after a question, ``set`` with a learning rate; waits for its outcome."""
+        """Send a command, ``stop`` after a question, ``set`` with a learning rate; wait for its outcome."""
         run = self._runs[number]
         if name == "stop":
             with self._dialogs:

@@ -1,4 +1,4 @@
-"""What is below the charts, in panels: all of them, and those of events, images and hyperparameters."""
+"""The panels below the charts."""
 
 import asyncio
 import time
@@ -27,22 +27,22 @@ from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, lo
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
 
 LOG_LINES = 500
-"""So many lines of the log are on a page; the view behind it keeps more."""
+"""Lines of the log on a page; the view keeps more."""
 
 _LONGEST_CELL = 300
 _LOOK_SECONDS = 0.5
 _REST_SECONDS = 3.0
 _RESTS = 10
-"""Looking into directories takes no more than one part in so many of a processor."""
+"""Reading directories takes at most one part in this number of a processor."""
 
 
 class Panels:
-    """The panels of one browser. Those that are closed are not kept up to date."""
+    """The panels of one browser. Closed ones are not updated."""
 
     def __init__(self, compares: bool = False) -> None:
         from nicegui import ui
 
-        # Who compares runs asks first what was different about them.
+        # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
             *(AlertsPanel(), AboutPanel(), LogPanel(), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
             *(HyperparametersPanel(is_open=compares), FilesPanel()),
@@ -54,11 +54,9 @@ class Panels:
 
     @property
     def opened(self) -> tuple[bool, ...]:
-        """Which of them are open."""
         return tuple(panel.is_open for panel in self._panels)
 
     def update(self, runs: list[RunView], labels: list[str], baseline: int | None = None) -> None:
-        """Brings those that are open up to date."""
         self.shown = self.shown._replace(runs=runs, labels=labels, baseline=baseline)
         for panel in self._panels:
             panel.update(self.shown)
@@ -82,8 +80,6 @@ class Panels:
 
 
 class LogPanel(Panel):
-    """Events and commands, as they happen."""
-
     def __init__(self) -> None:
         from nicegui import ui
 
@@ -110,7 +106,7 @@ class LogPanel(Panel):
 
 
 class ImagesPanel(Panel):
-    """The images of runs: of each name a slider over the steps, with all runs side by side."""
+    """The images of runs: a slider over the steps for each name, with all runs side by side."""
 
     def __init__(self) -> None:
         super().__init__("Images", "image", is_open=True)
@@ -128,7 +124,7 @@ class ImagesPanel(Panel):
 
 
 def galleries_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each name of images, the runs that have some, with their steps and how many images were logged there."""
+    """Return the runs of each name of images, with their steps and numbers of images."""
     galleries: dict[str, dict[str, Any]] = {}
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
         for name, steps in run.images.steps().items():
@@ -148,7 +144,7 @@ def galleries_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[dict[st
 
 
 class HyperparametersPanel(Panel):
-    """What describes each run, with a box to search in it; of several runs first only what differs."""
+    """The hyperparameters of each run, with a search; of several runs first those that differ."""
 
     def __init__(self, is_open: bool) -> None:
         from nicegui import ui
@@ -187,8 +183,10 @@ def _has_words(row: Mapping[str, str], words: Sequence[str]) -> bool:
 
 
 def hyperparameter_rows(told: Sequence[Mapping[str, Any]], baseline: int | None = None) -> list[dict[str, str]]:
-    """A row for each name that one of the runs has, with the value of each; of several runs those that differ first,
-    with a mark. Each value that is another one than the baseline's has a mark of its own."""
+    """Return a row for each name with the value of each run: differing ones first, with marks.
+
+    Each value that differs from the baseline's has a mark too.
+    """
     rows = []
     for name in chosen_first({name: None for values in told for name in values}):
         texts = [value_text(values[name]) if name in values else "" for values in told]
@@ -209,7 +207,7 @@ def _compared(text: str, texts: Sequence[str], baseline: int | None) -> str:
 
 
 _MOST_ROWS = 200
-"""So many alerts, and checkpoints of a run, are shown, the newest."""
+"""Limit of alerts, and of checkpoints of a run, the newest."""
 
 _LONGEST = 2000
 _SHOWN_METRICS = 4
@@ -231,7 +229,7 @@ _FILE = """
 
 
 class AboutPanel(Panel):
-    """What runs say of themselves, and people of them."""
+    """The facts, tags, note and attempts of runs."""
 
     def __init__(self) -> None:
         super().__init__("About the run", "info", is_open=False)
@@ -255,7 +253,7 @@ class AboutPanel(Panel):
 
 
 def facts_of(run: RunInfo, folder: RunFolder) -> dict[str, str]:
-    """By what, where and how a run was started, its tags and note; what is not known is left out."""
+    """Return the tags, note and start of a run, as far as known."""
     said = folder.annotations
     facts = {"tags": ", ".join(said.tags), "note": said.note, **dict(start_lines(describe_start(run)))}
     facts["directory"] = str(run.path.absolute())
@@ -283,7 +281,7 @@ def _attempts_of(label: str, run: RunInfo) -> list[dict[str, Any]]:
 
 
 class AlertsPanel(Panel):
-    """What consumers of runs alert about, the newest first."""
+    """The alerts of runs' consumers, the newest first."""
 
     def __init__(self) -> None:
         super().__init__("Alerts", "notifications", is_open=True)
@@ -314,7 +312,7 @@ class AlertsPanel(Panel):
 
 
 def alerts_text(run: RunView, folders: Mapping[Path, RunFolder]) -> tuple[str, bool]:
-    """How many alerts there were in an attempt of a run, in words, and whether one of them has not been resolved."""
+    """Return the number of alerts of an attempt in words, and whether one is firing."""
     folder = None if run.run_dir is None else folders.get(run.run_dir)
     alerts = [] if folder is None else [alert for alert in folder.alerts if alert.attempt == run.attempt]
     count = sum(alert.status == FIRING for alert in alerts)
@@ -322,7 +320,6 @@ def alerts_text(run: RunView, folders: Mapping[Path, RunFolder]) -> tuple[str, b
 
 
 def note_alerts(runs: Sequence[RunView], folders: Mapping[Path, RunFolder]) -> None:
-    """Adds what is new to the logs of runs."""
     for run in runs:
         folder = None if run.run_dir is None else folders.get(run.run_dir)
         if folder is not None:
@@ -334,7 +331,7 @@ def note_alerts(runs: Sequence[RunView], folders: Mapping[Path, RunFolder]) -> N
 
 
 class CheckpointsPanel(Panel):
-    """The checkpoints of runs, the newest first, with what they are compared by."""
+    """The checkpoints of runs, the newest first, with their metrics."""
 
     def __init__(self) -> None:
         super().__init__("Checkpoints", "save", is_open=True)
@@ -362,7 +359,7 @@ class CheckpointsPanel(Panel):
 
 
 def metrics_at(attempts: Sequence[RunView], checkpoint: Checkpoint) -> dict[str, float]:
-    """What a checkpoint is compared by, and what evaluations of the training gave at its batch."""
+    """Return a checkpoint's rating, and the evaluations of the training at its batch."""
     values = {} if checkpoint.metric is None or checkpoint.value is None else {checkpoint.metric: checkpoint.value}
     if checkpoint.batch is None:
         return values
@@ -387,8 +384,6 @@ def _checkpoint_row(checkpoint: Checkpoint, values: Mapping[str, float]) -> dict
 
 
 class FilesPanel(Panel):
-    """What lies in the directories of runs."""
-
     def __init__(self) -> None:
         from nicegui import ui
 

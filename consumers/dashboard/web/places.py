@@ -13,11 +13,11 @@ from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.runner.places import FolderRuns, FoundRun, NatsRuns, Place
 
 KEEP_SECONDS = 30.0
-"""So long after the last browser has left, what it was shown is followed: pages are loaded anew."""
+"""Seconds to keep following a run after its last browser left: pages are reloaded."""
 
 
 def places_of(folders: Sequence[str], stream: str | None) -> list[Place]:
-    """The places that a command names, each folder once; without any the usual folder."""
+    """Return the places of a command, each folder once; by default the usual folder."""
     by_path = dict(zip(map(os.path.realpath, folders), folders, strict=True))
     places: list[Place] = [FolderRuns(folder) for folder in by_path.values()]
     if stream is not None:
@@ -26,35 +26,33 @@ def places_of(folders: Sequence[str], stream: str | None) -> list[Place]:
 
 
 class Places:
-    """Places whose runs are looked at together. A run is known by its name where there is one place, and
-    by ``PLACE/NAME`` where there are several."""
+    """Several places together. A run is known by its name in one place, by ``PLACE/NAME`` in several."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._by_label = dict(zip(_labels(places), places, strict=True)) if len(places) > 1 else {"": places[0]}
 
     def items(self) -> Sequence[tuple[str, Place]]:
-        """Each place with what stands before the names of its runs; that is empty where there is one place."""
+        """Return each place with the prefix of its runs; empty for one place."""
         return tuple(self._by_label.items())
 
     def split(self, key: str) -> tuple[str, str]:
-        """What stands before the name of a run, and its name."""
+        """Return the prefix of a run, and its name."""
         label, _, name = ("", "", key) if "" in self._by_label else key.rpartition("/")
         return label, name
 
     def is_elsewhere(self, key: str) -> bool:
-        """Whether a run can be read alone, and not be changed."""
+        """Return True for a run that is read-only here."""
         place = self._by_label.get(self.split(key)[0])
         return place is not None and place.is_elsewhere
 
     def has(self, key: str) -> bool:
-        """Whether there is such a run; one in NATS may be: servers are not asked."""
+        """Return True if the run may exist; NATS servers are not asked."""
         label, name = self.split(key)
         place = self._by_label.get(label)
         return place is not None and place.has(name)
 
     def find(self, key: str) -> FoundRun:
-        """The run that is known by ``key``; an address of a page opens no folder elsewhere on this machine. Raises
-        RunNotFoundError, RunDirectoryError or BrokerError."""
+        """Find a run, in no other folder. Raises RunNotFoundError, RunDirectoryError or BrokerError."""
         label, name = self.split(key)
         if label not in self._by_label or not self._by_label[label].has(name):
             raise RunNotFoundError(f"there is no run {key!r}", run=key)
@@ -72,8 +70,7 @@ def _unique_end(own: list[str], parts: Sequence[list[str]]) -> list[str]:
 
 
 class AllRuns:
-    """Every run of some places as one table. It is read while a page shows it, and for some seconds more; before and
-    after that nothing is kept."""
+    """Every run of some places as one table, read while a page shows it, and for some seconds more."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -82,22 +79,21 @@ class AllRuns:
         self._leaving: threading.Timer | None = None
         self._libraries: dict[str, RunLibrary] = {}
         self._keyed: dict[str, tuple[RunTable, dict[str, tuple[RunEntry, RunEntry]]]] = {}
-        """Of each place the table that was merged last, and its entries with those that were made of them."""
+        """Place to the table merged last, and its entries with their renamed copies."""
         self._merged = RunTable({})
 
     @property
     def name(self) -> str:
-        """The places, in words."""
         return ", ".join(place.in_words for _, place in self._places.items())
 
     @property
     def has_several(self) -> bool:
-        """Whether names of runs begin with their place."""
+        """True if names of runs begin with their place."""
         return len(self._places.items()) > 1
 
     @property
     def table(self) -> RunTable:
-        """The present table; another one after each change."""
+        """The current table; another one after each change."""
         with self._lock:
             libraries = self._libraries
             if not self.has_several:
@@ -115,7 +111,7 @@ class AllRuns:
 
     @property
     def waiting(self) -> int | None:
-        """Number of runs that are not read yet; ``None`` before the first look at any place."""
+        """Number of unread runs; ``None`` before the first look at any place."""
         known = [library.waiting for library in self._libraries.values() if library.waiting is not None]
         return sum(known) if known else None
 
@@ -125,11 +121,9 @@ class AllRuns:
         return [library.problem for library in self._libraries.values() if library.problem]
 
     def is_elsewhere(self, run: str) -> bool:
-        """Whether a run cannot be changed here."""
         return self._places.is_elsewhere(run)
 
     def open(self) -> None:
-        """Adds a viewer."""
         with self._lock:
             self._viewers += 1
             if self._leaving is not None:
@@ -142,7 +136,6 @@ class AllRuns:
                     self._libraries[label] = library
 
     def close(self) -> None:
-        """Removes a viewer."""
         with self._lock:
             self._viewers -= 1
             if not self._viewers:
@@ -151,7 +144,6 @@ class AllRuns:
                 self._leaving.start()
 
     def stop(self) -> None:
-        """Stops reading."""
         with self._lock:
             if self._leaving is not None:
                 self._leaving.cancel()
@@ -159,7 +151,7 @@ class AllRuns:
         self._leave()
 
     def library_of(self, run: str) -> tuple[RunLibrary, str]:
-        """The place of a run, and its name there. Raises RunNotFoundError when the place is gone."""
+        """Return the library of a run, and its name there. Raises RunNotFoundError for an unknown place."""
         label, name = self._places.split(run)
         with self._lock:
             library = self._libraries.get(label)
@@ -178,7 +170,7 @@ class AllRuns:
 
 
 def _keyed(label: str, entry: RunEntry, known: tuple[RunEntry, RunEntry] | None) -> tuple[RunEntry, RunEntry]:
-    """An entry, and the same with its place before its name."""
+    """Return an entry, and a copy with its place before its name."""
     if known is not None and known[0] is entry:
         return known
     return entry, msgspec.structs.replace(entry, run=f"{label}/{entry.run}")

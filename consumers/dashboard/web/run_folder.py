@@ -1,4 +1,4 @@
-"""What lies in a run's directory beside its recording: looked at when somebody has the page open."""
+"""The contents of a run's directory, read while a page is open."""
 
 import os
 import stat
@@ -15,34 +15,30 @@ from offloop.bus.runs.alerts import RunAlert, read_alerts
 from offloop.bus.runs.directory import RunInfo, read_run
 
 MOST_FILES = 1000
-"""So many files of a run are listed."""
+"""Limit of listed files of a run."""
 
 _FRESH_SECONDS = 1.5
 _MOST_KNOWN = 200
 
 
 class RunFile(NamedTuple):
-    """A file in a run's directory."""
-
     path: str
-    """Relative to it."""
+    """Relative to the run's directory."""
     size: int
     time: float
-    """When it was written, in seconds since 1970."""
+    """Time of the last change, in seconds since 1970."""
 
 
 class RunFolder(NamedTuple):
-    """A run's directory at one moment."""
-
     path: Path
     run: RunInfo | None
-    """``None`` where it cannot be read."""
+    """``None`` if it cannot be read."""
     annotations: Annotations
     checkpoints: tuple[Checkpoint, ...]
     alerts: list[RunAlert]
     files: list[RunFile]
     is_cut: bool
-    """Whether there are more files than are listed."""
+    """Not all files are listed."""
 
 
 _known: dict[Path, tuple[float, RunFolder]] = {}
@@ -50,7 +46,7 @@ _lock = threading.Lock()
 
 
 def look_into(path: Path) -> RunFolder:
-    """Looks at what is there. Those who ask within a second or two share the answer."""
+    """Read a run's directory. Requests within 1.5 seconds share the result."""
     with _lock:
         looked, found = _known.get(path, (0.0, None))
         if found is not None and time.monotonic() < looked + _FRESH_SECONDS:
@@ -87,8 +83,7 @@ def _files(root: Path) -> tuple[list[RunFile], bool]:
 
 
 def open_in(root: Path, path: str) -> int:
-    """Opens a regular file in a run's directory. No link is followed on the way, and none leads out of it. Raises
-    OSError when there is no such file there."""
+    """Open a regular file in a run's directory without following links. Raises OSError."""
     *folders, name = path.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in (*folders, name)):
         raise NotAFileError("it is not the path of a file in the run's directory")

@@ -24,7 +24,7 @@ _DIGITS = 4
 
 
 class RanksLook(msgspec.Struct, frozen=True):
-    """What of the ranks somebody looks at."""
+    """State of the ranks in a browser."""
 
     seen: bool = False
     run: int = 0
@@ -32,7 +32,7 @@ class RanksLook(msgspec.Struct, frozen=True):
 
 
 class RanksPanel(Panel):
-    """The ranks beside each other, of all hosts."""
+    """The ranks of all hosts side by side."""
 
     def __init__(self) -> None:
         from nicegui import ui
@@ -48,7 +48,7 @@ class RanksPanel(Panel):
 
     def update(self, shown: PanelData) -> None:
         self._shown = shown
-        # A rank alone has nobody to be compared with.
+        # A single rank has no other to compare with.
         self.show(any(run.rank_count > 1 for run in shown.runs))
 
     async def _on_look(self, event: "GenericEventArguments") -> None:
@@ -64,7 +64,7 @@ class RanksPanel(Panel):
 
 
 def ranks_frame(runs: Sequence[RunView], labels: Sequence[str], look: RanksLook) -> dict[str, Any]:
-    """All that a browser is to show of the ranks."""
+    """Return the data of the ranks for a browser."""
     chosen = [number for number, run in enumerate(runs) if run.rank_count > 1]
     if not chosen:
         return {"map": None, "rows": [], "runs": []}
@@ -80,7 +80,7 @@ def ranks_frame(runs: Sequence[RunView], labels: Sequence[str], look: RanksLook)
         "quantities": [[name, quantity_text(name)] for name in names],
         "quantity": quantity,
         "hosts": [_host(one.name, one.ranks) for one in ranks.hosts],
-        # Where all of them are, none stands out.
+        # Where all hosts are silent, none stands out.
         "silent": [place for place, host in enumerate(ranks.hosts) if host.silent is not None and some_speak],
         "late": list(ranks.late),
         "waiting": None if ranks.waiting is None else ranks.waiting.cell,
@@ -117,7 +117,7 @@ def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
 
 
 def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
-    """The slowest ranks, or all where they are few."""
+    """Return the rows of the slowest ranks, or of all if they are few."""
     is_few = len(ranks) <= _MOST_ROWS
     cells = list(range(len(ranks))) if is_few or quantity is None else ranks.slowest(quantity, _MOST_ROWS)
     columns = [("rank", "rank"), *([("host", "host")] if ranks.has_hosts else [])]

@@ -1,4 +1,4 @@
-"""The server of the web dashboard, in a thread of its own with an event loop of its own, and its pages."""
+"""The server of the web dashboard, in a thread with a separate event loop, and its pages."""
 
 import errno
 import socket
@@ -27,7 +27,7 @@ ALL_RUNS = "/all"
 """The path of the table of all runs."""
 
 CHOSEN_RUNS = "/runs"
-"""The path of the page of the runs that its address names: ``?run=A&run=B``."""
+"""The path of the page of the runs in its address: ``?run=A&run=B``."""
 
 _LONGEST = 200
 _PORTS_TRIED = 100
@@ -40,9 +40,11 @@ _ICON = (
 
 
 class Site:
-    """Serves the table of all runs of some places, the page of those that somebody chooses there, and what begins at
-    ``/``: the page of ``runs``, or else the table. What nobody looks at costs nothing. A process has one at a time.
-    Raises ConfigurationError when it cannot listen like that, or the packages of the dashboard are not installed."""
+    """Serves the table of all runs of some places, the page of chosen ones, and ``/``: ``runs``, or else the table.
+
+    Pages without viewers cost nothing. A process has one site at a time. Raises ConfigurationError for invalid options
+    or missing packages.
+    """
 
     _running = threading.Lock()
 
@@ -71,9 +73,11 @@ class Site:
             self._pages["/"] = lambda opening: Page(runs, opening, self._home).build()
 
     def start(self) -> None:
-        """Begins to serve, and says where on standard error. Whoever opens the page in that moment waits for it. Raises
-        ConfigurationError when the port is in use, the host is not one of this machine, or this process has a dashboard
-        already."""
+        """Begin to serve, and report the address on standard error.
+
+        Raises ConfigurationError when the port is in use, the host is not one of this machine, or this process has a
+        dashboard already.
+        """
         if not self._running.acquire(blocking=False):
             raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
         try:
@@ -91,7 +95,7 @@ class Site:
             webbrowser.open(self.url + token)
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long at most; whether it still serves. Raises what ended it, if something did."""
+        """Wait at most ``seconds``; return True while it serves. Raises the error that ended it."""
         if self._thread is not None:
             self._thread.join(seconds)
         if self._failure is not None:
@@ -99,7 +103,6 @@ class Site:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends it; browsers that are there see that it is gone."""
         self._stopping = True
         if self._server is not None:
             self._server.should_exit = True
@@ -136,7 +139,7 @@ class Site:
                 ssl_keyfile=self._listening.certificate_key,
             )
             self._server = uvicorn.Server(config)
-            # It may be told to stop before it is there.
+            # It may be stopped before the server exists.
             self._server.should_exit = self._stopping
             self._server.run(sockets=[listener])
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
@@ -153,7 +156,7 @@ class Site:
         from offloop.consumers.dashboard.web.content import add_routes
         from offloop.consumers.dashboard.web.gate import ROLE, guard_sockets
 
-        # NiceGUI has one application in a process: what a dashboard before this one left there is undone.
+        # NiceGUI has one application in a process: undo the changes of an earlier dashboard.
         core.app.middleware_stack = None
         core.app.user_middleware.clear()
         core.sio.eio.start_service_task = True
@@ -166,7 +169,7 @@ class Site:
 
         for path, build in self._pages.items():
             add(path, build)
-        # A bar that says nothing: pages get what they show by a socket.
+        # The loading bar would be empty: pages get their content by a socket.
         core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)

@@ -1,4 +1,4 @@
-"""The top of each page, and questions and messages in front of it."""
+"""The top of each page, with dialogs and messages."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ _READING_MS = 10_000
 
 
 class PageTop:
-    """The header of a page, with the link for viewers and the list of keys. Scripts put the way to all runs and the
-    choice of a theme there."""
+    """The header of a page, with the link for viewers and the list of keys.
+
+    Scripts add the link to all runs and the choice of a theme.
+    """
 
     def __init__(self, role: Role, view_link: str, keys: Sequence[tuple[str, str]]) -> None:
         from nicegui import ui
@@ -42,7 +44,6 @@ class PageTop:
         help_button.on_click(self._help.open)
 
     def show_keys(self) -> None:
-        """Opens the list of keys."""
         self._help.open()
 
     async def _show_link(self) -> None:
@@ -60,7 +61,7 @@ def _icon_button(icon: str, label: str) -> "Button":
 
 
 async def is_sure(question: Sequence[str], yes: str, no: str) -> bool:
-    """Asks before something that cannot be undone: a heading, and lines below it."""
+    """Ask before an irreversible action: a heading, and lines below it."""
     from nicegui import ui
 
     with ui.dialog().props('role="alertdialog"') as dialog, ui.card():
@@ -77,7 +78,7 @@ async def is_sure(question: Sequence[str], yes: str, no: str) -> bool:
 
 
 def show_text(about: str, name: str, text: str) -> None:
-    """Shows a text to be copied, with what it is for and a name for those who cannot see it."""
+    """Show a text to copy, with its purpose and an accessible name."""
     from nicegui import ui
 
     with ui.dialog() as dialog, ui.card().classes("file-card"):
@@ -93,7 +94,6 @@ def show_text(about: str, name: str, text: str) -> None:
 
 
 def show_error(text: str) -> None:
-    """Shows what went wrong."""
     from nicegui import ui
 
     ui.notify(one_line(text), type="negative", close_button="Close", timeout=_READING_MS)

@@ -89,7 +89,7 @@ def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Run, run
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
     with served(directory):
         result = consumer("--replay", directory, "--callbacks", "lr")
-    expected = "run r is still live: 8 events handled, which is what is recorded so far"
+    expected = "run r is still live: 8 events handled, all that is recorded so far"
     assert (result.code, last_line(result.err)) == (0, expected)
 
 
@@ -115,13 +115,13 @@ def test_events_that_nobody_has_are_named(consumer: Run, runs_dir: Path) -> None
     ("arguments", "code", "message"),
     [
         (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed?"),
-        (["--callbacks", ""], 2, "error: --callbacks names none"),
+        (["--callbacks", ""], 2, "error: --callbacks is empty"),
         (["--callbacks", "top", "--wait"], 1, "error: 'top' draws on a terminal"),
         (["--run", "digits"], 1, "error: no run 'digits' in "),
         (["--replay", "text"], 1, "error: text is not a recording"),
         (["--replay", "."], 1, "error: . is a directory without a run.json"),
         (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
-        (["--last", "--run", "other"], 2, "error: --last takes the newest run"),
+        (["--last", "--run", "other"], 2, "error: --last reads the newest run"),
         (["--max-delay", "nan"], 1, "error: --max-delay is nan"),
     ],
 )
