@@ -14,7 +14,7 @@ from pathlib import Path
 _GO_ON = "resume, continue"
 _SOMEBODY = "name the process, the person or the caller, or use the passive"
 
-DOCUMENTS = {
+WORDS = {
     r"told|tells": "report, show, list, answer",
     r"go(es|ing)? on|gone on": _GO_ON,
     r"nobody|somebody|whoever|anybody|everybody": _SOMEBODY,
@@ -35,17 +35,7 @@ DOCUMENTS = {
     r"stands? still|stood still": "is paused",
     r"(is|are|was|were) over(?=[.,;:)])": "has finished, has ended",
 }
-"""Pattern to what to write instead, in ``docs/``, ``README.md`` and ``CONTRIBUTING.md``, and in rooms that are free of
-all of them."""
-
-CODE = {word: DOCUMENTS[word] for word in (r"bury|buries|burial", r"desk", r"heeds?")}
-"""Those that all code is free of."""
-
-PLAIN = (
-    *("bus", "offloop", "trainer"),
-    *(f"consumers/{room}" for room in ("api", "composer", "delivery", "runner", "testing")),
-)
-"""The rooms that are free of all of them. Add a room when its last use is gone."""
+"""Pattern to what to write instead, in documents and in the packages."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FENCE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
@@ -63,16 +53,15 @@ def violations(root: Path = _ROOT) -> Iterator[str]:
         if page.is_file():
             # Code and addresses keep the names that they have.
             text = _FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), page.read_text("utf-8"))
-            yield from _found(page.relative_to(root), enumerate(text.splitlines(), 1), DOCUMENTS)
+            yield from _found(page.relative_to(root), enumerate(text.splitlines(), 1))
     for package in ("bus", "trainer", "consumers", "offloop"):
         for module in sorted((root / package).rglob("*.py")):
-            path = module.relative_to(root)
-            yield from _found(path, _prose(module), DOCUMENTS if str(path).startswith(PLAIN) else CODE)
+            yield from _found(module.relative_to(root), _prose(module))
 
 
-def _found(path: Path, lines: Iterator[tuple[int, str]] | enumerate[str], words: dict[str, str]) -> Iterator[str]:
+def _found(path: Path, lines: Iterator[tuple[int, str]] | enumerate[str]) -> Iterator[str]:
     for number, line in lines:
-        for pattern, instead in words.items():
+        for pattern, instead in WORDS.items():
             for match in re.finditer(rf"(?<![\w/.-])(?:{pattern})(?![\w/-])", line, re.IGNORECASE):
                 yield f"{path}:{number}: {match[0]!r}: write {instead}"
 

@@ -265,7 +265,7 @@ def spread(left: "Text", right: "Text", width: int) -> "Text":
 
 
 def fitted(name: str, width: int) -> str:
-    """Return a name in ``width`` columns: it keeps its end, which tells more than its beginning."""
+    """Return the end of a name in ``width`` columns: the start says less."""
     from rich.cells import cell_len, set_cell_size
 
     name = one_line(name)

@@ -56,9 +56,7 @@ def event_text(state: Snapshot) -> str | None:
     _, epoch, batch, *_ = state.timestamp.values
     if event is Event.FIT_START:
         longest = state.fields.get("max_duration")
-        return (
-            f"training begins{f', to go on for {longest}' if longest else ''}{f', at batch {batch}' if batch else ''}"
-        )
+        return f"training begins{f', for {longest}' if longest else ''}{f', at batch {batch}' if batch else ''}"
     if event is Event.EPOCH_START:
         return f"epoch {epoch} begins"
     if event is Event.EVAL_START:

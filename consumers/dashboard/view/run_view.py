@@ -425,7 +425,7 @@ class RunView(LoggerDestination):
         if event is Event.EVAL_END:
             self._marks.add(EVALUATION, batch, state.time, text or "")
         elif event is Event.FIT_START and (batch or self.attempt > 1):
-            begins = f"attempt {self.attempt} begins" if not self._has_begun else "training goes on"
+            begins = f"attempt {self.attempt} begins" if not self._has_begun else "training continues"
             self._marks.add(ATTEMPT, batch, state.time, begins)
         self._has_begun = self._has_begun or event is Event.FIT_START
         if text is not None:

@@ -65,7 +65,7 @@ class Tokens:
         if mode & 0o077:
             raise ConfigurationError(
                 f"the token file {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and "
-                "delete it to have new tokens made if somebody may have read it"
+                "delete it to get new tokens if another user may have read it"
             )
         found = dict(line.split(maxsplit=1) for line in lines if len(line.split()) == 2 and line[0] != "#")
         found = {role: token.strip() for role, token in found.items()}
@@ -75,7 +75,7 @@ class Tokens:
                 f"{_MIN_TOKEN} letters, digits, '.', '_', '~' or '-' each; delete it to have a new one made"
             )
         if found["command"] == found["view"]:
-            raise ConfigurationError(f"the token file {path} has the same token twice: whoever may view could command")
+            raise ConfigurationError(f"the token file {path} has the same token twice: viewers could command")
         return cls(found["command"], found["view"])
 
     @classmethod
@@ -118,10 +118,10 @@ class Listening:
         """Raise ConfigurationError for invalid or unsafe options, and for missing packages."""
         require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
         if self.port is not None and not 0 <= self.port < 1 << 16:
-            raise ConfigurationError(f"{self.port} is no port: a port is a number from 0 (any) to 65535")
+            raise ConfigurationError(f"{self.port} is not a port: use a number from 0 (any) to 65535")
         if (self.certificate is None) != (self.certificate_key is None):
             raise ConfigurationError(
-                f"a certificate goes with its key: give {self.option('certificate', 'cert.pem')} and "
+                f"a certificate needs its key: give {self.option('certificate', 'cert.pem')} and "
                 f"{self.option('certificate_key', 'key.pem')}, or neither"
             )
         if not is_loopback(self.host) and (self.tokens is None or self.certificate is None):

@@ -30,8 +30,8 @@ _HEADERS = [
     (b"x-frame-options", b"DENY"),
 ]
 _HOW_TO_ENTER = (
-    "Open the whole link that you were given; it ends in ?token=... Whoever runs the dashboard finds the tokens in the "
-    "token file: one for those who may command, one for those who may only view."
+    "Open the whole link that you received; it ends in ?token=... The owner of the dashboard finds the tokens in the "
+    "token file: one to command, one to view."
 )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 PRIMARY, NEGATIVE = "#1a67c4", "#c93a2b"
 
 _LONGEST_SETTINGS = 10_000
-_ABOUT_LINK = "Whoever opens this link sees everything and cannot command the training:"
+_ABOUT_LINK = "This link shows everything, and cannot command the training:"
 _READING_MS = 10_000
 
 

@@ -91,7 +91,7 @@ def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificat
             listening.check()
     with pytest.raises(ConfigurationError, match=r"--tokens tokens.txt --certificate cert.pem"):
         Listening("::", as_flags=True).check()
-    with pytest.raises(ConfigurationError, match="a certificate goes with its key"):
+    with pytest.raises(ConfigurationError, match="a certificate needs its key"):
         Listening(certificate=certificate[0]).check()
     with pytest.raises(ConfigurationError, match="cannot be used"):
         Listening(certificate=certificate[1], certificate_key=certificate[0]).check()
