@@ -1,4 +1,4 @@
-"""The broker: nothing that a peer sends stops it, and it serves whom it knows."""
+"""The broker: nothing that a peer sends stops it, and it serves the publishers that it knows."""
 
 import json
 import math
@@ -16,12 +16,13 @@ import psutil
 import pytest
 import zmq
 from brokers import address_of, start_broker
+from click.testing import CliRunner
 from helpers import strict_json, wait_for
 
 from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
 from offloop.bus.broker.broker import LIVE_BATCH
+from offloop.bus.cli.main import bus
 from offloop.bus.protocol.frames import (
-    Control,
     Topic,
     decode_control,
     decode_frame_batch,
@@ -98,44 +99,46 @@ def test_nonsense_is_skipped_and_the_others_go_on(address, stranger, runs_dir):
 
 
 BAD_REQUESTS = [
-    ("hello", {}, "hello is malformed: Object missing required field `run`"),
-    ("hello", {**HELLO, "run": "a/b"}, "this broker serves run 'r' alone"),
-    ("hello", {**HELLO, "run": "a/b", "new": True}, "cannot be a run name"),
-    ("hello", {**HELLO, "run": "other", "new": True}, "this broker serves run 'r' alone"),
-    ("hello", {**HELLO, "attempt": 1}, "attempt 1 of run 'r' cannot continue: the run's directory was removed"),
-    ("hello", {**HELLO, "rank": 5}, "ranks go from 0"),
-    ("hello", {**HELLO, "rank": False}, "Expected `int`, got `bool` - at `$.rank`"),
-    ("hello", {**HELLO, "rank": math.inf}, "Expected `int`, got `float` - at `$.rank`"),
-    ("hello", {**HELLO, "publisher_id": ""}, "Expected `str` of length >= 1 - at `$.publisher_id`"),
-    ("hello", {**HELLO, "info": []}, "Expected `object`, got `array` - at `$.info`"),
-    ("lease", {"run": "nobody", "demand": {}}, "not live here"),
-    ("lease", {"demand": {}}, "lease is malformed: Object missing required field `run`"),
-    ("resume", {"from": "here"}, "resume is malformed: Expected `int`, got `str` - at `$.from`"),
-    ("report", {"last_sent": "5"}, "report is malformed: Expected `int | float`, got `str`"),
-    ("from the future", {}, "there is no such message to a broker; there are applied"),
-    ("statistics", {"run": "nobody"}, "not live here"),
+    ("hello", {}),
+    ("hello", {**HELLO, "run": "a/b", "new": True}),
+    ("hello", {**HELLO, "run": "other", "new": True}),
+    ("hello", {**HELLO, "attempt": 1}),
+    ("hello", {**HELLO, "rank": 5}),
+    ("hello", {**HELLO, "rank": False}),
+    ("hello", {**HELLO, "publisher_id": ""}),
+    ("hello", {**HELLO, "info": []}),
+    ("hello", {**HELLO, "info": {b"key": 1}}),
+    ("lease", {"run": "nobody", "demand": {}}),
+    ("resume", {"from": "here"}),
+    ("report", {"last_sent": "5"}),
+    ("from the future", {}),
 ]
-"""Kind, content, and part of the reason for which they are refused."""
 
 
-def test_bad_requests_are_refused_with_the_reason(stranger):
-    for number, (kind, content, reason) in enumerate(BAD_REQUESTS):
+def test_bad_requests_are_refused_and_leave_nothing_behind(address, stranger, runs_dir):
+    for number, (kind, content) in enumerate(BAD_REQUESTS):
         stranger.send(encode_control(kind, {**content, "id": str(number)}))
         reply = answer(stranger)
         assert (reply.kind, reply.content["id"]) == ("refused", str(number)), (kind, content)
-        assert reason in reply.content["reason"]
-
-
-@pytest.mark.parametrize("version", [0, 2])
-def test_another_version_of_the_protocol_is_refused_with_both_versions(stranger, runs_dir, version):
-    stranger.send(b"\0" + msgpack.packb([version, "hello", HELLO]))
+        assert reply.content["reason"]
+    deep: dict = {}
+    for _ in range(500):
+        deep = {"deeper": deep}
+    stranger.send(encode_control("hello", {**HELLO, "info": deep}))
+    stranger.send(b"\0" + msgpack.packb([2, "hello", HELLO]))
     reply = answer(stranger)
     assert reply.kind == "refused"
-    assert f"version {version}, and this broker speaks version 1" in reply.content["reason"]
+    assert "version 2, and this broker speaks version 1" in reply.content["reason"]
+    for kind, content in (("resume", {"from": 1}), ("report", {"published": 3})):
+        stranger.send(encode_control(kind, content))
+        assert answer(stranger)[:2] == ("unknown", {})
     assert not (runs_dir / "r" / "run.json").exists()
+    with Publisher("r", broker=address) as publisher:
+        publisher.publish(Event.EPOCH_END)
+    assert (publisher.attempt, len(list(Recording(runs_dir / "r")))) == (1, 1)
 
 
-def test_every_answer_carries_the_id_of_its_request(address, stranger, runs_dir):
+def test_every_answer_carries_the_id_of_its_request(address, stranger):
     with Publisher("r", broker=address) as publisher:
         publish_until_recorded(publisher, 1)
         requests = [
@@ -152,30 +155,18 @@ def test_every_answer_carries_the_id_of_its_request(address, stranger, runs_dir)
             answers.setdefault(reply.content.get("id"), reply.kind)
             answers.pop(None, None)
         assert answers == {f"q{number}": kind for number, (_, _, kind) in enumerate(requests)}
-        # A request without one is answered without one, and one of another type is refused.
-        stranger.send(encode_control("statistics", {"run": "r"}))
-        stranger.send(encode_control("statistics", {"run": "r", "id": 5}))
-        replies: list[Control] = []
-        while len(replies) < 2:
-            replies += [reply for reply in [answer(stranger)] if reply.kind in ("statistics", "refused")]
-        assert "id" not in replies[0].content
-        assert "the id '5' is not a text" in replies[1].content["reason"]
 
+        def reply_to(kind, content):
+            stranger.send(encode_control(kind, content))
+            while (reply := answer(stranger)).kind not in ("statistics", "refused"):
+                pass
+            return reply
 
-def test_what_was_handled_in_another_form_is_refused(address, stranger, runs_dir):
-    with Publisher("r", broker=address) as publisher:
-        publish_until_recorded(publisher, 1)
-        for handled in ({0: 5}, {"0": 5}, [["0", 5]], [[0]], [[0, -1]], None):
-            stranger.send(encode_control("handled", {"run": "r", "handled": handled}))
-            reply = answer(stranger)
-            assert reply.kind == "refused", handled
-            assert "$.handled" in reply.content["reason"]
-
-
-@pytest.mark.parametrize(("kind", "content"), [("resume", {"from": 1}), ("report", {"published": 3})])
-def test_a_publisher_that_is_not_known_is_told_so(stranger, kind, content):
-    stranger.send(encode_control(kind, content))
-    assert answer(stranger)[:2] == ("unknown", {})
+        assert "id" not in reply_to("statistics", {"run": "r"}).content
+        assert "the id '5' is not a text" in reply_to("statistics", {"run": "r", "id": 5}).content["reason"]
+        for handled in ({0: 5}, [["0", 5]], [[0]], [[0, -1]], None):
+            reply = reply_to("handled", {"run": "r", "handled": handled})
+            assert "$.handled" in reply.content["reason"], handled
 
 
 def test_a_stranger_cannot_publish_into_a_run(address, stranger, runs_dir):
@@ -188,16 +179,6 @@ def test_a_stranger_cannot_publish_into_a_run(address, stranger, runs_dir):
         assert answer(stranger).kind == "leased"
         publisher.publish(Event.BATCH_END, batch=2)
     assert [snapshot.loss for snapshot in Recording(runs_dir / "r")] == [None, None]
-
-
-def test_events_that_come_twice_are_recorded_once(address, runs_dir):
-    with Publisher("r", broker=address) as publisher:
-        encode = publisher._new_encoder("batch_end")
-        frames = [encode(seq, seq, seq, [0] * 14, None, {}, pack_map({})) for seq in (1, 2, 1, 3, 2)]
-        for frame in frames:
-            publisher._session.socket.send(frame)
-        publisher._outbox.seq = publisher._outbox.base_seq = 3
-    assert [snapshot.seq for snapshot in Recording(runs_dir / "r")] == [1, 2, 3]
 
 
 def test_readers_of_base_events_receive_no_others_and_no_message_is_large(address, stranger):
@@ -242,14 +223,6 @@ def test_readers_of_base_events_receive_no_others_and_no_message_is_large(addres
     assert not any(b"batch_start" in one for one in received["$base"])
 
 
-def test_odd_values_in_a_greeting_and_an_event_do_no_harm(address, stranger, runs_dir):
-    stranger.send(encode_control("hello", {**HELLO, "pid": 2**40, "host": socket.gethostname()}))
-    assert answer(stranger).kind == "welcome"
-    stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, -1, [0] * 14, None, {}, pack_map({})))
-    stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
-    wait_for(lambda: answer(stranger).kind == "ack", "the good event on disk")
-
-
 def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(address, runs_dir):
     script = f"from offloop.bus import Publisher; Publisher('r', broker={address!r}, rank=1, world_size=2).close()"
     with Publisher("r", broker=address, world_size=2) as publisher:
@@ -257,8 +230,8 @@ def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(address, r
         publisher.publish(Event.FIT_START)
         broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
         busy = sum(broker.cpu_times()[:2])
-        time.sleep(1)
-        assert sum(broker.cpu_times()[:2]) - busy < 0.5
+        time.sleep(0.5)
+        assert sum(broker.cpu_times()[:2]) - busy < 0.25
     assert find_run("r").status == "finished"
 
 
@@ -289,17 +262,25 @@ def publish_until_recorded(publisher, number):
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= number, f"event {number} on disk")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog, how):
+def test_a_broker_that_was_stopped_has_whole_records_and_the_next_one_continues_for_its_own_trainer(runs_dir, caplog):
     first = start_broker(runs_dir)
     # On a busy machine the second one may take longer to start than a broker may be silent.
     publisher = Publisher("r", broker=address_of(runs_dir), timeouts=Timeouts(silence=60.0, flush=30.0))
     publish_until_recorded(publisher, 1)
-    first.send_signal(how)
+    first.terminate()
     first.communicate(timeout=100)
+    recording = Recording(runs_dir / "r")
+    assert (len(list(recording)), recording.damage) == (1, None)
+    assert find_run("r").last.error == "the broker was stopped"
     for _ in range(100):
         publisher.publish(Event.EPOCH_END)
     second = start_broker(runs_dir, how="resume")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(address_of(runs_dir))
+        stranger.send(encode_control("hello", {**HELLO, "attempt": 1, "publisher_id": "another"}))
+        reply = answer(stranger)
+    assert reply.kind == "refused"
+    assert "rank 0 of run 'r' is there already" in reply.content["reason"]
     publish_until_recorded(publisher, 102)
     assert "does not know the run yet: the training continues, and what came after event 1 is sent again" in caplog.text
     publisher.close()
@@ -310,48 +291,32 @@ def test_a_broker_that_is_started_again_takes_the_run_up_again(runs_dir, caplog,
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-def test_a_broker_of_its_own_is_started_again(runs_dir, caplog):
-    publisher = Publisher("r")
-    publish_until_recorded(publisher, 1)
-    for round in range(3):
-        broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
-        os.kill(broker, signal.SIGKILL)
-        for _ in range(10):
-            publisher.publish(Event.EPOCH_END)
-        publish_until_recorded(publisher, 12 + 11 * round)
-    assert publisher.statistics().broker_restarts == 3
-    # At least the first event after each death is sent to nobody: the death is looked for after it.
-    assert publisher.statistics().resent >= 3
-    publisher.close()
-    recording = Recording(runs_dir / "r")
-    assert [snapshot.seq for snapshot in recording] == list(range(1, 35))
-    assert (recording.ending.status, recording.gaps, recording.damage) == ("finished", (), None)
-    assert "was killed by signal 9; another one is started" in caplog.text
-
-
-def test_all_ranks_find_a_broker_again_that_was_started_again(runs_dir):
+def test_a_broker_that_is_killed_is_started_again_and_all_ranks_find_it(runs_dir, caplog):
     first = Publisher("r", rank=0, world_size=2)
     second = Publisher("r", broker=first.address, rank=1, world_size=2)
-    for number in range(1, 4):
-        broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+    for number in (10, 20):
+        os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
         for publisher in (first, second):
             for _ in range(10):
                 publisher.publish(Event.EPOCH_END)
-        os.kill(broker, signal.SIGKILL)
 
         def recovered(number=number):
-            for publisher in (first, second):
-                publisher.poll()
-            return all(one.statistics().acknowledged >= 10 * number for one in (first, second))
+            first.poll()
+            second.poll()
+            return all(one.statistics().acknowledged >= number for one in (first, second))
 
         wait_for(recovered, "both ranks to be recorded")
+    assert first.statistics().broker_restarts == 2
+    # At least the first event after each death is sent to nobody: the death is looked for after it.
+    assert first.statistics().resent >= 2
     second.close()
     first.close()
     recording = Recording(runs_dir / "r")
     snapshots = list(recording)
     for rank in (0, 1):
-        assert [snapshot.seq for snapshot in snapshots if snapshot.rank == rank] == list(range(1, 31))
-    assert (recording.ending.status, recording.gaps) == ("finished", ())
+        assert [snapshot.seq for snapshot in snapshots if snapshot.rank == rank] == list(range(1, 21))
+    assert (recording.ending.status, recording.gaps, recording.damage) == ("finished", (), None)
+    assert "was killed by signal 9; another one is started" in caplog.text
 
 
 def test_an_old_publisher_is_refused_when_a_new_attempt_has_begun(runs_dir, caplog):
@@ -368,21 +333,6 @@ def test_an_old_publisher_is_refused_when_a_new_attempt_has_begun(runs_dir, capl
     new.close()
     assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
     assert len(list(Recording(runs_dir / "r", attempt=2))) == 1
-
-
-def test_a_stopped_broker_finishes_its_records(runs_dir):
-    process = start_broker(runs_dir)
-    publisher = Publisher("r", broker=address_of(runs_dir))
-    publisher.publish(Event.BATCH_END, batch=1)
-    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
-    process.terminate()
-    process.communicate(timeout=100)
-    recording = Recording(runs_dir / "r")
-    assert len(list(recording)) == 1
-    assert recording.damage is None
-    assert str(find_run("r").last.error) == "the broker was stopped"
-    publisher._forget()
-    publisher._session.close()
 
 
 def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
@@ -411,25 +361,6 @@ def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
     wait_for(lambda: not find_run("r").live, "the broker to end")
     assert find_run("r").status == "lost"
     assert not os.path.exists(runs_dir / "r" / "broker.json")
-
-
-def test_an_event_that_makes_no_sense_is_a_gap_and_what_follows_goes_on(address, runs_dir, monkeypatch):
-    with Publisher("r", broker=address) as publisher:
-        publish_until_recorded(publisher, 1)
-        # What no publisher of ours sends: a field nested deeper than readers take.
-        deep: list = []
-        for _ in range(40):
-            deep = [deep]
-        publisher.send(Event.EPOCH_END, (0,) * 14, None, {"deep": deep}, pack_map({}))
-        publisher.publish(Event.EPOCH_END)
-        wait_for(
-            lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or publisher.statistics().acknowledged > 2,
-            "what follows on disk",
-        )
-    recording = Recording(runs_dir / "r")
-    seqs = [snapshot.seq for snapshot in recording]
-    assert seqs == [1, *range(3, len(seqs) + 2)]
-    assert [tuple(gap) for gap in recording.gaps] == [(0, 2, 2)]
 
 
 def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finished_by_the_next(runs_dir):
@@ -465,10 +396,10 @@ broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
 os.kill(broker, signal.SIGKILL)
 first = publisher._session.process
 deadline = time.monotonic() + 60
-while first._restarts < 3 and time.monotonic() < deadline:
+while first._restarts < 2 and time.monotonic() < deadline:
     publisher.publish(Event.EPOCH_END)
     time.sleep(0.01)
-assert first._restarts >= 3
+assert first._restarts >= 2
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 assert recorded(publisher.statistics().published)
 publisher.close()
@@ -491,37 +422,6 @@ def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
     with Publisher("r", resume=True) as publisher:
         publisher.publish(Event.EPOCH_END)
     assert (publisher.attempt, find_run("r").status) == (2, "finished")
-
-
-def test_a_hello_that_cannot_be_written_down_leaves_nothing_behind(address, stranger, runs_dir):
-    hello = {**HELLO, "info": {b"key": 1}}
-    deep: dict = {}
-    for _ in range(500):
-        deep = {"deeper": deep}
-    for info in (hello["info"], deep):
-        stranger.send(encode_control("hello", {**hello, "info": info}))
-    assert answer(stranger).kind == "refused"
-    with Publisher("r", broker=address) as publisher:
-        publisher.publish(Event.EPOCH_END)
-    assert (publisher.attempt, len(list(Recording(runs_dir / "r")))) == (1, 1)
-
-
-def test_a_run_is_resumed_for_its_own_trainer_alone(runs_dir):
-    first = start_broker(runs_dir)
-    publisher = Publisher("r", broker=address_of(runs_dir))
-    publish_until_recorded(publisher, 1)
-    first.kill()
-    first.communicate()
-    second = start_broker(runs_dir, how="resume")
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.connect(address_of(runs_dir))
-        stranger.send(encode_control("hello", {**HELLO, "attempt": 1, "publisher_id": "another"}))
-        reply = answer(stranger)
-    assert reply.kind == "refused"
-    assert "rank 0 of run 'r' is there already" in reply.content["reason"]
-    publisher.close()
-    second.communicate(timeout=100)
-    assert find_run("r").status == "finished"
 
 
 class Peer:
@@ -566,7 +466,7 @@ def recorded(runs_dir):
     return [snapshot.seq for snapshot in recording], [tuple(gap) for gap in recording.gaps], recording.ending.status
 
 
-def test_a_base_seq_that_cannot_be_is_refused_by_name_and_the_rest_is_recorded(stranger, runs_dir):
+def test_an_event_that_cannot_be_is_refused_by_name_and_is_a_gap_and_the_rest_is_recorded(stranger, runs_dir):
     peer = Peer(stranger)
     peer.send("epoch_start", 1, 1)
     peer.send("batch_start", 2, 1)
@@ -578,8 +478,17 @@ def test_a_base_seq_that_cannot_be_is_refused_by_name_and_the_rest_is_recorded(s
     peer.send("batch_start", 5, 4)
     assert "event 5 (batch_start) has the base_seq 4, where 3 belongs" in peer.hears("refused")["reason"]
     peer.send("batch_end", 6, 4)
-    peer.end(7, 5)
-    assert recorded(runs_dir) == ([1, 2, 4, 6], [(0, 3, 3), (0, 5, 5)], "finished")
+    deep: list = []
+    for _ in range(40):
+        deep = [deep]
+    peer.send("epoch_end", 7, 5, {"deep": deep})
+    peer.hears("refused", "event 7")
+    peer.send("epoch_end", 8, 6)
+    for seq, fields in enumerate(({"status": "excellent"}, {}, {"status": "failed", "error": 5}), 9):
+        peer.send("$end", seq, seq - 2, fields)
+        peer.hears("refused", "its end has")
+    peer.end(12, 10)
+    assert recorded(runs_dir) == ([1, 2, 4, 6, 8], [(0, 3, 3), (0, 5, 5), (0, 7, 7), (0, 9, 11)], "finished")
     # A reader of base events is given the same.
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r").snapshots([Event.BATCH_END])] == [4, 6]
 
@@ -593,47 +502,23 @@ def test_a_publisher_that_counts_base_events_wrongly_loses_no_event_silently(str
     assert recorded(runs_dir) == ([1], [(0, 2, 10)], "finished")
 
 
-@pytest.mark.parametrize("name", ["$beat", "$cut", "$mine"])
-def test_a_mark_that_publishers_do_not_send_is_refused_and_takes_no_number(stranger, runs_dir, name):
+def test_a_mark_that_publishers_do_not_send_takes_no_number_and_is_a_gap_where_it_comes_again(stranger, runs_dir):
     peer = Peer(stranger)
-    peer.send(name, 1, 1)
-    assert f"publishers do not send '{name}'" in peer.hears("refused")["reason"]
+    for name in ("$beat", "$cut", "$mine"):
+        peer.send(name, 1, 1)
+        assert f"publishers do not send '{name}'" in peer.hears("refused")["reason"]
     peer.send("batch_end", 1, 1)
-    peer.end(2, 2)
-    assert recorded(runs_dir) == ([1], [], "finished")
-
-
-def test_a_mark_that_is_refused_again_in_its_place_is_a_gap(stranger, runs_dir):
-    peer = Peer(stranger)
 
     def send_all():
-        peer.send("$mine", 1, 1)
-        peer.send("batch_end", 2, 2)
+        peer.send("$mine", 2, 2)
+        peer.send("batch_end", 3, 3)
 
     send_all()
     for _ in range(2):
         peer.hears("retransmit")
         send_all()
-    peer.end(3, 3)
-    assert recorded(runs_dir) == ([2], [(0, 1, 1)], "finished")
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"status": "excellent"}, "its end has the status 'excellent': use finished, stopped, failed, lost"),
-        ({}, "its end has the status 'None'"),
-        ({"status": "failed", "error": 5}, "its end has a value of 'error' that is not a text"),
-    ],
-)
-def test_an_end_that_nobody_understands_is_refused(stranger, runs_dir, fields, reason):
-    peer = Peer(stranger)
-    peer.send("batch_end", 1, 1)
-    peer.send("$end", 2, 2, fields)
-    assert reason in peer.hears("refused")["reason"]
-    peer.end(3, 3)
-    assert recorded(runs_dir) == ([1], [(0, 2, 2)], "finished")
-    assert find_run("r").status == "finished"
+    peer.end(4, 4)
+    assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
 
 
 def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(stranger, runs_dir):
@@ -649,59 +534,31 @@ def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(s
     assert recorded(runs_dir) == ([1, 2, 4], [(0, 3, 3)], "finished")
 
 
-@pytest.fixture
-def logged(runs_dir):
-    """A broker and a peer that it does not know: the peer, and what the broker says of it until both are closed."""
-    process = start_broker(runs_dir)
-    context = zmq.Context()
-    peer = context.socket(zmq.DEALER)
-    peer.connect(address_of(runs_dir))
-
-    def log():
-        context.destroy(linger=0)
-        process.terminate()
-        process.communicate(timeout=100)
-        return (runs_dir / "r" / "broker.log").read_text()
-
-    yield peer, log
-    process.kill()
-    process.communicate()
+def test_dropped_frames_are_named_in_the_log_with_a_reason(stranger, runs_dir):
+    dropped = {
+        b"": "a frame of 0 bytes has no topic",
+        b"no topic": "a frame of 8 bytes has no topic",
+        b"r/batch_end\0\x90": "is not a topic of the form RUN/EVENT/RANK",
+        b"\0" + b"\x91" * 1_000_000: "is not MessagePack: nested too deep",
+        b"\0\xc1": "is not MessagePack: ",
+    }
+    log = runs_dir / "r" / "broker.log"
+    for frame, reason in dropped.items():
+        stranger.send(frame)
+        wait_for(lambda reason=reason: log.exists() and reason in log.read_text(), reason)
 
 
-@pytest.mark.parametrize(
-    ("frame", "reason"),
-    [
-        (b"", "a frame of 0 bytes has no topic"),
-        (b"no topic", "a frame of 8 bytes has no topic"),
-        (b"r/batch_end\0\x90", "is not a topic of the form RUN/EVENT/RANK"),
-        (b"\0" + b"\x91" * 1_000_000, "is not MessagePack: nested too deep"),
-        (b"\0\xc1", "is not MessagePack: "),
-    ],
-)
-def test_whatever_is_dropped_is_named_in_the_log_with_a_reason(logged, frame, reason):
-    peer, log = logged
-    peer.send(frame)
-    peer.send(encode_control("statistics", {"run": "r"}))
-    assert wait_for(lambda: answer(peer).kind == "refused", "an answer")
-    said = log()
-    assert reason in said
-    assert all(not line.rstrip().endswith(":") for line in said.splitlines())
-
-
-def test_what_is_no_number_never_makes_json_that_is_none(stranger, runs_dir):
-    stranger.send(encode_control("hello", {**HELLO, "info": {"config": {"lr": math.nan, "most": [math.inf]}}}))
+def test_odd_values_in_a_greeting_and_an_event_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
+    odd = {"pid": 2**40, "host": socket.gethostname(), "info": {"config": {"lr": math.nan, "most": [math.inf]}}}
+    stranger.send(encode_control("hello", {**HELLO, **odd}))
     assert answer(stranger).kind == "welcome"
-    stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 5, [0] * 14, None, {}, pack_map({})))
-    wait_for(lambda: answer(stranger).kind == "ack", "the first event on disk")
+    for time_ns in (-1, 5):
+        stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, time_ns, [0] * 14, None, {}, pack_map({})))
+    wait_for(lambda: answer(stranger).kind == "ack", "the good event on disk")
     attempt = strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]
     assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
     stranger.send(encode_control("report", {"lag": math.nan, "published": 2}))
     for command in (["show", "r"], ["runs"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "offloop.bus", *command, "--json"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
+        done = CliRunner().invoke(bus, [*command, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0
         strict_json(done.stdout)

@@ -56,14 +56,8 @@ def test_base_events_are_counted(name: str, base_seq: int) -> None:
     with pytest.raises(ProtocolError, match=f"has the base_seq {base_seq}, where .* belongs"):
         rank.take(name, event(6, base_seq))
     assert rank.seq == 5
-    assert rank.is_lost(6)
-
-
-def test_a_refused_event_is_lost_in_its_turn_alone() -> None:
-    rank = rank_at(5)
-    assert rank.is_lost(6)
-    assert not rank.is_lost(5)
-    assert not rank.is_lost(7)
+    # Each refused event is lost in its turn alone.
+    assert [rank.is_lost(number) for number in (5, 6, 7)] == [False, True, False]
 
 
 def test_what_bears_no_number_is_lost_when_it_comes_again_in_the_place_of_what_was_requested() -> None:

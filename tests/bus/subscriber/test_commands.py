@@ -46,12 +46,9 @@ def test_a_command_that_takes_too_long_has_no_outcome_yet(exchange: CommandExcha
     assert (outcome.command.name, outcome.event, outcome.batch) == ("set", None, None)
 
 
-def test_a_broker_that_does_not_answer_is_an_error(exchange: CommandExchange) -> None:
+def test_a_broker_that_does_not_answer_or_has_no_trainer_is_an_error(exchange: CommandExchange) -> None:
     with pytest.raises(BrokerError, match="the broker at x does not answer"):
         exchange.give_up("the broker at x")
-
-
-def test_a_broker_without_a_trainer_is_an_error(exchange: CommandExchange) -> None:
     with pytest.raises(BrokerError, match="no connection to its trainer"):
         exchange.take(answer(exchange, "accepted", ranks=0), 101.0)
 

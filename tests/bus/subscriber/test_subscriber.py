@@ -12,7 +12,6 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
-from offloop.bus.protocol.order import Missing, Numbers
 from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.timeouts import Timeouts
@@ -44,54 +43,33 @@ class Collector(threading.Thread):
 
 def test_before_in_the_middle_and_after_give_the_same(runs_dir):
     with Publisher("r") as publisher:
-        before = Collector()
-        publish(publisher, 1, 500)
-        wait_for(lambda: len(before.got) == 500, "the first half to arrive")
+        before, ends = Collector(), Collector(events=[Event.EPOCH_END])
+        publish(publisher, 1, 300)
+        publisher.publish(Event.EPOCH_END, epoch=1)
+        wait_for(lambda: len(before.got) == 301, "the first half to arrive")
         middle = Collector()
-        publish(publisher, 501, 1000)
-    before.join(30)
-    middle.join(30)
+        publish(publisher, 301, 600)
+    for one in (before, middle, ends):
+        one.join(30)
     with Subscriber("r") as late:
         after = list(late)
     assert not late.live
-    assert batches(after) == list(range(1, 1001))
+    assert batches(one for one in after if one.event is Event.BATCH_END) == list(range(1, 601))
     assert before.got == middle.got == after == list(Recording(publisher.recording))
+    assert [(one.event, int(one.timestamp.epoch)) for one in ends.got] == [(Event.EPOCH_END, 1)]
     assert {before.subscriber.ending, middle.subscriber.ending, late.ending} == {late.ending}
     assert str(late.ending) == "finished"
 
 
-def test_only_what_was_asked_for_comes(runs_dir):
-    with Publisher("r") as publisher:
-        collector = Collector(events=[Event.EPOCH_END])
-        for epoch in range(3):
-            publish(publisher, 1, 50)
-            publisher.publish(Event.EPOCH_END, epoch=epoch)
-    collector.join(30)
-    assert [(snapshot.event, int(snapshot.timestamp.epoch)) for snapshot in collector.got] == [
-        (Event.EPOCH_END, epoch) for epoch in range(3)
-    ]
-
-
-def test_inner_events_are_published_while_somebody_lives_who_wants_them(runs_dir):
-    script = """
-from offloop.bus import Event, Subscriber
-for snapshot in Subscriber("r", events=[Event.BATCH_START, Event.BATCH_END], name="watcher"):
-    print(snapshot.event.value, snapshot.timestamp.batch, flush=True)
-"""
+def test_inner_events_are_published_from_when_a_consumer_requests_them(runs_dir):
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_START)
-        watcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        watcher = Collector(events=[Event.BATCH_START])
         wait_for(lambda: publisher.poll() or Event.BATCH_START in publisher.requested_events, "the demand to arrive")
         assert publisher.requested_events - BASE_EVENTS == {Event.BATCH_START}
         publish(publisher, 1, 3, Event.BATCH_START)
-        assert [watcher.stdout.readline() for _ in range(3)] == [f"batch_start {batch}ba\n" for batch in (1, 2, 3)]
-        watcher.kill()
-        watcher.communicate()
-        wait_for(
-            lambda: publisher.poll() or Event.BATCH_START not in publisher.requested_events, "the lease to run out"
-        )
-        assert publisher.requested_events == BASE_EVENTS
-    assert batches(Recording(publisher.recording)) == [1, 2, 3]
+    watcher.join(30)
+    assert batches(watcher.got) == [1, 2, 3] == batches(Recording(publisher.recording))
 
 
 def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatch):
@@ -107,36 +85,12 @@ def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatc
     monkeypatch.setattr(LiveSubscription, "receive", lossy)
     with Publisher("r") as publisher:
         collector = Collector()
-        for batch in range(1, 301):
+        for batch in range(1, 151):
             publish(publisher, batch, batch)
             time.sleep(0.001)
     collector.join(60)
-    assert batches(collector.got) == list(range(1, 301))
+    assert batches(collector.got) == list(range(1, 151))
     assert collector.subscriber.gaps == ()
-
-
-@pytest.mark.slow
-def test_a_subscriber_that_stood_still_catches_up(runs_dir):
-    script = """
-import sys
-from offloop.bus import Subscriber
-with Subscriber("r") as subscriber:
-    print("ready", flush=True)
-    seqs = [snapshot.seq for snapshot in subscriber]
-assert seqs == list(range(1, len(seqs) + 1))
-print(len(seqs), subscriber.ending)
-"""
-    with Publisher("r") as publisher:
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "ready\n"
-        os.kill(process.pid, signal.SIGSTOP)
-        # More than all the queues on the way hold.
-        publish(publisher, 1, 100_000)
-        wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100_000, "the record", timeout=60)
-        os.kill(process.pid, signal.SIGCONT)
-        publish(publisher, 100_001, 100_100)
-    out, _ = process.communicate(timeout=100)
-    assert out == "100100 finished\n"
 
 
 def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir):
@@ -156,20 +110,6 @@ def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir)
         assert batches(collector.got) == list(range(1, 201))
         assert collector.subscriber.ending.status == "finished"
         assert collector.subscriber.gaps == ()
-
-
-def test_a_broker_and_a_trainer_that_are_killed_end_the_run_as_lost(runs_dir):
-    process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "sent\n"
-    collector = Collector()
-    wait_for(lambda: len(collector.got) == 1000, "the events")
-    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
-    process.kill()
-    collector.join(30)
-    process.communicate()
-    assert str(collector.subscriber.ending) == "lost: the broker ended before the run did"
-    assert batches(collector.got) == list(range(1, 1001))
-    assert find_run("r").status == "lost"
 
 
 LONG_RUN = """
@@ -199,28 +139,6 @@ def test_a_killed_trainer_ends_the_run_as_lost(runs_dir):
     assert find_run("r").status == "lost"
 
 
-def test_what_the_broker_wrote_last_is_read_also_when_it_ends_between_two_looks(runs_dir):
-    publisher = Publisher("r")
-    subscriber = Subscriber("r")
-    publisher.publish(Event.EPOCH_START)
-    following = iter(subscriber)
-    assert next(following).seq == 1
-    subscriber._following._fall_back(Missing(0, Numbers(2, 2)))
-    look = subscriber._source.look
-
-    def end_just_now():
-        subscriber._source.look = look
-        publisher.publish(Event.EPOCH_END)
-        publisher.close()
-        subscriber._source._look_at = 0
-        return look()
-
-    subscriber._source.look = end_just_now
-    assert [snapshot.seq for snapshot in following] == [2]
-    assert subscriber.ending.status == "finished"
-    subscriber.close()
-
-
 def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(runs_dir):
     publisher = Publisher("r")
     publisher.publish(Event.EPOCH_START)
@@ -246,16 +164,12 @@ def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(ru
     assert [snapshot.seq for snapshot in late.got] == [1, *range(gap.last + 1, late.got[-1].seq + 1)]
 
 
-def test_an_unknown_run_is_refused_with_those_that_exist(runs_dir):
-    with pytest.raises(RunNotFoundError, match=r"no run 'x'.*none yet"):
+def test_an_unknown_run_is_refused_and_a_closed_subscriber_gives_nothing(runs_dir):
+    with pytest.raises(RunNotFoundError, match=r"none yet"):
         Subscriber("x")
-    Publisher("known").close()
-    with pytest.raises(RunNotFoundError, match=r"no run 'x'.*there are known"):
-        Subscriber("x")
-
-
-def test_a_closed_subscriber_gives_nothing(runs_dir):
     Publisher("r").close()
+    with pytest.raises(RunNotFoundError, match=r"there are r"):
+        Subscriber("x")
     subscriber = Subscriber("r")
     subscriber.close()
     subscriber.close()
@@ -290,6 +204,6 @@ def test_a_refused_request_is_reported_once(runs_dir, caplog):
 
     with Publisher("r"), Subscriber("r", demand=demand("a")), Subscriber("r", demand=demand("b")):
         wait_for(lambda: caplog.messages, "the refusal")
-        time.sleep(1.5)  # the lease is renewed once a second
+        time.sleep(1.2)  # the lease is renewed once a second
     (message,) = caplog.messages
     assert "all consumers of this run together request too much" in message
