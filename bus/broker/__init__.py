@@ -1,3 +1,1 @@
-"""Records and forwards the events of a run, and answers publishers and consumers.
-
-Begin with ``broker``, then ``run`` and ``rank``; ``python -m offloop.bus.broker`` serves one run."""
+"""The broker of a run: see ``broker``, then ``run`` and ``rank``. ``python -m offloop.bus.broker`` serves one run."""

@@ -1,10 +1,9 @@
-"""The broker that a publisher starts for itself: ``python -m offloop.bus.broker new|begin|resume RUNS_DIR RUN_NAME``.
+"""Broker process of a publisher: ``python -m offloop.bus.broker new|begin|resume RUNS_DIR RUN_NAME [VALUE]``.
 
-It locks the run's directory, listens inside it, says so in one line of JSON on standard output, and serves until the
-run has ended. ``begin`` takes the run of that name; a third argument is the identity of a run that is new there.
-``new`` takes another run, with a number behind its name if that is taken; a third argument is the launch whose run it
-is again. ``resume`` takes up the newest attempt, whose broker has died. It has no terminal: what it has to say later
-goes into ``broker.log`` in the run's directory."""
+It locks the run's directory, listens there, prints one line of JSON, and serves until the run has ended. ``begin``
+serves the run of that name; VALUE is the identity of a new one. ``new`` serves a new run, with a number after the name
+if that is taken; VALUE is the launch that is repeated. ``resume`` continues the newest attempt, whose broker has died.
+Later messages go into ``broker.log`` in the run's directory."""
 
 import contextlib
 import json
@@ -25,7 +24,6 @@ from offloop.bus.runs.writing import RunDirectory
 
 
 def main() -> None:
-    """Runs the broker of one run; see the module's text."""
     os.umask(0o077)
     what, root, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     resumes = what == "resume"
@@ -57,7 +55,7 @@ def main() -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that cannot be written does not end the broker."""
+    """Log file whose write errors do not end the broker."""
 
     def _open(self) -> TextIOWrapper:
         return open(open_file(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
@@ -67,12 +65,12 @@ class _LogFile(logging.FileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Says nothing: it would be written to a pipe without a reader."""
+        """Do nothing: standard error is a pipe without a reader."""
 
 
 def _say(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
-    # Nothing may be kept waiting for the end of our output.
+    # A process that reads our output to its end must not have to wait.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     if "ready" in answer:

@@ -1,4 +1,4 @@
-"""The bridge of a broker's run: the process that copies it into NATS JetStream."""
+"""Bridge of a broker's run: the process that copies it into NATS JetStream."""
 
 import os
 import subprocess
@@ -12,12 +12,13 @@ from offloop.bus.runs.bridged import how_to_send, read_bridge
 
 _AGAIN_SECONDS = 2.0
 _REPORT_SECONDS = 5.0
-"""How long a bridge may wait for servers before the training reports it: they need some to choose another leader."""
+"""How long a bridge may wait for servers before the training reports it: electing a new leader takes them a while."""
 
 
 class BridgeProcess:
-    """Starts the bridge of a run, in a session of its own, so that it copies the rest when the broker has ended; and
-    again when it was killed. One that failed has written down why, and is left so."""
+    """Starts a run's bridge in its own session, so that it outlives the broker, and again if it was killed.
+
+    A bridge that failed has recorded the reason, and is not started again."""
 
     def __init__(self, run: Path, stream: str) -> None:
         self._run = run
@@ -28,7 +29,7 @@ class BridgeProcess:
         self._had_trouble = self._has_reported = False
 
     def tend(self) -> None:
-        """Starts the bridge if it is missing."""
+        """Start the bridge if it is missing."""
         if self._process is not None:
             code = self._process.poll()
             if code is None or code > 0 or time.monotonic() < self._again_at:
@@ -40,7 +41,7 @@ class BridgeProcess:
                 self._again_at = time.monotonic() + _AGAIN_SECONDS
 
     def report(self) -> str | None:
-        """Why the run is not copied, for its publishers; once."""
+        """Return why the run is not copied, for its publishers; once."""
         now = time.monotonic()
         if now < self._look_at or self._has_reported:
             return None
@@ -63,6 +64,6 @@ class BridgeProcess:
             return start_module("offloop.bus", *command, stdout=subprocess.DEVNULL, stderr=log)
 
     def leave(self) -> None:
-        """Lets it copy the rest by itself."""
+        """Let it copy the rest by itself."""
         if self._process is not None:
             let_go(self._process)

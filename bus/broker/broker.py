@@ -1,4 +1,4 @@
-"""The broker: it collects the events of publishers, writes them to the recording and fans them out to consumers."""
+"""The broker: receives events from publishers, records them, and forwards them to consumers."""
 
 import logging
 import time
@@ -26,30 +26,28 @@ from offloop.bus.types.timestamp import Timestamp, wall_clock
 _log = logging.getLogger("offloop.broker")
 
 LIVE_BATCH = 80 * 1024
-"""Bytes of a message on the event feed: with the length of its queues it bounds what slow consumers cost."""
+"""Size of a message on the event feed. With the length of its queues it bounds the memory for slow consumers."""
 COLLECT_SECONDS = 0.02
-"""For which it receives before everything else has its turn."""
+"""Longest time for receiving before other work."""
 RECORD_EVERY = 0.2
-"""Seconds that accepted events wait to be written to disk and acknowledged."""
+"""Seconds between two flushes and acknowledgements."""
 HEARTBEAT_EVERY = 0.5
 NAMED_REFUSALS = 10
-"""Between two heartbeats."""
+"""Between two heartbeats; further ones are counted only."""
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
 FIRST_RUN_SECONDS = 30.0
-"""For which it waits for its first publisher."""
+"""How long to wait for the first publisher."""
 FINISHED_SECONDS = 2.0
-"""For which a finished run that was taken up again waits for its publishers to come back."""
+"""How long a resumed run that has finished waits for its publishers."""
 
 
 class Broker:
-    """Serves one run at the sockets in its ``directory`` until it has finished: publishers and requests at the control
-    endpoint, events at the event feed.
+    """Serves one run until it has finished: a control endpoint and an event feed at sockets in its ``directory``.
 
-    Nothing that a peer sends stops it: what is malformed is counted and named in the log. Each event is recorded
-    and sent out once, in the order in which it came. With ``bridge_to``, addresses of NATS servers, the run is copied
-    there by a process of its own.
+    No message can stop it: malformed ones are counted and logged. Each event is recorded and forwarded once, as it
+    arrives. With ``bridge_to``, addresses of NATS servers, another process copies the run there.
 
     Raises BrokerError: it cannot listen there; ConfigurationError: the path of the directory is too long for a socket,
     or not UTF-8."""
@@ -59,10 +57,9 @@ class Broker:
         self.run: BrokerRun | None = None
         """The run while it is live."""
         self.has_ended = False
-        """It was live and is not any more."""
         self.statistics = BrokerStatistics()
         self.publishers: dict[bytes, LiveRank] = {}
-        """The ranks of publishers, by their connections."""
+        """Ranks by the connections of their publishers."""
         self._bridge = BridgeProcess(directory.path, bridge_to) if bridge_to else None
         self._clock = wall_clock()
         self._heard = 0.0
@@ -73,7 +70,7 @@ class Broker:
             socket_address(directory.path / SOCKET_FILES[0]),
             socket_address(directory.path / SOCKET_FILES[1]),
         )
-        """Of the control endpoint and the event feed."""
+        """Addresses of the control endpoint and the event feed."""
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -85,17 +82,15 @@ class Broker:
         self._control = ControlHandler(self)
 
     def stop(self) -> None:
-        """Makes :meth:`serve` end soon; may be called from a signal handler."""
+        """Make :meth:`serve` return soon; safe in a signal handler."""
         self._stopping = True
 
     def resume(self) -> None:
-        """Resumes the run where the broker before this one left it. Raises BrokerError: its newest attempt has ended,
-        or there is none."""
+        """Resume the newest attempt of the run. Raise BrokerError if it has ended or does not exist."""
         self.run = BrokerRun.resume(self.directory, self.addresses, self.statistics)
 
     def serve(self) -> None:
-        """Collects, records and fans out until the run has ended, or it is stopped; then closes the recording in
-        order."""
+        """Receive, record and forward until the run has ended or is stopped; then close the recording."""
         next_flush = next_heartbeat = next_summary = 0.0
         begun = time.monotonic()
         try:
@@ -125,12 +120,12 @@ class Broker:
 
     def _is_done(self, begun: float) -> bool:
         if self.has_ended:
-            # What the flight recorder held is written completely.
+            # Wait until the flight recorder's dumps are complete.
             return self._flight is None or not self._flight.is_writing
         return self.run is None and time.monotonic() - begun > FIRST_RUN_SECONDS
 
     def send(self, identity: bytes, kind: str, content: dict[str, Any]) -> bool:
-        """Sends a control message, which is dropped when the peer does not read; returns whether it is connected."""
+        """Send a control message, or drop it if the peer does not read; return whether the peer is connected."""
         try:
             self._control_socket.send_multipart([identity, frames.encode_control(kind, content)], zmq.NOBLOCK)
         except zmq.Again:
@@ -140,27 +135,26 @@ class Broker:
         return True
 
     def publisher(self, identity: bytes) -> tuple[BrokerRun, LiveRank] | None:
-        """The run and the rank whose connection that is, if it is a publisher's."""
         rank = self.publishers.get(identity)
         return None if rank is None or self.run is None else (self.run, rank)
 
     def request_missing(self, rank: LiveRank) -> None:
-        """Requests that a rank's missing events are sent again, unless that was done just now."""
+        """Request missing events of a rank again, unless that was done just now."""
         if rank.identity is not None and rank.should_request(time.monotonic()):
             self.statistics.asked_again += 1
             self.send(rank.identity, "retransmit", {"after": rank.retransmit_after})
 
     def forget_connection(self, rank: LiveRank) -> None:
-        """Ignores further messages of a rank's connection: it has ended, or has another one."""
+        """Ignore further messages from a rank's connection: it has ended, or was replaced."""
         rank.died = None
         rank.names.clear()
         if rank.identity is not None:
             self.publishers.pop(rank.identity, None)
 
-    # -- collect -> record -> fan out ---------------------------------------------------------------------------------
+    # -- receive, record, forward -------------------------------------------------------------------------------------
 
     def _collect(self) -> bool:
-        """Handles received messages; returns whether that was all."""
+        """Handle received messages; return whether the socket is empty."""
         receive = self._control_socket.recv
         until = time.monotonic() + COLLECT_SECONDS
         while time.monotonic() < until:
@@ -168,7 +162,7 @@ class Broker:
                 identity = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return True
-            # As a Frame it says itself whether more follow, which costs less than asking the socket.
+            # A Frame carries the flag for further frames, which is cheaper than asking the socket.
             frame = self._control_socket.recv(zmq.NOBLOCK, copy=False)
             is_whole = not frame.more
             while frame.more:
@@ -188,12 +182,12 @@ class Broker:
         return False
 
     def _take_events(self, identity: bytes, frames: list[bytes], batch: bytes | None = None) -> None:
-        """Records and forwards events, together where in order; ``batch`` is their message if they came as one."""
+        """Record and forward events, consecutive ones together. ``batch`` is their message if they came as one."""
         left = frames
         while left:
             place = self.publisher(identity)
             if place is None:
-                # Most likely of a broker before this one, and sent again once the peer has said who it is.
+                # Probably for the previous broker. The publisher sends it again after its hello.
                 split_frame(left[0])
                 self.statistics.refused += 1
                 self.send(identity, "unknown", {})
@@ -213,8 +207,7 @@ class Broker:
             left = left[count + 1 :]
 
     def _is_named(self, identity: bytes, error: ProtocolError) -> bool:
-        """Counts a message that is dropped; returns whether it is named. A mistake that is in each event is named a few
-        times alone."""
+        """Count and log a dropped message; return whether it was logged. A repeated mistake is logged a few times."""
         self.statistics.refused += 1
         self._named += 1
         if self._named > NAMED_REFUSALS:
@@ -225,9 +218,8 @@ class Broker:
     def _send_live(
         self, run: BrokerRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None
     ) -> None:
-        """Sends events on the event feed, of which ``base`` are base events."""
-        # PUB never blocks: what a slow consumer cannot take is dropped for it, and it reads that part from the
-        # recording.
+        """Send events, ``base`` of them base events, on the event feed."""
+        # PUB never blocks. It drops messages for slow consumers, which read these events from the recording.
         for name in (ALL, BASE) if base else (ALL,):
             topic = Topic(run.name, name, rank.rank).encode()
             if name == BASE and base < len(frames):
@@ -245,14 +237,14 @@ class Broker:
         if placement is Placement.DUPLICATE:
             return
         if placement is Placement.EARLY or (rank.recorded < rank.seq and run.write_error is None):
-            # Something was lost on the way, or in a broker before this one.
+            # Events got lost on the way, or in the previous broker.
             self.request_missing(rank)
         if placement is Placement.EARLY:
             return
         if len(frame) <= LIVE_FRAME:
             self._send_live(run, rank, [frame], int(rank.base_seq > base_seq))
         else:
-            # Nor may queues for slow consumers fill the memory: what is large is read from the recording by all.
+            # Large events would fill the queues of slow consumers: every consumer reads them from the recording.
             run.flush_soon = True
         if rank.ended:
             if rank.identity is not None:
@@ -260,7 +252,7 @@ class Broker:
             if run.over:
                 self._end_run(run)
 
-    # -- what time brings ---------------------------------------------------------------------------------------------
+    # -- regular work -------------------------------------------------------------------------------------------------
 
     def _flush(self, run: BrokerRun, now: float) -> None:
         was_well = run.write_error is None
@@ -277,7 +269,7 @@ class Broker:
             run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.local_world_size} ranks ever came"))
             self._end_run(run)
         elif run.over and now - (run.last_end or now) > FINISHED_SECONDS:
-            # It had ended before a broker that did not come to write that down.
+            # It had finished before; its broker died before it recorded that.
             self._end_run(run)
 
     def _send_all(self, run: BrokerRun, kind: str, content: dict[str, Any]) -> None:
@@ -296,8 +288,7 @@ class Broker:
         self._feed_socket.send(heartbeat, zmq.NOBLOCK)
 
     def _look_at_publishers(self, run: BrokerRun, now: float) -> None:
-        """Finds ranks that stall, and ends the streams of those whose process is gone once everything they sent is
-        collected."""
+        """Look for stalled ranks, and end the streams of dead ones once all their messages were received."""
         run.flight.look(now)
         for rank in run.ranks.values():
             if rank.ended:
@@ -312,7 +303,7 @@ class Broker:
                 self._end_as_lost(run, rank, why)
 
     def _end_as_lost(self, run: BrokerRun, rank: LiveRank, error: str) -> None:
-        # Should it come back by the same connection, an acknowledgement of this end would be one of its next event.
+        # If it reconnected, the acknowledgement of this end would look like one of its next event.
         self.forget_connection(rank)
         rank.identity = None
         encode = frames.event_encoder(Topic(run.name, frames.END, rank.rank), run.attempt)
@@ -327,8 +318,8 @@ class Broker:
                 self._send_all(run, "notice", {"text": text})
 
     def _end_run(self, run: BrokerRun) -> None:
-        """Closes the recording, writes down how the run ended, and gives its directory back."""
-        # Also of a run that was over before the first heartbeat.
+        """Close the recording, record the run's status, and release its directory."""
+        # The run may have ended before the first heartbeat.
         self._tend_bridge(run)
         was_well = run.write_error is None
         run.close_recording()
@@ -337,7 +328,7 @@ class Broker:
         except RunDirectoryError as error:
             unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
             _log.error("run %s: %s", run.name, unwritten)
-            # Where the directory cannot be written, our log most likely cannot either.
+            # If the directory cannot be written, our log probably cannot either.
             self._send_all(run, "notice", {"text": unwritten})
         run.directory.release()
         for rank in run.ranks.values():
@@ -346,9 +337,9 @@ class Broker:
         self._control.end()
         if was_well and run.write_error is not None:
             self._send_all(run, "trouble", {"reason": run.write_error})
-        # The last acknowledgement comes last: a publisher that has it finds the run ended, on disk too.
+        # The last acknowledgement comes last: a publisher that receives it finds the ended run on disk.
         self._acknowledge(run)
-        # Its dumps are written beside everything else.
+        # Dumps are still being written in another thread.
         self._flight = run.flight
         run.summarize(time.monotonic() + LAST_SUMMARY_SECONDS, is_over=True)
         add_run(run.directory.path, LAST_SUMMARY_SECONDS)
@@ -362,13 +353,13 @@ class Broker:
             self._flight.finish()
         if self._bridge is not None:
             self._bridge.leave()
-        # Where no run came; otherwise it is given back already.
+        # Needed if no run came; otherwise it is released already.
         self.directory.release()
         self._context.destroy()
 
 
 def _parts(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """The frames in parts that may be messages on the event feed."""
+    """Split frames into parts that fit into a message on the event feed."""
     part: list[bytes] = []
     size = 0
     for frame in frames:

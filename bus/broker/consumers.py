@@ -1,4 +1,4 @@
-"""The consumers of a run: their demand, as leases that expire, and their progress."""
+"""Consumers of a run: their demand, as leases that expire, and their progress."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from offloop.bus.types.demand import ConsumerProgress, Demand
 from offloop.bus.types.event import Event
 
 LEASE_SECONDS = 5.0
-"""For how long a demand counts that is not renewed."""
+"""Lifetime of a demand that is not renewed."""
 
 _EVENTS = frozenset(event.value for event in Event)
 
@@ -21,20 +21,18 @@ class _Lease:
     name: str | None
     report: Mapping[str, float]
     progress: ConsumerProgress | None = None
-    """``None`` for a consumer that no publisher has to know."""
+    """``None`` for a consumer without barrier events and requested fields."""
 
 
 class Consumers:
-    """The consumers of a run, by their connections. Times are seconds on a steady clock.
-
-    Together they demand no more than fits into one message: the merged demand can be sent on."""
+    """Consumers of a run by connection. Their merged demand always fits into one message. Times are monotonic."""
 
     def __init__(self) -> None:
         self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
         self.version = 0
-        """Changes whenever publishers have to know of other consumers, or of other fields or barrier events."""
+        """Changes whenever publishers must learn of other consumers, fields or barrier events."""
 
     def renew(
         self,
@@ -47,13 +45,15 @@ class Consumers:
         handled: Sequence[tuple[int, int]] = (),
         report: Mapping[str, float] | None = None,
     ) -> bool:
-        """Records a consumer's demand and what it says of itself, or as ``consumer`` a rank, which keeps publishing for
-        those of a broker before this one. Returns whether publishers have to know of it. Raises BrokerError: all
-        consumers together demand too much. What this one demanded before stays."""
+        """Record a consumer's demand and report; return whether publishers must learn of it.
+
+        ``consumer`` may be a rank, which holds the demand that it had from a previous broker.
+
+        Raises BrokerError: all consumers together demand too much. This consumer's previous demand stays."""
         lease = self._leases.get(consumer)
         if lease is None or lease.demand != demand:
             others = [one.demand for key, one in self._leases.items() if key != consumer]
-            # Without a lease that goes, the merged demand needs no merging again.
+            # A new lease only adds to the merged demand.
             merged = Demand.merge([self.merged(now), demand] if lease is None else [*others, demand])
             try:
                 Demand.from_wire(merged.to_wire())
@@ -76,7 +76,7 @@ class Consumers:
         return before != known
 
     def merged(self, now: float) -> Demand:
-        """The merged demand of all consumers whose leases have not expired."""
+        """Return the merged demand of all unexpired leases."""
         self._forget_expired(now)
         if self._is_stale:
             self._merged = Demand.merge(lease.demand for lease in self._leases.values())
@@ -84,7 +84,7 @@ class Consumers:
         return self._merged
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """The ``name`` and ``events`` of each consumer, and what it last reported: plain values, for people."""
+        """Return name, events and last report of each consumer, as plain values for display."""
         self._forget_expired(now)
         return [
             {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
@@ -93,21 +93,19 @@ class Consumers:
         ]
 
     def note_handled(self, consumer: bytes, handled: Sequence[tuple[int, int]]) -> None:
-        """Records how far a consumer is."""
         lease = self._leases.get(consumer)
         if lease is not None and lease.progress is not None:
             lease.progress = lease.progress._replace(handled={**lease.progress.handled, **dict(handled)})
 
     def forget_gone(self, is_there: Callable[[bytes], bool]) -> None:
-        """Forgets the progress of consumers whose connection is gone: one that was killed must not keep borrowed memory
-        until its lease expires."""
+        """Forget the progress of disconnected consumers: they must not keep borrowed memory for a whole lease."""
         for consumer, lease in self._leases.items():
             if isinstance(consumer, bytes) and lease.progress is not None and not is_there(consumer):
                 lease.progress = None
                 self.version += 1
 
     def to_wire(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
-        """The consumers that a publisher of that rank has to know."""
+        """Return the consumers that a rank's publisher must know."""
         return {
             consumer.hex(): lease.progress.to_wire(rank)
             for consumer, lease in self._leases.items()

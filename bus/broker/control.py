@@ -1,4 +1,4 @@
-"""What peers ask of a broker at its control endpoint, events aside."""
+"""Control endpoint of a broker: all requests except events."""
 
 import json
 import logging
@@ -33,20 +33,18 @@ MAX_REASON = 1000
 
 
 class _Request(NamedTuple):
-    """The sender and the id of the current request."""
+    """Sender and id of the current request."""
 
     identity: bytes
     id: str | None = None
 
 
 class ControlHandler:
-    """Answers the control messages to a broker."""
-
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._send = broker.send
         self._senders: dict[str, bytes] = {}
-        """The senders of commands that have not been answered, by the commands' ids."""
+        """Senders of unanswered commands, by command id."""
         self._kinds: dict[str, tuple[Any, Callable[[_Request, Any], None]]] = {
             "hello": (HelloMessage, self._welcome),
             "resume": (ResumeMessage, self._resume),
@@ -60,10 +58,9 @@ class ControlHandler:
         }
 
     def take(self, identity: bytes, message: Control) -> None:
-        """Does what a message asks for, and answers; a request that cannot be met is refused with the reason. An answer
-        carries the ``id`` of its request.
+        """Handle a message and answer it, with its ``id``; a refusal has the reason.
 
-        Raises ProtocolError: it is not a message of this protocol; its sender has been answered."""
+        Raises ProtocolError: the message is malformed. Its sender was answered."""
         request = _Request(identity)
         try:
             asked = message.content.get("id")
@@ -101,8 +98,7 @@ class ControlHandler:
     # -- publishers ---------------------------------------------------------------------------------------------------
 
     def _welcome(self, request: _Request, hello: HelloMessage) -> None:
-        """Takes in a publisher: of a new attempt, which begins with it, as a further rank, or again after its
-        connection or the broker was lost."""
+        """Accept a publisher: the first of a new attempt, a further rank, or a known one that has reconnected."""
         if hello.rank >= hello.world_size:
             raise ConfigurationError(f"rank {hello.rank} of {hello.world_size}: ranks go from 0 to world_size - 1")
         if (hello.local_world_size or 1) > hello.world_size:
@@ -110,7 +106,7 @@ class ControlHandler:
                 f"local_world_size is {hello.local_world_size}: it is at most world_size, {hello.world_size}"
             )
         held = Demand.from_wire(hello.demand) if hello.attempt is not None and hello.demand else None
-        # It is written down as JSON, which does not take everything that travels: seen before anything is made.
+        # run.json cannot hold everything that a message can: check before anything is created.
         json.dumps(hello.info, default=str)
         broker, directory = self._broker, self._broker.directory
         own = directory.name
@@ -156,7 +152,7 @@ class ControlHandler:
         self._broker.forget_connection(rank)
         rank.identity, rank.may_cut = identity, hello.replay
         self._broker.publishers[identity] = rank
-        # A container may have the name of its host, and processes of its own.
+        # A container may have its host's name, but different processes.
         is_seen = hello.host == socket.gethostname() and processes.is_running(hello.pid, hello.started)
         rank.pid, rank.started = (hello.pid, hello.started) if is_seen else (None, None)
         if hello.flight is not None and (problem := run.flight.attach(rank, hello.flight)) is not None:
@@ -170,7 +166,7 @@ class ControlHandler:
         return rank
 
     def _publisher(self, identity: bytes) -> tuple[BrokerRun, LiveRank] | None:
-        """The run and rank of a publisher; one that is unknown, perhaps of an earlier broker of this run, hears so."""
+        """Return run and rank of a publisher, or report to the peer that it is unknown to this broker."""
         place = self._broker.publisher(identity)
         if place is None:
             self._send(identity, "unknown", {})
@@ -181,7 +177,7 @@ class ControlHandler:
             return
         run, rank = place
         if resume.after is not None and rank.seq < resume.after:
-            # What was sent before it was lost on the way.
+            # Earlier events got lost on the way.
             self._broker.request_missing(rank)
         else:
             run.skip_to(rank, resume.first)
@@ -195,7 +191,7 @@ class ControlHandler:
         if len(report) > 1:
             rank.report = report
         if report.get("last_sent", 0) > rank.seq:
-            # It was sent before this message on the same connection, so it was lost on the way.
+            # It was sent earlier on the same connection, so it got lost on the way.
             self._broker.request_missing(rank)
 
     # -- consumers ----------------------------------------------------------------------------------------------------
@@ -214,7 +210,7 @@ class ControlHandler:
         )
         self._reply(request, "leased", {"seconds": LEASE_SECONDS})
         if is_news:
-            # Someone may wait for this consumer.
+            # A publisher may wait for this consumer.
             self.push_demand(run)
             self._push_progress(run, identity)
 
@@ -229,8 +225,9 @@ class ControlHandler:
                 self._send(identity, "consumers", {"consumers": progress})
 
     def push_demand(self, run: BrokerRun) -> None:
-        """Reports to a run's publishers the demand of its consumers, and who they are, when that has changed: in one
-        message, because a publisher that waits for a consumer, or lends it memory, has to know both."""
+        """Send changed demand and consumers to the run's publishers.
+
+        It is one message: a publisher that waits for a consumer, or lends it memory, must know both."""
         run.consumers.forget_gone(lambda consumer: self._send(consumer, "beat", {}))
         news = run.consumers.merged(time.monotonic()), run.consumers.version
         if news == run.reported:
@@ -247,7 +244,7 @@ class ControlHandler:
         publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
         self._reply(request, "segment_data", read_piece(publishers, content))
 
-    # -- anyone -------------------------------------------------------------------------------------------------------
+    # -- any peer -----------------------------------------------------------------------------------------------------
 
     def _relay(self, request: _Request, content: dict[str, Any]) -> None:
         run, command = self._find(content["run"]), Command.from_wire(content)
@@ -270,7 +267,7 @@ class ControlHandler:
         self._reply(request._replace(id=command.id), "accepted", {"ranks": len(publishers)})
 
     def _dump(self, request: _Request, run: BrokerRun, command: Command) -> None:
-        """Has the flight recorder written; the training takes no part in that."""
+        """Write the flight recorder's dump, without the training."""
 
         def answer(done: str | None, error: str | None) -> None:
             outcome = {"id": command.id, "event": None, "batch": None, "error": error, "done": done}
@@ -287,7 +284,7 @@ class ControlHandler:
             self._send(sender, "applied", msgspec.structs.asdict(outcome))
 
     def end(self) -> None:
-        """Answers the senders that still wait for a command: the run has ended."""
+        """Answer all waiting senders of commands: the run has ended."""
         for command, sender in self._senders.items():
             outcome = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
             self._send(sender, "applied", outcome)

@@ -1,4 +1,4 @@
-"""The flight recorder of a live run: the newest batches of its ranks with all events, recorded for a reason."""
+"""Flight recorder of a live run: on a trigger it records all events of the ranks' newest batches."""
 
 import heapq
 import logging
@@ -33,19 +33,19 @@ from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 _log = logging.getLogger("offloop.broker")
 
 ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
-_ONCE = (FAILED, LOST, NAN, STALLED)  # reasons that count once in an attempt; a stall until a rank continues
+_ONCE = (FAILED, LOST, NAN, STALLED)  # reasons for one dump in an attempt; STALLED again after all ranks continued
 ALERT_PAUSE = 60.0
 """Seconds between two dumps because of alerts."""
 STALLED_SECONDS = 300.0
-"""For which a rank that trains leaves no event before it counts as stalled."""
+"""A training rank without an event for so long counts as stalled."""
 _AT_REST = frozenset(
     (Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.PREDICT_END)
 )
-"""After these the user's program may do anything."""
+"""After these events the user's program may do anything."""
 _MOST_DETAIL = 1000
 
 Answer = Callable[[str | None, str | None], object]
-"""Called with what was done, or why nothing was."""
+"""Receives the result, or the reason why nothing was written."""
 _Record: TypeAlias = tuple[int, int, bytes, int, int, bytes]
 _DEMAND = Demand(
     {event: EventDemand(1, {"phases": 1}) if event is Event.BATCH_END else EventDemand() for event in Event}
@@ -54,7 +54,7 @@ _DEMAND = Demand(
 
 @dataclass
 class RankRing:
-    """The ring of a rank, and since when nothing has come from it."""
+    """Ring of a rank, and the time of its last change."""
 
     rank: LiveRank
     reader: FlightRingReader
@@ -69,14 +69,12 @@ class RankRing:
 
 
 class FlightRecorder:
-    """Writes the rings of the ranks of one attempt, each time to a file of its own beside the recording.
+    """Writes the rings of one attempt's ranks to files beside the recording.
 
-    A thread writes dumps and alerts one after the other; all else, also the answers to those who asked, is the broker's
-    own thread."""
+    One thread writes dumps and alerts. Everything else, including answers, runs in the broker's thread."""
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.rings: dict[int, RankRing] = {}
-        """By rank."""
         self._directory = directory
         self._run = directory.name
         self._attempt = attempt
@@ -87,10 +85,10 @@ class FlightRecorder:
         self._stalled: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "offloop-flight")
         self._writing: dict[int, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
-        """By number of the dump."""
+        """Running dumps by number."""
 
     def attach(self, rank: LiveRank, wire: dict[str, Any]) -> str | None:
-        """Open the ring that a rank has named in ``hello``; return why that is not possible."""
+        """Open the ring named in a rank's ``hello``; return why that failed, if it did."""
         if rank.rank in self.rings:
             return None
         where = f"the flight recorder of rank {rank.rank} is not kept"
@@ -106,33 +104,32 @@ class FlightRecorder:
     # -- reasons ------------------------------------------------------------------------------------------------------
 
     def note_loss(self, rank: LiveRank, event: EventBody) -> None:
-        """Look at the end of a batch for a loss that is not finite."""
+        """Check the end of a batch for a loss that is not finite."""
         loss, batch = event.fields.get("loss"), event.timestamp.batch
         if not isinstance(loss, float) or math.isfinite(loss) or NAN in self._met:
             return
         text, now = f"the loss of rank {rank.rank} is {loss} at batch {batch}", time.time()
         name = f"flight-{self._attempt}-{NAN}-{now:.3f}"
         alert = RunAlert(name, FIRING, NAN, text, now, self._attempt, batch)
-        # Not here: it may wait for a consumer that writes an alert.
+        # In the thread: it may wait for a consumer that writes an alert.
         self._thread.submit(note_alert, self._directory.path, alert)
         self._dump(NAN, text)
 
     def note_end(self, rank: LiveRank, fields: dict[str, Any]) -> None:
-        """Look at how a rank has ended."""
         status = fields.get("status")
         if status in (FAILED, LOST) and status not in self._met:
             self._dump(status, f"rank {rank.rank}: {fields.get('error') or status}")
 
     def look(self, now: float) -> None:
-        """Look for ranks that train, are not paused, and do nothing any more."""
+        """Look for stalled ranks: ranks that train, are not paused, and publish nothing."""
         if now - self._looked < STALLED_SECONDS / 20:
             return
-        # Where this process was suspended, so were the ranks.
+        # If this process was suspended, the ranks probably were too.
         was_suspended, self._looked = now - self._looked > STALLED_SECONDS / 2, now
         for number, ring in self.rings.items():
             with suppress(ProtocolError):
                 newest = ring.reader.newest()
-                # One that is paused listens, and reports that it does.
+                # A paused rank still sends reports.
                 if newest != ring.newest or ring.rank.reported_at > ring.since or was_suspended:
                     ring.newest, ring.since = newest, now
                     self._stalled.discard(number)
@@ -140,13 +137,14 @@ class FlightRecorder:
                         self._met.discard(STALLED)
                 elif now - ring.since >= STALLED_SECONDS and number not in self._stalled and ring.is_at_work:
                     self._stalled.add(number)
-                    # Ranks that train together stall together.
+                    # Synchronized ranks stall together: one dump is enough.
                     if STALLED not in self._met:
                         self._dump(STALLED, f"rank {number} has done nothing for {STALLED_SECONDS:g} s")
 
     def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
-        """Write the rings because a peer requests it, whose request has that ``identity``. Raises BrokerError: no
-        rank has a ring, or there are too many dumps."""
+        """Write the rings for a peer's request with that ``identity``.
+
+        Raises BrokerError: no rank has a ring, or there are too many dumps."""
         if not self.rings:
             raise BrokerError(
                 f"run {self._run!r} has no flight recorder: start the training with flight_recorder='200ba', or "
@@ -168,11 +166,11 @@ class FlightRecorder:
 
     @property
     def is_writing(self) -> bool:
-        """Something is being written, or :meth:`report` has an answer for who asked for it."""
+        """A dump is being written, or its answer is pending."""
         return bool(self._writing)
 
     def _dump(self, reason: str, detail: str, answer: Answer | None = None, identity: str | None = None) -> str | None:
-        """Decide on a dump; return why there may not be one more."""
+        """Start a dump, or return why it is not allowed."""
         if not self.rings:
             return None
         self._met.add(reason)
@@ -199,11 +197,11 @@ class FlightRecorder:
         return None
 
     def _write(self, number: int, about: dict[str, str], rings: dict[int, RankRing]) -> tuple[str | None, str | None]:
-        """Write a dump, in the thread for that; return what was done, or why nothing was."""
+        """Write a dump, in the thread; return the result and the error."""
         path = dump_path(self._directory.path, self._attempt, number)
         try:
             done = f"{path.name}: {write_dump(path, self._run, self._attempt, about, rings)}"
-        except Exception as error:  # noqa: BLE001  whatever it is, it ends this dump alone
+        except Exception as error:  # noqa: BLE001  any error ends only this dump
             why = error if isinstance(error, OSError | OffloopError) else repr(error)
             failure = f"{path.name} cannot be written: {why}"
             _log.error("run %s: %s", self._run, failure)
@@ -212,7 +210,7 @@ class FlightRecorder:
         return done, None
 
     def report(self) -> None:
-        """Answer those who asked for dumps that are written."""
+        """Answer the requests of finished dumps."""
         for number, (writing, answer) in tuple(self._writing.items()):
             if writing.done():
                 del self._writing[number]
@@ -220,7 +218,7 @@ class FlightRecorder:
                     answer(*writing.result())
 
     def finish(self) -> None:
-        """Write everything that is pending, and close the rings."""
+        """Wait for pending dumps, and close the rings."""
         self._thread.shutdown()
         self.report()
         for ring in self.rings.values():
@@ -229,15 +227,13 @@ class FlightRecorder:
 
 
 def write_dump(path: Path, run: str, attempt: int, about: Mapping[str, str], rings: Mapping[int, RankRing]) -> str:
-    """Write a recording of what rings hold now, the attempt's newest batches; return in words what is in it.
+    """Write a recording of the rings' present contents, with ``about`` as metadata; return a description.
 
-    ``about`` is further metadata of the recording; the rings are given by rank.
-
-    Raises OSError, OffloopError: it cannot be written, and nothing is left of it."""
+    Raises OSError, OffloopError: it cannot be written. No file is left."""
     kept = []
     for number, ring in rings.items():
         try:
-            # Of all ranks before anything is looked for, so that they are of about one moment.
+            # Copy all ranks first, so that they show about the same moment.
             kept.append((number, ring, ring.reader.copy()))
         except ProtocolError as error:
             _log.warning("run %s: %s", run, error)
@@ -264,8 +260,7 @@ def write_dump(path: Path, run: str, attempt: int, about: Mapping[str, str], rin
 
 
 class _RankEvents:
-    """The events of a rank for a dump, with the marks before and after them: those of the last batches that its ring
-    was to hold."""
+    """Events of a rank for a dump: the ring's last batches, with the marks before and after them."""
 
     def __init__(self, run: str, attempt: int, number: int, ring: RankRing, frames: list[bytes]) -> None:
         self._run = run
@@ -273,7 +268,7 @@ class _RankEvents:
         self.number = number
         self.ring = ring
         end = Topic(run, Event.BATCH_END.value, number).encode()
-        # One more, if it is there, ends the batch before the first one that is kept.
+        # One more, if available: it ends the batch before the first complete one.
         ends = [at for at, frame in enumerate(frames) if frame.startswith(end)][-ring.reader.batches - 1 :]
         self._before = frames[ends[0]] if len(ends) > ring.reader.batches else None
         self.batches = len(ends) - (self._before is not None)
@@ -281,7 +276,7 @@ class _RankEvents:
 
     @property
     def is_short(self) -> bool:
-        """The ring had no room for all batches that it was to hold."""
+        """The ring was too small for all batches that it should hold."""
         return self.batches < self.ring.reader.batches and bool(self.frames) and not _is_first(self.frames[0])
 
     def __iter__(self) -> Iterator[_Record]:
@@ -306,7 +301,7 @@ class _RankEvents:
                 continue
             if last is None:
                 base_seq = event.base_seq - BASE_STEPS.get(topic.name, 0)
-                # Number 1 of a ring is never given to an event.
+                # Rings assign no event the number 1.
                 if event.seq > 2:
                     left_out = {"first": 1, "base_first": 1}
                     yield self._mark(frames.CUT, event.seq - 2, base_seq - 1, event, left_out, {})
@@ -330,7 +325,7 @@ class _RankEvents:
 
 
 class _Phases:
-    """Finds the phases of each batch of a rank in the times of its events."""
+    """Computes the phases of a rank's batches from the times of its events."""
 
     def __init__(self) -> None:
         self._began: int | None = None
@@ -338,7 +333,7 @@ class _Phases:
         self._spans: list[list[Any]] = []
 
     def follow(self, name: str, event: EventBody) -> dict[str, Any] | None:
-        """Add the next event; return the phases of the batch that it ends, if all of that was seen."""
+        """Add the next event; return the phases of a batch that it ends, if the whole batch was seen."""
         found, began, now = None, self._began, event.time
         if self._open is not None and self._open[0] in ENDS.get(name, ()):  # type: ignore[call-overload]
             phase, start = self._open

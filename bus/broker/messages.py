@@ -1,4 +1,4 @@
-"""The content of control messages to a broker: checked here, and nowhere else."""
+"""Contents of control messages to a broker. They are checked only here."""
 
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -9,12 +9,12 @@ from offloop.bus.errors import ProtocolError
 Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-# What is missing is added up, and has to stay a number that can be sent.
+# Sums of missing events must stay numbers that can be sent.
 EventNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 class HelloMessage(msgspec.Struct):
-    """A publisher's introduction of itself."""
+    """A publisher's introduction."""
 
     run: Text
     rank: Count
@@ -22,9 +22,9 @@ class HelloMessage(msgspec.Struct):
     publisher_id: Text
     local_world_size: Positive | None = None
     attempt: Positive | None = None
-    """The attempt that it continues; ``None`` for a new one."""
+    """Attempt to continue; ``None`` for a new one."""
     new_attempt: Positive | None = None
-    """The attempt that it begins, where hosts have agreed on one."""
+    """Number of the new attempt, if the hosts agreed on one."""
     pid: Count | None = None
     started: Count | None = None
     host: Text | None = None
@@ -32,20 +32,20 @@ class HelloMessage(msgspec.Struct):
     new: bool = False
     info: dict[str, Any] = {}
     demand: dict[str, Any] | None = None
-    """The demand that it continues with."""
+    """Demand to continue with."""
     flight: dict[str, Any] | None = None
     """Memory of its flight recorder."""
 
 
 class ResumeMessage(msgspec.Struct, rename={"first": "from"}):
-    """A publisher's next event, where it has given up those before it."""
+    """A publisher's next event, after it has dropped earlier ones."""
 
     first: EventNumber
     after: Count | None = None
 
 
 class LeaseMessage(msgspec.Struct):
-    """A consumer's demand, and how far it is."""
+    """A consumer's demand and progress."""
 
     run: Text
     demand: dict[str, Any]
@@ -54,11 +54,11 @@ class LeaseMessage(msgspec.Struct):
     barrier_events: list[Any] | None = None
     handled: list[tuple[Count, Count]] = []
     viewer: bool = False
-    """Set by a bridge for readers that may only view: what they see costs the training nothing."""
+    """Set by a bridge for readers that may only view: their demand is ignored."""
 
 
 class HandledMessage(msgspec.Struct):
-    """A consumer's progress: pairs of rank and number of the last handled event."""
+    """A consumer's progress: pairs of rank and last handled event."""
 
     run: Text
     handled: list[tuple[Count, Count]]
@@ -78,7 +78,7 @@ Message = TypeVar("Message")
 
 
 def parse(content: dict[Any, Any], form: type[Message]) -> Message:
-    """Reads the content of a message. Raises ProtocolError: a key is missing, or a value is of another type."""
+    """Convert the content of a message, or raise ProtocolError for a missing key or a wrong type."""
     try:
         return msgspec.convert(content, form)
     except msgspec.ValidationError as error:

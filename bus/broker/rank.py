@@ -1,4 +1,4 @@
-"""One rank of a live run: the order of its events, what is recorded of them, and how its publisher is."""
+"""One rank of a live run: order and recording of its events, and the state of its publisher."""
 
 import enum
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from offloop.bus.protocol.order import SEVERITY, base_seq_problem
 
 MAX_TOPICS = 200
 QUIET_SECONDS = 0.2
-"""For which nothing must have come after a publisher's process died for its stream to end as lost."""
+"""The stream of a dead process ends as lost after so long without any message."""
 REAP_SECONDS = 2.0
-"""The longest that a broker waits for that silence."""
+"""Longest wait for that silence."""
 UNSEEN_SECONDS = 60.0
-"""For which the connection may be gone of a publisher whose process the broker cannot see."""
+"""The same for a disconnected publisher whose process the broker cannot see."""
 RETRANSMIT_SECONDS = 0.5
 PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
-"""The marks that a publisher may send; :attr:`LiveRank.may_cut` is about one more."""
+"""Marks that publishers may send. With :attr:`LiveRank.may_cut` also ``$cut``."""
 
 
 class Placement(enum.Enum):
-    """Place of an event among those of its rank."""
+    """Position of an event in its rank's order."""
 
     NEXT = enum.auto()
     EARLY = enum.auto()
@@ -32,54 +32,53 @@ class Placement(enum.Enum):
 
 @dataclass
 class LiveRank:
-    """One rank, without its sockets and processes. Times are seconds on a steady clock."""
+    """One rank, without sockets and processes. Times are monotonic, in seconds."""
 
     rank: int
     publisher_id: str = ""
-    """The publisher's own id, the same through every connection."""
+    """The publisher's own id, unchanged by reconnects."""
     identity: bytes | None = None
-    """Its connection; ``None`` until it has one to a broker that was started again."""
+    """Its connection; ``None`` after a restart of the broker, until it reconnects."""
     pid: int | None = None
-    """Its process, if that is one of this machine."""
+    """Its process, if that is visible on this machine."""
     started: int | None = None
-    """When that began, see :func:`offloop.bus.processes.start_time`."""
+    """Start time of the process, see :func:`offloop.bus.processes.start_time`."""
     seq: int = 0
-    """The last event that was accepted, or the last one that is known to be lost."""
+    """Last event accepted, or known to be lost."""
     base_seq: int = 0
-    """Of the last event that was accepted."""
+    """``base_seq`` of the last accepted event."""
     base_seq_at: int = 0
-    """``seq`` of the event that ``base_seq`` is of."""
+    """``seq`` of the last accepted event."""
     time: int = 0
-    """Of the last event that was accepted, in nanoseconds since 1970."""
+    """Time of the last accepted event, in nanoseconds since 1970."""
     recorded: int = 0
-    """The last event in the recording, on disk or about to be."""
+    """Last event in the recording, flushed or not."""
     acknowledged: int = 0
-    """The last event on disk."""
+    """Last event on disk."""
     ended: bool = False
     last: EventBody | None = None
-    """Its last event that is not a mark; ``None`` until one came to this broker."""
+    """Last event other than marks, since this broker's start."""
     end: tuple[bytes, EventBody, bytes] | None = None
     """Topic, event and body of its end."""
     may_cut: bool = False
-    """It may send ``$cut``: it sends a recording again."""
+    """It may send ``$cut``: it replays a recording."""
     died: float | None = None
-    """When its process was found dead, or the connection gone of one that cannot be seen."""
+    """Time at which its process was found dead, or the connection of an invisible process gone."""
     report: Mapping[str, Any] = field(default_factory=dict)
-    """Its last report."""
     reported_at: float = 0.0
-    """When that came."""
     names: dict[bytes, str] = field(default_factory=dict)
-    """The topics that its connection has used, and the names of events in them."""
+    """Topics used by its connection, with their event names."""
     _acknowledgement_sent: int = 0
     _requested_after: int = -1
     _requested_at: float = 0.0
-    _undecodable: int = 0  # the event in whose place something came that cannot be decoded
+    _undecodable: int = 0  # number of an event that arrived malformed
 
     # -- events -------------------------------------------------------------------------------------------------------
 
     def add_topic(self, run: str, topic: bytes, frame: bytes) -> str:
-        """The name of the event in the first frame that begins with ``topic``; it is in :attr:`names` from then on.
-        Raises ProtocolError: it is not one that this rank of that run may send."""
+        """Check a new topic, add it to :attr:`names`, and return its event name.
+
+        Raises ProtocolError: this rank may not send it."""
         parsed, _ = split_frame(frame)
         if parsed is None or (parsed.run, parsed.rank) != (run, self.rank):
             raise ProtocolError(f"an event of {parsed} from the publisher of {run}/{self.rank}")
@@ -92,8 +91,9 @@ class LiveRank:
         return name
 
     def take(self, name: str, event: EventBody) -> Placement:
-        """Accepts an event that is the next one. Raises ProtocolError: it would be, but cannot be what it says, or
-        comes after the end."""
+        """Accept an event if it is the next one.
+
+        Raises ProtocolError: it is the next one but inconsistent, or comes after the end."""
         seq = event.seq
         if seq <= self.seq:
             return Placement.DUPLICATE
@@ -115,8 +115,9 @@ class LiveRank:
         return Placement.NEXT
 
     def is_lost(self, number: int | None) -> bool:
-        """Whether the next event is lost because a refused one came in its place: by its number if that can be read. A
-        frame without one counts only when it comes again in the place of the event that was requested."""
+        """Return whether a refused event was the next one, and so is lost.
+
+        An event without a readable number counts only if it repeats after a retransmit request."""
         if self.ended:
             return False
         if number is not None:
@@ -127,8 +128,9 @@ class LiveRank:
         return self._requested_after == self.seq
 
     def should_request(self, now: float) -> bool:
-        """Whether to request the events after :attr:`retransmit_after` now, which notes that it is done: not without a
-        connection, and not twice within :data:`RETRANSMIT_SECONDS`."""
+        """Return whether to request events after :attr:`retransmit_after`, and note the request.
+
+        It needs a connection, and comes at most once in :data:`RETRANSMIT_SECONDS`."""
         if self.identity is None or now - self._requested_at <= RETRANSMIT_SECONDS:
             return False
         self._requested_at, self._requested_after = now, self.seq
@@ -136,11 +138,11 @@ class LiveRank:
 
     @property
     def retransmit_after(self) -> int:
-        """The last event that need not be sent again."""
+        """Last event that need not be sent again."""
         return min(self.seq, self.recorded)
 
     def acknowledgement(self) -> int | None:
-        """The number to acknowledge now, which counts as sent then; ``None`` when there is no new one."""
+        """Return the number to acknowledge now, if it is new, and note that it is sent."""
         if self.acknowledged <= self._acknowledgement_sent:
             return None
         self._acknowledgement_sent = self.acknowledged
@@ -149,12 +151,13 @@ class LiveRank:
     # -- its publisher ------------------------------------------------------------------------------------------------
 
     def note_presence(self, is_there: bool, now: float) -> None:
-        """Notes whether its process, or its connection if that is not seen, is there."""
+        """Note whether its process, or the connection of an invisible one, exists."""
         self.died = None if is_there else self.died or now
 
     def is_dead(self, heard: float, now: float) -> bool:
-        """Whether it is gone and everything that it sent has come. A death may be noticed before the last message, so
-        nothing must have been ``heard`` from any peer for a while."""
+        """Return whether it is dead and all its messages were received.
+
+        A death may be noticed before the last message arrives, so there must be a silence since ``heard``."""
         if self.died is None or self.ended:
             return False
         if self.pid is None:
@@ -163,7 +166,7 @@ class LiveRank:
 
 
 def _end_problem(event: EventBody) -> str | None:
-    """What is wrong with an ``$end``, which all readers have to understand alike."""
+    """Return what is wrong with an ``$end``, which all readers must interpret alike."""
     status = event.fields.get("status")
     if status not in SEVERITY:
         return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"

@@ -1,4 +1,4 @@
-"""What the broker keeps of a run while it is live: its ranks, its recording, and the demand of its consumers."""
+"""A live run at its broker: ranks, recording, and demand of the consumers."""
 
 import logging
 import socket
@@ -25,32 +25,32 @@ from offloop.bus.types.event import Event
 _log = logging.getLogger("offloop.broker")
 
 LIVE_FRAME = 32 * 1024
-"""Bytes of an event that is still sent on the event feed; larger ones are read from the recording."""
+"""Largest event on the event feed, in bytes; larger ones are read from the recording."""
 JOIN_SECONDS = 30.0
-"""For which a run whose ranks have finished waits for ranks that have not come yet."""
+"""How long a run whose ranks have finished waits for missing ranks."""
 RETRY_WRITE_SECONDS = 0.5
 
 
 @dataclass
 class BrokerStatistics:
-    """Counts of a broker since it began."""
+    """Counts of a broker since its start."""
 
     collected: int = 0
-    """Events taken from publishers and sent out."""
+    """Events received from publishers and forwarded."""
     recorded: int = 0
     """Events written to the recording."""
     duplicates: int = 0
-    """Events that came a second time and were skipped."""
+    """Repeated events, skipped."""
     refused: int = 0
-    """Messages that were malformed or came from unknown peers."""
+    """Messages that were malformed or from unknown peers."""
     asked_again: int = 0
     """Requests to publishers to send again."""
     missing: int = 0
-    """Events that publishers had to give up before they came: gaps."""
+    """Events that publishers dropped before they arrived: gaps."""
 
 
 class BrokerRun:
-    """One live run. ``writer`` may hold an attempt that is continued: then the ranks in it are where it left them."""
+    """One live run. Ranks continue where the attempt in ``writer`` ends."""
 
     def __init__(
         self,
@@ -72,18 +72,17 @@ class BrokerRun:
         self.ranks: dict[int, LiveRank] = {}
         self.consumers = Consumers()
         self.reported: tuple[Demand, int] = Demand(), 0
-        """The demand that the publishers have received, and the version of :attr:`consumers`."""
+        """Demand and version of :attr:`consumers` last sent to publishers."""
         self.ending = Ending("finished")
-        """The worst ending of a rank so far."""
+        """Worst ending of a rank so far."""
         self.last_end: float | None = None
         self.write_error: str | None = None
-        """Why nothing is recorded at the moment; ``None`` without an error."""
+        """Why nothing can be recorded at the moment, if so."""
         self.lost = 0
-        """Events that came but are not in the recording."""
+        """Number of received events that are not in the recording."""
         self.flush_soon = False
         self._is_full = False
         self.flight = FlightRecorder(directory, attempt)
-        """Its flight recorder."""
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
         self._is_summarized = True
@@ -97,9 +96,9 @@ class BrokerRun:
     def begin(
         cls, directory: RunDirectory, hello: HelloMessage, addresses: tuple[str, str], statistics: BrokerStatistics
     ) -> "BrokerRun":
-        """Begins an attempt with its first publisher; ``addresses`` are where the broker listens."""
+        """Begin an attempt with its first publisher; ``addresses`` are the broker's."""
         _refuse_if_away(directory, hello.pid)
-        # The recording first: a reader that finds the run live may open it at once.
+        # Create the recording first: a reader that sees a live run may open it at once.
         number, recording = directory.next_attempt()
         agreed = hello.new_attempt
         if agreed is not None and agreed > number:
@@ -118,8 +117,7 @@ class BrokerRun:
 
     @classmethod
     def resume(cls, directory: RunDirectory, addresses: tuple[str, str], statistics: BrokerStatistics) -> "BrokerRun":
-        """Resumes the newest attempt where the broker before this one left it. Raises BrokerError: it has ended, or
-        there is none."""
+        """Resume the newest attempt. Raise BrokerError if it has ended or does not exist."""
         entry = directory.resumable()
         attempt = 0 if entry is None else int(entry["attempt"])
         recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
@@ -139,7 +137,7 @@ class BrokerRun:
         return run
 
     def rank_of(self, hello: HelloMessage) -> LiveRank:
-        """The rank that says hello: a new one, or the same one again. Raises BrokerError: it cannot publish here."""
+        """Return the rank of a ``hello``, new or known. Raise BrokerError if it cannot publish here."""
         number, attempt, name = hello.rank, hello.attempt or hello.new_attempt, self.name
         if attempt not in (None, self.attempt):
             raise BrokerError(
@@ -154,7 +152,7 @@ class BrokerRun:
                 )
             rank = self.ranks[number] = LiveRank(number, hello.publisher_id)
         elif rank is not None and not rank.publisher_id:
-            # It could not be written down before the broker was lost.
+            # The previous broker died before it could store the id.
             rank.publisher_id = hello.publisher_id
         elif rank is None or rank.publisher_id != hello.publisher_id:
             raise BrokerError(
@@ -168,7 +166,7 @@ class BrokerRun:
         return len(self.ranks) == self.local_world_size and all(rank.ended for rank in self.ranks.values())
 
     def is_abandoned(self, now: float) -> bool:
-        """Every rank that came has ended, and the others have had their time to come."""
+        """Return whether every present rank has ended, and missing ones had their time to join."""
         return (
             self.last_end is not None
             and now - self.last_end > JOIN_SECONDS
@@ -178,8 +176,9 @@ class BrokerRun:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def take(self, rank: LiveRank, frame: bytes) -> Placement:
-        """Accepts an event, and records it if it is the next one. Raises ProtocolError: it is refused. If it was the
-        next one, it is lost."""
+        """Accept and record an event if it is the next one. Raise ProtocolError if it is refused.
+
+        A refused event in the place of the next one is lost."""
         end = frame.find(b"\0", 0, 257)
         topic, body = frame[:end], frame[end + 1 :]
         name = rank.names.get(topic)
@@ -220,8 +219,7 @@ class BrokerRun:
         return placement
 
     def _refuse_topic(self, rank: LiveRank, name: str, topic: bytes, body: bytes) -> Placement:
-        """The recording has no room for a topic: its events are lost, all others are recorded. Raises ProtocolError: it
-        is the first one."""
+        """Drop an event whose topic does not fit into the recording; raise ProtocolError for the first one."""
         del rank.names[topic]
         self._skip_refused(rank, sequence_number(body))
         if self._is_full:
@@ -231,8 +229,10 @@ class BrokerRun:
         raise ProtocolError(f"a recording has no room for further topics: {name} of rank {rank.rank} is lost")
 
     def take_in_order(self, rank: LiveRank, frames: Sequence[bytes]) -> int:
-        """Takes and records the first of these events, as :meth:`take` would, as long as there is nothing special about
-        them: no mark, new topic, number out of turn, or frame over :data:`LIVE_FRAME`. Returns how many that were."""
+        """Accept and record the leading ordinary events at once; return their number.
+
+        Ordinary are consecutive events with known topics, at most :data:`LIVE_FRAME` bytes, no marks. :meth:`take`
+        handles others."""
         takes_records = self.write_error is None
         if rank.seq != rank.base_seq_at or rank.ended or (takes_records and rank.seq != rank.recorded):
             return 0
@@ -264,7 +264,7 @@ class BrokerRun:
                 base_seq, last = event.base_seq, event
                 events.append((topic, number, event.time, body))
         except ProtocolError:
-            pass  # it is named when it is taken alone
+            pass  # take() reports it
         if events:
             rank.seq = rank.base_seq_at = last.seq
             rank.base_seq, rank.time, rank.last = base_seq, last.time, last
@@ -286,7 +286,7 @@ class BrokerRun:
             self.skip_to(rank, rank.seq + 2)
 
     def skip_to(self, rank: LiveRank, first: int) -> None:
-        """A rank resumes at event ``first``: the missing events before it are lost."""
+        """Continue a rank at event ``first``; missing events before it are lost."""
         if self.write_error is None and first > rank.recorded + 1:
             _log.warning(
                 "run %s, rank %d: events %d to %d are not recorded, because they were lost",
@@ -299,7 +299,7 @@ class BrokerRun:
             rank.seq = first - 1
 
     def _note_command(self, rank: LiveRank, event: EventBody) -> None:
-        """Writes down that the training is paused, or continues, by a command that its first rank has obeyed."""
+        """Store in the run's directory that the first rank was paused or continues."""
         command = event.fields.get("command")
         if rank.rank or event.fields.get("error") is not None or command not in ("pause", "resume", "stop"):
             return
@@ -309,33 +309,31 @@ class BrokerRun:
             _log.error("run %s: %s", self.name, error)
 
     def note_ending(self, ending: Ending) -> None:
-        """Notes how something of the run ended: of several endings the worst is the run's."""
         self.ending = worst_of([self.ending, ending])
 
     def connected(self) -> list[tuple[bytes, LiveRank]]:
-        """The ranks that have a connection, with that."""
         return [(rank.identity, rank) for rank in self.ranks.values() if rank.identity is not None]
 
     def publishers(self) -> list[tuple[bytes, LiveRank]]:
-        """Those of them that have not ended."""
+        """Return connected ranks that have not ended."""
         return [(identity, rank) for identity, rank in self.connected() if not rank.ended]
 
     @property
     def reached(self) -> Reached | None:
-        """Progress of the first rank here."""
+        """Progress of the lowest rank here."""
         first = self.ranks.get(min(self.ranks, default=0))
         return None if first is None or first.last is None else Reached.of(first.last)
 
     @property
     def incomplete(self) -> str | None:
-        """Description of what the recording lacks; ``None`` for nothing."""
+        """Description of what is missing in the recording, if anything."""
         if self.write_error is not None:
             return f"the recording is incomplete: {self.write_error}"
         return f"the recording lacks {self.lost} events" if self.lost else None
 
     @property
     def gaps(self) -> list[Gap]:
-        """Events behind the end of the recording."""
+        """Events after the end of the recording."""
         last = {number: rank.seq if rank.end is None else rank.end[1].seq - 1 for number, rank in self.ranks.items()}
         return [
             Gap(number, rank.recorded + 1, last[number])
@@ -346,8 +344,9 @@ class BrokerRun:
     # -- the recording -----------------------------------------------------------------------------------------------
 
     def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> bool:
-        """Appends an event to the recording if it is the next one there, and returns whether it was. While the disk
-        takes nothing, none is: the publishers keep what was not acknowledged, and send it again when it does."""
+        """Append an event if it is the recording's next one; return whether it was.
+
+        After a write error nothing is recorded: publishers keep unacknowledged events and send them again."""
         if self.write_error is not None or event.seq != rank.recorded + 1:
             return False
         try:
@@ -359,7 +358,7 @@ class BrokerRun:
         return True
 
     def flush(self) -> None:
-        """Puts what was recorded on the disk."""
+        """Write recorded events to disk."""
         self.flush_soon = False
         if self.write_error is None and any(rank.recorded > rank.acknowledged for rank in self.ranks.values()):
             try:
@@ -371,7 +370,7 @@ class BrokerRun:
                     rank.acknowledged = rank.recorded
 
     def retry_write(self, now: float) -> bool:
-        """Tries to record again after a write error, at most once in a while; returns whether it succeeded."""
+        """Try to record again after a write error, at most once in a while; return whether it succeeded."""
         if self.write_error is None or now < self._retry_at:
             return False
         self._retry_at = now + RETRY_WRITE_SECONDS
@@ -385,7 +384,7 @@ class BrokerRun:
         return True
 
     def close_recording(self) -> None:
-        """Ends the recording. If the disk takes it now, it says at least how the run ended."""
+        """Close the recording. If the disk works again, it gets at least the ends of the ranks."""
         self.retry_write(self._retry_at)
         if self.write_error is None:
             for rank in self.ranks.values():
@@ -403,7 +402,7 @@ class BrokerRun:
                     rank.acknowledged = rank.recorded
 
     def summarize(self, until: float, *, is_over: bool = False) -> None:
-        """Brings the summary of a long recording up to date, until that time of ``time.monotonic`` at most."""
+        """Update the summary of a long recording, until a time of ``time.monotonic``."""
         if not self._is_summarized or self.writer.size < MIN_BYTES:
             return
         try:
@@ -434,8 +433,7 @@ class BrokerRun:
 
 
 def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
-    """A run whose broker is gone belongs to its trainer for as long as that lives; another attempt would put an end to
-    what it continues."""
+    """Refuse a new attempt while a trainer without a broker is alive: it continues the previous attempt."""
     entry = directory.resumable()
     for publisher in (entry or {}).get("publishers", ()):
         other = publisher.get("pid")

@@ -1,3 +1,1 @@
-"""The names and files of checkpoints, for trainer and consumers; needs no torch.
-
-Begin with ``names``."""
+"""Names and files of checkpoints, for trainer and consumers; needs no torch."""

@@ -1,5 +1,6 @@
-"""Where a run's checkpoints are, in files in its directory: the folders of consumers, and the checkpoints of other
-frameworks, which have names and formats of their own and do not say of which run they are."""
+"""Locations of a run's checkpoints, in its directory: folders of consumers, and checkpoints of other frameworks.
+
+The latter have their own names and formats, and do not name their run."""
 
 import math
 import os
@@ -16,29 +17,29 @@ _MOST_FOLDERS = 20
 
 
 class Score(msgspec.Struct, frozen=True):
-    """The metric by which a framework compares checkpoints."""
+    """Metric by which a framework compares checkpoints."""
 
     metric: str
-    """As the framework calls it, such as ``val_loss``."""
+    """The framework's name for it, such as ``val_loss``."""
     value: float
     mode: Mode
-    """The best value: the least or the greatest."""
+    """Whether the lowest or the highest value is the best."""
 
 
 class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that a training has written."""
+    """A checkpoint written by a training."""
 
     path: str
-    """Absolute; of a file or a folder."""
+    """Absolute path of a file or folder."""
     epoch: int
     batch: int
     written_ns: int | None = None
-    """When it was last changed, by which another one in its place is known; ``None`` where it was not there yet."""
+    """Its modification time, to detect a replacement; ``None`` if it did not exist yet."""
     score: Score | None = None
 
     @property
     def is_there(self) -> bool:
-        """It exists, and is not another one of the same name."""
+        """It exists, and was not replaced."""
         try:
             found = os.stat(self.path).st_mtime_ns
         except OSError:
@@ -51,7 +52,7 @@ FOLDERS = JsonFile("checkpoint_folders.json", list[str])
 
 
 def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
-    """The best of those that are compared by the same metric as the newest one; of equal ones the first."""
+    """Return the best of the checkpoints with the newest one's metric; of equal ones the first."""
     scored = [one for one in found if one.score is not None]
     newest = scored[-1].score if scored else None
     if newest is None:
@@ -61,8 +62,7 @@ def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
 
 
 def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, batch: int, score: Score | None) -> None:
-    """Records that a training has written a checkpoint; those that are gone are left out from then on. A score that is
-    not finite is none."""
+    """Record a checkpoint written by a training, and drop missing ones. A score that is not finite is ignored."""
     absolute = os.path.abspath(path)
     try:
         written = os.stat(absolute).st_mtime_ns
@@ -79,19 +79,18 @@ def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, bat
 
 
 def read_announced(run: Path) -> list[AnnouncedCheckpoint]:
-    """The announced checkpoints, the newest last."""
+    """Return the announced checkpoints, oldest first."""
     return [one for one in ANNOUNCED.find(run) or () if _is_absolute(one.path)]
 
 
 def note_folder(run: Path, folder: Path) -> None:
-    """Records that checkpoints of a run are in a folder. The file's time changes also for a known folder, so that those
-    who look at it notice that there is something new."""
+    """Record a folder with checkpoints of a run. The file's time changes even for a known folder, as a signal."""
     path = str(folder.absolute())
     FOLDERS.try_update(run, lambda known: [*(other for other in known or () if other != path), path][-_MOST_FOLDERS:])
 
 
 def read_folders(run: Path) -> list[Path]:
-    """The folders that were recorded, the newest last."""
+    """Return the recorded folders, oldest first."""
     return [Path(one) for one in FOLDERS.find(run) or () if _is_absolute(one)]
 
 

@@ -1,7 +1,7 @@
-"""The parts of a checkpoint file that need no torch: see ``docs/checkpoints.md``.
+"""The parts of a checkpoint file that need no torch, see ``docs/checkpoints.md``.
 
-A trainer sends a checkpoint as a *draft*, a safetensors image in which everything is there but what costs only time of
-a processor: the checksums, and the names of earlier checkpoints, which the trainer does not know."""
+A trainer sends a checkpoint as a *draft*: a safetensors image without checksums, which cost processor time, and without
+the names of earlier checkpoints, which the trainer does not know."""
 
 import json
 import os
@@ -19,9 +19,9 @@ TEXT_KEY = "offloop"
 CRC_KEY = "offloop_crc32"
 DRAFT_KEY = "offloop_draft"
 SHARDS = "shards"
-"""The folder within a checkpoint that is a folder: the rows that each rank has of weights which are spread."""
+"""Folder within a checkpoint folder, with the rows of sharded weights that each rank has."""
 
-# The library refuses headers over 100 MB, and each quotation mark in the text takes two bytes there.
+# The library refuses headers over 100 MB. Each quotation mark in the text takes two bytes there.
 _TEXT_LIMIT = 50_000_000
 _HEADER_LIMIT = 100_000_000
 
@@ -29,14 +29,12 @@ _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def crc_of(text: str, data: Any = b"") -> str:
-    """The CRC-32 of a text and the bytes behind it, as it stands in a file."""
+    """Return the CRC-32 of a text and of the bytes after it, in a file's format."""
     return f"{zlib.crc32(data, zlib.crc32(text.encode())):08x}"
 
 
 def text_of(contents: Mapping[str, Any]) -> str:
-    """The contents of a checkpoint beside its tensors, as the file has them.
-
-    Raises :class:`offloop.bus.errors.CheckpointError` when they are too large."""
+    """Return the contents of a checkpoint other than tensors as a file's text. Raise CheckpointError if too large."""
     try:
         text = _to_json(contents)
     except RecursionError:
@@ -45,7 +43,7 @@ def text_of(contents: Mapping[str, Any]) -> str:
 
 
 def check_size(text: str) -> str:
-    """Returns such a text. Raises CheckpointError when it is too large."""
+    """Return the text, or raise CheckpointError if it is too large."""
     if len(text) > _TEXT_LIMIT:
         raise CheckpointError(
             f"all values but tensors take {len(text):,} bytes, at most {_TEXT_LIMIT:,} are allowed: "
@@ -55,14 +53,15 @@ def check_size(text: str) -> str:
 
 
 def metadata_of(contents: Mapping[str, Any]) -> dict[str, str]:
-    """The strings of a file with these contents. Raises as :func:`text_of`."""
+    """Return a file's metadata with these contents. Raise as :func:`text_of`."""
     text = text_of(contents)
     return {TEXT_KEY: text, CRC_KEY: crc_of(text)}
 
 
 def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
-    """Writes the checkpoint that a draft is one of, as the trainer itself would: the same bytes. ``saved`` are the
-    names of the earlier ones that are kept; ``None`` leaves what the draft says.
+    """Write a draft as a checkpoint file, with the same bytes that the trainer would write.
+
+    ``saved`` are the names of earlier checkpoints that are kept; ``None`` leaves the draft's value.
 
     Raises CheckpointError: the file cannot be written; ProtocolError: the draft is malformed."""
     try:
@@ -84,12 +83,12 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
 
 
 def main_file(path: Path) -> Path:
-    """The file with the tree of a checkpoint: itself, or the one in it where it is a folder."""
+    """Return the file with a checkpoint's tree: itself, or the one in its folder."""
     return path / "training.safetensors" if path.is_dir() else path
 
 
 def read_contents(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The contents of a checkpoint but for its tensors; ``None`` for one that is damaged, and for something else."""
+    """Return a checkpoint's contents without tensors; ``None`` if it is damaged or something else."""
     try:
         with open(main_file(Path(path)), "rb") as file:
             text = _metadata(file)[TEXT_KEY]

@@ -1,4 +1,4 @@
-"""The names of a training's checkpoints, the latest and the best of them, and which stay. No torch here."""
+"""Names of a training's checkpoints: the latest, the best, and which are kept. Needs no torch."""
 
 import contextlib
 import errno
@@ -27,35 +27,38 @@ _COUNTERS = (*_TOTALS, "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 _TIMES = _COUNTERS + _DURATIONS
 _COUNT = r"\d+"
-# With a digit in it, so that it is never the name of a folder above.
+# With at least one digit, so that it never matches the name of a parent folder.
 _NUMBER = r"[-+ .,_e\d]*\d[-+ .,_e\d]*"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class CheckpointNames:
-    """Names the checkpoints in a folder, keeps a link to the latest one, and removes those that are not to be kept.
+    """Names the checkpoints in a folder, keeps links to the latest and the best, and removes surplus ones.
 
-    ``folder``, ``filename`` and ``latest_filename`` are format strings. All of them may have ``{run_name}``,
-    ``{rank}``, ``{world_size}``, ``{local_rank}``, ``{local_world_size}`` and ``{node_rank}``, as ``names`` gives
-    them. ``filename`` may also have the training time: ``{iteration}``, ``{epoch}``, ``{batch}``, ``{sample}``,
-    ``{token}``, ``{batch_in_epoch}``, ``{sample_in_epoch}``, ``{token_in_epoch}``, and in seconds ``{total_wct}``,
-    ``{iteration_wct}``, ``{epoch_wct}``, ``{batch_wct}``, such as ``{total_wct:.0f}``. File names may be in folders
-    below the folder.
+    A checkpoint is a file or a folder. A file under the name of a new checkpoint that cannot be read is kept: it is
+    renamed to ``NAME.unreadable``, ``NAME.unreadable-2`` and so on.
 
-    ``latest_filename`` is a symbolic link to what was saved last, or a copy of it on a file system without links;
-    ``None`` for no such link. Of those that this object has saved it keeps the last ``keep``; -1 keeps them all, and 0
-    keeps none, nor a link. With ``overwrite`` the folder may hold checkpoints of a later time than the training's.
-    A checkpoint is a file or a folder.
+    Reference: ``composer/callbacks/checkpoint_saver.py`` and ``composer/utils/file_helpers.py``.
 
-    What is found under the name of a new checkpoint and cannot be read is kept: it is renamed to ``NAME.unreadable``,
-    or ``NAME.unreadable-2`` and so on where that is taken.
+    Args:
+        folder: Format string. All three format strings may have ``{run_name}``, ``{rank}``, ``{world_size}``,
+            ``{local_rank}``, ``{local_world_size}`` and ``{node_rank}``, with the values in ``names``.
+        filename: Format string of a file, possibly in subfolders. It may have the training time: ``{iteration}``,
+            ``{epoch}``, ``{batch}``, ``{sample}``, ``{token}``, ``{batch_in_epoch}``, ``{sample_in_epoch}``,
+            ``{token_in_epoch}``, and in seconds ``{total_wct}``, ``{iteration_wct}``, ``{epoch_wct}``,
+            ``{batch_wct}``, such as ``{total_wct:.0f}``.
+        latest_filename: Format string of a symbolic link to the last checkpoint, or of a copy on a file system without
+            links. ``None`` for no link.
+        keep: Number of last checkpoints of this object to keep. -1 keeps all, 0 none and no link.
+        overwrite: Allow checkpoints of later times in the folder, and a ``filename`` that never changes.
+        names: Values for the format strings.
+        best_filename: Format string of a link to the best checkpoint, by :attr:`ranking`.
+        keep_best: Number of best checkpoints to keep besides the last ``keep``, or besides the last one if ``keep`` is
+            -1. ``None`` keeps one, or all if ``keep`` is -1.
 
-    ``best_filename`` is such a link to the best of them, by what :attr:`ranking` says. ``keep_best`` of the best stay
-    beside the last ``keep``, or beside the last one if that is -1; ``None`` is one, or all of them if ``keep`` is -1.
-
-    Raises ConfigurationError for a name that is not allowed, such as one that would be the same for all checkpoints,
-    which is for ``overwrite`` only. Reference: ``composer/callbacks/checkpoint_saver.py`` and
-    ``composer/utils/file_helpers.py``."""
+    Raises:
+        ConfigurationError: A name is not allowed.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,6 @@ class CheckpointNames:
                 f"folder {os.fspath(folder)!r} is not on a file system: use a local or mounted one"
             )
         self.folder = Path(CheckpointName(os.fspath(folder), names, "folder").at())
-        """The folder of the checkpoints."""
         self._filename = CheckpointName(filename, names, "filename", _TIMES)
         self._filename.check_relative()
         if not self._filename.changes and not overwrite:
@@ -90,17 +92,16 @@ class CheckpointNames:
         if self._best is not None and self._best == self._latest:
             raise ConfigurationError(f"best_filename and latest_filename are both {best_filename!r}: use another name")
         self.ranking: Callable[[], Iterable[str]] = tuple
-        """Gives the names of checkpoints in the order of a metric, the best first; those that are not there any more,
-        or were not saved here, do not matter."""
+        """Returns the names of checkpoints by a metric, the best first. Unknown and missing ones are ignored."""
         self._keep_best = keep_best
         self._keep = keep
         self._overwrite = overwrite
         self._saved: list[str] = []
 
     def place(self, timestamp: Timestamp, write: Callable[[Path], object]) -> Path:
-        """Writes a checkpoint to its path and makes it the latest one; :meth:`remove_surplus` comes after that.
+        """Write a checkpoint to its path and link it as the latest. Call :meth:`remove_surplus` after it.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` when the link cannot be made, and whatever ``write`` does."""
+        Raises CheckpointError: the link cannot be made. Errors of ``write`` are passed on."""
         name = self._filename.at(timestamp)
         path = self.folder / name
         self._set_aside(path)
@@ -122,7 +123,7 @@ class CheckpointNames:
         return self.folder / link.at()
 
     def point_to_best(self) -> None:
-        """Makes the link lead to the best checkpoint that is there. Raises CheckpointError when it cannot be made."""
+        """Link the best existing checkpoint. Raise CheckpointError if that fails."""
         if self._best is None:
             return
         best = next(self._best_first(), None)
@@ -135,33 +136,28 @@ class CheckpointNames:
         return (path for name in self.ranking() if (path := self.folder / name).is_file())
 
     def name_at(self, timestamp: Timestamp) -> str:
-        """Name of a checkpoint of that time in the folder."""
         return self._filename.at(timestamp)
 
     def path_at(self, timestamp: Timestamp) -> Path:
-        """Path of a checkpoint of that time."""
         return self.folder / self.name_at(timestamp)
 
     def other_name(self, template: str, argument: str) -> "CheckpointName":
-        """Name of a checkpoint elsewhere, by a format string of ``argument``.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` for one that is not allowed."""
+        """Return a name outside the folder, by a format string of ``argument``, or raise ConfigurationError."""
         return CheckpointName(template, self._known, argument, _TIMES)
 
     def adopt(self, path: Path) -> None:
-        """Counts a checkpoint in the folder as the last one saved: for the one from which a training resumes.
+        """Count a checkpoint in the folder as the last one saved: the one from which a training resumes.
 
-        A file elsewhere or of another name is left alone."""
+        Files elsewhere or with other names are ignored."""
         with contextlib.suppress(ValueError):
             name = path.relative_to(self.folder).as_posix()
             if self._filename.matches(name):
                 self._count(name)
 
     def check_conflicts(self, timestamp: Timestamp) -> None:
-        """Makes sure that a training which is at ``timestamp`` will not write over another one's checkpoints.
+        """Raise ConfigurationError if a training at ``timestamp`` would overwrite another one's checkpoints.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` when the folder holds one of a later time, unless
-        ``overwrite`` is set. The time is in the file's name, or else in its contents."""
+        These are checkpoints of later times in the folder, by name or contents. ``overwrite`` allows them."""
         if self._overwrite:
             return
         for path in self._files():
@@ -173,7 +169,7 @@ class CheckpointNames:
                 )
 
     def clean(self) -> None:
-        """Removes what killed writes of this folder's checkpoints have left behind. Nothing may be writing them."""
+        """Remove remains of killed writes. Nothing may be writing to this folder's checkpoints."""
         names = [self._filename.glob]
         links = [link for link in (self._latest, self._best) if link is not None]
         names += [glob.escape(self._name_of(link)) for link in links]
@@ -185,11 +181,11 @@ class CheckpointNames:
                     shutil.rmtree(path, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The names of the checkpoints that it has saved and not removed, relative to the folder, oldest first."""
+        """Return the names of saved and kept checkpoints, relative to the folder, oldest first."""
         return {"saved": list(self._saved)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a :meth:`state_dict`, without names that this folder would not give."""
+        """Restore a :meth:`state_dict`, without names that do not match this folder's."""
         self._saved = [name for name in state.get("saved", ()) if self._filename.matches(name)]
 
     def _count(self, name: str) -> None:
@@ -217,7 +213,7 @@ class CheckpointNames:
 
     def _point(self, link: Path, path: Path) -> None:
         if main_file(link).is_file():
-            # A copy, or one of the user's.
+            # It is a copy, or a file of the user's.
             self._set_aside(link)
         with atomic_replace(link) as draft:
             try:
@@ -229,7 +225,7 @@ class CheckpointNames:
                 copy(path, draft)
 
     def surplus(self) -> list[str]:
-        """The names of the checkpoints that :meth:`remove_surplus` removes."""
+        """Return the names of checkpoints that :meth:`remove_surplus` removes."""
         if self._keep < 0 and self._keep_best is None:
             return []
         newest = 1 if self._keep < 0 else self._keep
@@ -237,7 +233,7 @@ class CheckpointNames:
         return [name for name in self._saved[: max(0, len(self._saved) - newest)] if name not in best]
 
     def remove_surplus(self) -> None:
-        """Removes what is not to be kept. What cannot be removed is logged and tried again the next time."""
+        """Remove surplus checkpoints. A failure is logged, and repeated the next time."""
         if self._keep == 0 and self._latest is not None:
             self._unlink(self._latest)
         for name in self.surplus():
@@ -270,7 +266,7 @@ class CheckpointNames:
         now = dict(zip(_TOTALS, timestamp.values, strict=False))
         if any(counted[name] > now[name] for name in counted.keys() & now.keys()):
             return True
-        # The counters alone: elapsed time is not a position.
+        # Counters only: elapsed time is not a position.
         saved_at = self._time_of(path)
         return saved_at is not None and saved_at[:10] > timestamp.values[:10]
 
@@ -291,14 +287,14 @@ def _remove(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
-    # Renamed first, so that a kill leaves no part of it under its name.
+    # Renamed first, so that a kill leaves no incomplete checkpoint under its name.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     path.rename(draft)
     shutil.rmtree(draft, ignore_errors=True)
 
 
 class CheckpointName:
-    """A format string for a file or folder, what it gives, and what it has given."""
+    """Format string for a file or folder, and the recognition of names made by it."""
 
     def __init__(
         self, template: str, names: Mapping[str, str | int], argument: str, changing: tuple[str, ...] = ()
@@ -325,13 +321,13 @@ class CheckpointName:
                 allowed = ", ".join(f"{{{known}}}" for known in (*names, *changing))
                 raise ConfigurationError(f"{argument} {template!r} has an unknown {{{name}}}: use {allowed}")
         self.changes = bool(seen)
-        """The name changes with the training time."""
+        """The name depends on the training time."""
         self.glob = re.sub(r"\*+", "*", wildcard)
-        """Finds all names that it has given, and some more."""
+        """Matches all its names, and some others."""
         self._pattern = re.compile(pattern, re.DOTALL)
 
     def at(self, timestamp: Timestamp | None = None) -> str:
-        """The name at a time; names that do not change need none."""
+        """Return the name at a time; a name that does not change needs none."""
         values: dict[str, str | int | float] = dict(self._names)
         if timestamp is not None:
             values |= {name: int(getattr(timestamp, name)) for name in _COUNTERS}
@@ -342,16 +338,16 @@ class CheckpointName:
         return self._template
 
     def matches(self, name: str) -> bool:
-        """It could have given this name."""
+        """Return whether the format can make this name."""
         return self._pattern.fullmatch(name) is not None
 
     def counters(self, name: str) -> dict[str, int]:
-        """The training time, as far as a formatted name contains it."""
+        """Return the counters of the training time in a name."""
         found = self._pattern.fullmatch(name)
         return {counter: int(text) for counter, text in found.groupdict().items()} if found else {}
 
     def check_relative(self) -> None:
-        """Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is not one of a file in the folder."""
+        """Raise ConfigurationError unless the name is that of a file in the folder."""
         path = PurePosixPath(self._template)
         if path.is_absolute() or ".." in path.parts or str(path) != self._template:
             raise ConfigurationError(

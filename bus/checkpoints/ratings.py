@@ -1,4 +1,4 @@
-"""The values of a metric that checkpoints are compared by, in a file beside them."""
+"""Ratings of checkpoints: values of a metric, in a file beside them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,39 +16,40 @@ class Rating(msgspec.Struct, frozen=True):
     """The value by which a checkpoint is compared."""
 
     file: str
-    """Its name, relative to the folder."""
+    """Name relative to the folder."""
     batch: int
-    """Batches that it was trained on."""
+    """Number of batches trained."""
     metric: str
-    """The metric's whole name, such as ``metrics/eval/MulticlassAccuracy``."""
+    """Full name of the metric, such as ``metrics/eval/MulticlassAccuracy``."""
     value: float | None
-    """The metric's value at that batch; ``None`` for one that is not finite, which is never the best."""
+    """Its value at that batch; ``None`` if it is not finite, which is never the best."""
 
 
 class RatingsFile(msgspec.Struct):
-    """The contents of ``checkpoints.json``."""
+    """Contents of ``checkpoints.json``."""
 
     run: str
     best: str | None = None
-    """The name of the best of them."""
+    """Name of the best checkpoint."""
     checkpoints: list[Rating] = []
-    """Those that are kept, in the order in which they were saved."""
+    """Kept checkpoints, in the order of saving."""
 
 
 RATINGS = JsonFile("checkpoints.json", RatingsFile, 64 << 20)
 
 
 def read_ratings(folder: Path) -> RatingsFile | None:
-    """The ratings in a folder; ``None`` where the file is missing or cannot be read, which is logged."""
+    """Return the ratings in a folder; ``None`` if the file is missing or unreadable, which is logged."""
     return RATINGS.find(folder)
 
 
 class Ratings:
-    """Compares the checkpoints of one run in a folder by a metric. Without a ``mode`` it is one of which it is certain
-    which values are better, see :func:`offloop.bus.types.metrics.direction_of`.
+    """Compares the checkpoints of one run in a folder by a metric.
 
-    Raises :class:`offloop.bus.errors.CheckpointError` for a file that cannot be read: without it the best checkpoints
-    would be taken for the worst, and removed."""
+    ``mode`` defaults to that of :func:`offloop.bus.types.metrics.direction_of`.
+
+    Raises CheckpointError: the file cannot be read. Without it the best checkpoints would count as the worst, and be
+    removed."""
 
     def __init__(self, folder: Path, run: str, mode: Mode | None) -> None:
         self._folder = folder
@@ -69,15 +70,15 @@ class Ratings:
         return name in self._ratings
 
     def forget(self, name: str) -> None:
-        """Removes a checkpoint's rating, because another one has its name now."""
+        """Remove the rating of a checkpoint whose name is reused."""
         self._ratings.pop(name, None)
 
     def forget_after(self, batch: int) -> None:
-        """Removes the ratings of checkpoints of later batches, from where a training begins anew or resumes."""
+        """Remove ratings of later batches than the one from which a training starts or resumes."""
         self._ratings = {name: one for name, one in self._ratings.items() if one.batch <= batch}
 
     def add(self, name: str, batch: int, metric: str, value: float) -> bool:
-        """Rates a checkpoint; returns whether that is new."""
+        """Rate a checkpoint; return whether its rating is new."""
         rating = Rating(name, batch, metric, value if math.isfinite(value) else None)
         if self._ratings.get(name) == rating:
             return False
@@ -85,8 +86,9 @@ class Ratings:
         return True
 
     def ranking(self) -> list[str]:
-        """The checkpoints by their values, the best first, and of equal ones the first that was saved. Those with
-        values of another metric than the newest are left out."""
+        """Return checkpoints by value, best first, of equal ones the first saved.
+
+        Values of other metrics than the newest are left out."""
         if not self._ratings:
             return []
         metric = next(reversed(self._ratings.values())).metric
@@ -99,9 +101,9 @@ class Ratings:
         return sorted(values, key=values.__getitem__)
 
     def write(self, is_kept: Callable[[str], bool]) -> None:
-        """Replaces the file, without the checkpoints that are not kept; does nothing before the first rating.
+        """Replace the file, without checkpoints that are not kept. It has no effect before the first rating.
 
-        Raises :class:`offloop.bus.errors.CheckpointError` when it cannot be written."""
+        Raises CheckpointError: it cannot be written."""
         if not self._ratings and not (self._folder / RATINGS.name).exists():
             return
         self._ratings = {name: one for name, one in self._ratings.items() if is_kept(name)}

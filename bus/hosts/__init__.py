@@ -1,3 +1,1 @@
-"""What a host says of its ranks: makes a window of about a second's batches, for runs on several hosts.
-
-Begin with ``windows``; ``watch`` runs it beside a broker."""
+"""Windows of a host's ranks, about one a second, for runs on several hosts. ``watch`` writes them beside a broker."""

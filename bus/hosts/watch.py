@@ -20,17 +20,18 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 
 PHASES_EVERY = 10
-"""Of how many batches one is measured where a window has more: as often as the callback ``phases`` does."""
+"""One of so many batches of a window is measured, as often as the callback ``phases`` measures."""
 _FRESH_NS = 10_000_000_000
 _LOOK_SECONDS = 1.0
-_AT_ONCE = 256  # events that are taken before other tasks have their turn
+_AT_ONCE = 256  # events before other tasks run
 
 
 async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str], None] = print) -> None:
-    """Writes the windows of an attempt of the run in a directory until it has ended, or another one has begun; those
-    that are there already are not made again. What keeps it from doing so is said, and ends it."""
+    """Write the windows of an attempt until it has ended, or another one has begun; existing windows are kept.
+
+    An error is shown by ``say``, and ends it."""
     try:
-        # Reads those of days that are there.
+        # In a thread: it reads the existing windows, perhaps of days.
         opened = await asyncio.to_thread(WindowsWriter, windows_path(attempt.recording, attempt.number))
         with closing(opened) as writer:
             watching = _Watching(path, attempt, host, writer)
@@ -43,7 +44,7 @@ async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str
 
 
 class _Watching:
-    """Makes windows of an attempt's events, and appends them."""
+    """Makes windows from an attempt's events, and appends them to the file."""
 
     def __init__(self, path: Path, attempt: Attempt, host: str, writer: WindowsWriter) -> None:
         self._path = path
@@ -68,7 +69,6 @@ class _Watching:
         self._failure: OffloopError | None = None
 
     async def read(self) -> None:
-        """Reads an attempt that has ended."""
         for number, snapshot in enumerate(Recording(self._attempt.recording).snapshots()):
             self._take(snapshot)
             if not number % _AT_ONCE:
@@ -76,7 +76,6 @@ class _Watching:
         self._append(self._windows.finish())
 
     async def follow(self) -> None:
-        """Follows the newest attempt until it has ended."""
         demand = Demand({Event.BATCH_END: EventDemand(1, {"phases": PHASES_EVERY})})
         async with Subscriber(self._path, events=[Event.INIT, Event.BATCH_END], demand=demand) as subscriber:
             waiting = asyncio.create_task(self._wait())
@@ -100,7 +99,7 @@ class _Watching:
             self._append(self._windows.take(snapshot))
 
     async def _wait(self) -> None:
-        """Closes windows that are waited for while nothing comes from any rank."""
+        """Close late windows while no rank publishes anything."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             quiet = time.monotonic() - self._heard
@@ -108,7 +107,7 @@ class _Watching:
                 try:
                     self._append(self._windows.close_late(self._now_ns + round(quiet * 1e9)))
                 except OffloopError as error:
-                    self._failure = error  # said at the next event
+                    self._failure = error  # raised at the next event
                     return
 
     def _append(self, windows: Iterable[HostWindow]) -> None:
@@ -118,7 +117,7 @@ class _Watching:
             self._writer.append(window)
 
     def _memory_of(self, rank: int) -> float | None:
-        """What a rank's process has of this machine's memory, where it is now that it is asked."""
+        """Return the present memory of a rank's process on this machine, for recent events."""
         if self._has_gpu or abs(time.time_ns() - self._now_ns) > _FRESH_NS:
             return None
         if rank not in self._pids:
@@ -133,9 +132,9 @@ class _Watching:
 
 
 def windows_demand(batches: int, has_gpu: bool, never: Collection[str] = ()) -> Demand:
-    """The demand for windows of so many batches: memory and norm once in each, at its end.
+    """Return the demand for windows of so many batches: memory and gradient norm once in each, at its end.
 
-    What it can never have is not: it would warn its user of a request that is not the user's."""
+    Fields that are ``never`` available are left out: a request would warn the user, who did not make it."""
     fields: dict[str, int | str] = {"phases": min(batches, PHASES_EVERY), "gradient_norm": batches}
     if has_gpu:
         fields["memory_stats"] = batches

@@ -1,4 +1,4 @@
-"""Windows from the events of a host's ranks."""
+"""Makes windows from the events of a host's ranks."""
 
 import math
 from collections import deque
@@ -23,22 +23,20 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.phases import PHASES, read_phases
 
 LATE_NS = 5_000_000_000
-"""For how long after its first rank has ended a window the others are waited for."""
+"""How long to wait for other ranks after the first one has finished a window."""
 _LEAST_NS = 1_000_000_000
 _STEADY = 3
 _RESERVED = "reserved_bytes.all.current"
 
 
 class _Batch(NamedTuple):
-    """A batch on one rank."""
-
     ended_ns: int
     values: dict[str, float]
     samples: int | None
 
 
 class _Window(NamedTuple):
-    """A window that its first rank has ended."""
+    """A window that its first rank has finished."""
 
     first: int
     last: int
@@ -51,24 +49,25 @@ class _Rank:
     batch: int = 0
     """Number of trained batches."""
     batches: dict[int, _Batch] = field(default_factory=dict)
-    """Those of windows that are not closed, and the one before."""
+    """Batches of open windows, and the one before."""
 
 
 class HostWindows:
-    """Makes windows of what the ranks of a host publish at the ends of batches.
+    """Makes windows from the ``batch_end`` events of a host's ranks. It takes times from events only.
 
-    A window ends with a batch whose number is divisible by the smallest power of two that lasts at least a second, as
-    long as the window's own batches took. It is closed when all ranks have ended it, or :data:`LATE_NS` after the first
-    of them. Takes times from events; knows no clock.
+    A window has the smallest power of two of batches that takes at least a second, by the duration of its own batches,
+    and ends with a batch that is divisible by it. It is closed when all ranks have finished it, or :data:`LATE_NS`
+    after the first one.
 
     Args:
-        host: what the host is called.
-        attempt: the attempt's number.
-        ranks: the ranks that are known to be of this host; others are as soon as they are heard.
-        world_size: the ranks of all hosts.
-        count: how many ranks the host has.
-        after: the last batch of the last window that was made before.
-        memory_of: the bytes that a rank's process has, where they can be known now."""
+        host: Name of the host.
+        attempt: Number of the attempt.
+        ranks: Known ranks of this host. Others are added by their events.
+        world_size: Number of ranks of all hosts.
+        count: Number of ranks of this host.
+        after: Last batch of the last existing window.
+        memory_of: Returns the memory of a rank's process in bytes, if it is known now.
+    """
 
     def __init__(
         self,
@@ -88,25 +87,26 @@ class HostWindows:
         self._ranks = {rank: _Rank() for rank in ranks}
         self._after = self._closed = after or 0
         self._furthest = 0
-        # The first batch of the window at hand, and when the batch before it, or the first one that was seen, ended.
+        # First batch of the open window, and end of the batch before it, or of the first batch seen.
         self._first: int | None = None
         self._mark: tuple[int, int] | None = None
         self._ended: deque[_Window] = deque()
         self._lengths: deque[int] = deque(maxlen=_STEADY)
         self.batches: int | None = None
-        """Of how many batches a window usually is: a power of two, ``None`` before some have ended. It becomes another
-        one when three in a row agree: one that an evaluation was in does not count, nor a step that is about half a
-        second, now more and now less."""
+        """Usual number of batches in a window, a power of two, once known.
+
+        It changes when three windows in a row agree. So an evaluation does not change it, nor steps of about half a
+        second."""
 
     def take(self, snapshot: Snapshot) -> list[HostWindow]:
-        """Adds the end of a batch; returns the windows that are closed with it."""
+        """Add the end of a batch; return the windows closed by it."""
         batch, now_ns = snapshot.timestamp.values.batch, snapshot.time_ns
         rank = self._ranks.setdefault(snapshot.rank, _Rank())
         if batch <= rank.batch:
             return []
         rank.batch = batch
         if batch <= self._closed:
-            # Of what was closed without it, and before this began, the end alone is needed, to time the next one.
+            # Of earlier batches only the end is needed, as the start of the next one.
             rank.batches.clear()
         rank.batches[batch] = _Batch(now_ns, *_values(snapshot))
         if batch > self._furthest:
@@ -115,14 +115,14 @@ class HostWindows:
         return self.close_late(now_ns)
 
     def _look(self, batch: int, now_ns: int) -> None:
-        """Ends the window at hand, if one of its length ends with a batch, which has just ended on the first rank."""
+        """End the open window if this batch, which the first rank has just finished, completes it."""
         if batch <= self._after:
             self._mark = batch, now_ns
             return
         if self._first is None:
             self._first = batch if self._mark is None else self._after + 1
         if self._mark is None:
-            # How long it took is not known.
+            # Its duration is unknown.
             self._mark = batch, now_ns
             return
         before, began_ns = self._mark
@@ -140,7 +140,7 @@ class HostWindows:
             self.batches = sorted(lengths)[_STEADY // 2]
 
     def close_late(self, now_ns: int) -> list[HostWindow]:
-        """The windows that all ranks have ended, and those that are waited for no longer."""
+        """Close and return windows that all ranks have finished, and late ones."""
         closed = []
         while self._ended:
             window = self._ended[0]
@@ -151,7 +151,7 @@ class HostWindows:
         return closed
 
     def finish(self) -> list[HostWindow]:
-        """All that is left, when nothing more comes: the last window may be a short one."""
+        """Close and return all windows at the end of the stream; the last one may be short."""
         if self._first is not None and self._mark is not None and self._furthest >= self._first:
             ended_ns = max(known.batches[self._furthest].ended_ns for known in self._at(self._furthest))
             self._ended.append(_Window(self._first, self._furthest, self._mark[1], ended_ns))
@@ -159,7 +159,7 @@ class HostWindows:
         return [self._close(self._ended.popleft()) for _ in range(len(self._ended))]
 
     def _at(self, batch: int) -> list[_Rank]:
-        """The ranks that have ended a batch, whose end is still known."""
+        """Return the ranks with a known end of a batch."""
         return [rank for rank in self._ranks.values() if batch in rank.batches]
 
     def _close(self, window: _Window) -> HostWindow:
@@ -189,7 +189,7 @@ class HostWindows:
         return made
 
     def _quantities(self, rank: int, first: int, last: int) -> Iterator[tuple[str, int, float]]:
-        """The values of a rank in a window: of what, after how many batches, how much."""
+        """Yield a rank's values in a window: name, number of batches trained, value."""
         batches = self._ranks[rank].batches
         took = samples = 0.0
         has_memory = False
@@ -212,7 +212,7 @@ class HostWindows:
 
 
 def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:
-    """What a batch's end says: values by name, and how many samples it had."""
+    """Return the values of a batch by name, and its number of samples."""
     get = snapshot.get
     values: dict[str, float] = {}
     for name, value in ((LOSS, get("loss")), (GRADIENT_NORM, get("gradient_norm"))):

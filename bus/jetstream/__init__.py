@@ -1,7 +1,6 @@
-"""Copies recordings into NATS JetStream, and reads runs from there.
+"""Copies recordings into NATS JetStream (see ``bridge``), and reads runs from there (see ``nats_connection``).
 
-Begin with ``bridge`` for the way there, and with ``nats_connection`` and ``stream_bytes`` for the way back. Without the
-extra ``nats`` its import raises ConfigurationError."""
+The import raises ConfigurationError without the extra ``nats``."""
 
 from offloop.bus.errors import require
 

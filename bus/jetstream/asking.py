@@ -1,4 +1,4 @@
-"""Asks the servers for a bridge: again, for as long as they do not answer or have no room, and its status says why."""
+"""Requests of a bridge, repeated until the servers answer and have room. The bridge's status has the reason."""
 
 import asyncio
 import math
@@ -14,20 +14,14 @@ from offloop.bus.runs.bridged import BridgeStatus
 
 _REST_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _MOST_UNSTORED = 2
-_UNSTORED = "the servers answer and store nothing: see whether a disk of theirs is full"
+_UNSTORED = "the servers answer and store nothing: check whether one of their disks is full"
 _AWAY_SECONDS = 0.2
-"""How often it is looked whether there is a connection again: no server is asked for that."""
 
 
 class Asking:
     """The requests of a run's bridge to the servers.
 
-    Args:
-        client: the connection.
-        run: the run's name.
-        status: where it stands why the bridge waits.
-        note: brings the status up to date and writes it down.
-        say: shows a line to the user."""
+    ``status`` receives the reason for a wait, ``note`` writes it down, and ``say`` shows a line to the user."""
 
     def __init__(
         self, client: NatsClient, run: str, status: BridgeStatus, note: Callable[[], None], say: Callable[[str], None]
@@ -38,14 +32,14 @@ class Asking:
         self._note = note
         self.say = say
         self.sent_at = -math.inf
-        """When the servers last took something, by ``time.monotonic``."""
+        """Time of the servers' last acceptance, by ``time.monotonic``."""
         self._full: dict[str, str] = {}
-        """Of which subjects the stream takes no more, and why."""
+        """Reasons by subject for which the stream takes no more messages."""
         self._rests = self._unstored = 0
         self._said: set[str] = set()
 
     async def until_answered(self, ask: Callable[[], Any]) -> Any:
-        """Asks until the servers answer, however long they are away; returns the answer."""
+        """Repeat a request until the servers answer, however long that takes; return the answer."""
         while True:
             try:
                 answer = await answer_of(self._client, ask())
@@ -60,9 +54,9 @@ class Asking:
                 return answer
 
     async def note_refused(self, subject: str, error: Exception) -> None:
-        """A message of a subject was not taken, or it is not known that it was; rests until it is time to look again.
+        """Note a message that was refused, or perhaps not stored, and rest before the next attempt.
 
-        Raises BrokerError: it will never be."""
+        Raises BrokerError: it will never be stored."""
         code = getattr(error, "err_code", None)
         if code in WRONG_LAST_SEQUENCE:
             return
@@ -82,14 +76,13 @@ class Asking:
         await self._rest()
 
     def note_taken(self, subject: str) -> None:
-        """The stream took a message of a subject."""
         self._rests = self._unstored = 0
         self.sent_at = time.monotonic()
         self.forget(subject)
         self._note_answer()
 
     def forget(self, subject: str) -> None:
-        """No more of a subject is sent."""
+        """Forget a subject that needs no further messages."""
         self._full.pop(subject, None)
 
     async def _rest(self) -> None:
@@ -101,7 +94,7 @@ class Asking:
         self._rests += 1
 
     def _note_answer(self) -> None:
-        """The servers answer: the bridge copies, or has yet to find room for one of its files."""
+        """Set the status after an answer: the bridge copies, or waits for room for one of its files."""
         why = next(iter(self._full.values()), "")
         self.status.state, self.status.reason = "paused" if why else "copying", why
 

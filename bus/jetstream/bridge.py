@@ -1,4 +1,4 @@
-"""The bridge: copies the recordings of a run into JetStream, as they are on disk, and the windows of its ranks."""
+"""Bridge: copies the recordings of a run, and the windows of its hosts, into JetStream."""
 
 import asyncio
 import math
@@ -32,20 +32,20 @@ _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
 _READ_SECONDS = 5.0
 _STILL_SECONDS = 3.0
-"""A bridge that was paused for so long asks whether another one took its place."""
+"""After a pause of so long, such as a suspended process, a bridge checks whether another one took its place."""
 _CLUSTER_REPLICAS = 3
 _GIVE_UP_SECONDS = 600.0
-"""A bridge ends when its run has ended, and the servers have taken nothing for so long."""
+"""A bridge gives up when the servers have stored nothing for so long after its run has ended."""
 _LOCKED_TRIES = 10
-"""How often a bridge tries to write windows that another one writes, when the attempt has ended."""
+"""Attempts to write windows that another process writes, after the run's attempt has ended."""
 
 
 class _RunGoneError(RunDirectoryError):
-    """The run's directory is away, or another run's: nothing may be written there."""
+    """The run's directory is gone, or another run's: nothing may be written there."""
 
 
 def has_other_hosts(attempt: Attempt) -> bool:
-    """Whether some ranks of an attempt are on other hosts."""
+    """Return whether some ranks of an attempt are on other hosts."""
     return attempt.local_world_size < attempt.world_size
 
 
@@ -54,23 +54,23 @@ def _is_going_on(run: RunInfo) -> bool:
 
 
 async def _watch_nothing(attempt: Attempt, host: str) -> None:
-    """Writes no windows."""
+    """Write no windows."""
 
 
 class Bridge:
-    """Copies the run in a directory, with all its attempts.
+    """Copies all attempts of the run in a directory.
 
     Args:
-        path: the run's directory.
-        servers: where JetStream is.
-        replicas: how many servers keep each message, by default 3 in a cluster and otherwise 1; for a stream that does
-            not exist yet.
-        max_bytes: how large the stream may grow, where that is to be limited; for one that does not exist yet.
-        host: by default what this host is called (:func:`offloop.bus.runs.directory.host_name`).
-        say: shows a line to the user.
-        watch: writes the windows of an attempt of this host until all are written, see
-            :func:`offloop.bus.hosts.watch.watch_host`; called where the run has other hosts too, and again while it
-            raises ``BlockingIOError``, because another process writes them."""
+        path: The run's directory.
+        servers: Servers of JetStream.
+        replicas: Number of servers that keep each message of a new stream, by default 3 in a cluster and otherwise 1.
+        max_bytes: Limit of a new stream's size.
+        host: Name of this host, by default :func:`offloop.bus.runs.directory.host_name`.
+        say: Shows a line to the user.
+        watch: Writes the windows of an attempt of this host until it has ended, see
+            :func:`offloop.bus.hosts.watch.watch_host`. It is called for runs on several hosts, and repeated while it
+            raises ``BlockingIOError`` because another process writes them.
+    """
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class Bridge:
         self._ended_at = math.inf
 
     async def copy(self) -> None:
-        """Copies until the run has ended and all of it is there.
+        """Copy until the run has ended and is complete in the servers.
 
-        Raises BridgeReplacedError: another bridge has taken over; BrokerError: the servers do not take it, for good or
-        for :data:`_GIVE_UP_SECONDS` after the run has ended, or their stream is another run's; RecordingError: what is
-        in the stream is not of this recording; all other attempts are there; RunDirectoryError: the run's directory
-        cannot be read, or is another run's by now."""
-        # What follows may wait for servers as long as it likes.
+        Raises BridgeReplacedError: another bridge has taken over; BrokerError: the servers refuse, store nothing for
+        :data:`_GIVE_UP_SECONDS` after the run's end, or their stream is another run's; RecordingError: the stream
+        differs from a recording, and all other attempts are copied; RunDirectoryError: the run's directory cannot be
+        read, or is another run's by now."""
+        # A task, because it may wait for servers without a limit.
         copying = asyncio.create_task(self._copy_connected())
         self._write_status()
         is_own = True
@@ -114,7 +114,7 @@ class Bridge:
                 self._check_use()
             await copying
         except (BridgeReplacedError, _RunGoneError):
-            is_own = False  # the run's folder, if there is one, has the other one's status
+            is_own = False  # the folder, if it exists, has the status of its present owner
             raise
         except OffloopError as error:
             self.status.state, self.status.reason = "failed", str(error)
@@ -126,7 +126,7 @@ class Bridge:
             await asyncio.gather(copying, return_exceptions=True)
 
     def _check_use(self) -> None:
-        """Raises an error when copying has no use: the run is not there, or the servers take nothing of its rest."""
+        """Raise an error if copying is useless: the run is gone, or the servers take no more of it after its end."""
         run, now = self._read_run(), time.monotonic()
         if self.status.state == "done" or _is_going_on(run):
             self._ended_at = math.inf
@@ -173,7 +173,7 @@ class Bridge:
 
     async def _make(self) -> None:
         await self._stream.make()
-        # An account may have no room for it: the recording comes first.
+        # The account may have no room for the bucket. The recording is more important.
         with suppress(*PASSING):
             await open_bucket(self._client, names.POSITIONS_BUCKET, self._replicas, POSITIONS_BYTES)
 
@@ -205,14 +205,14 @@ class Bridge:
         return next((attempt for attempt in self._run.attempts if attempt.number not in done), None)
 
     async def _serve_readers(self, done: Collection[int]) -> None:
-        """Gives readers the rest of what is not in the stream, until none asks or another attempt begins."""
+        """Serve readers with recordings that are not in the stream, until none asks or another attempt begins."""
         while has_other_hosts(self._run.last) and time.monotonic() - self._relay.raw.used < _READ_SECONDS:
             if self._next(done) is not None:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _copy_attempt(self, attempt: Attempt, asking: Asking) -> None:
-        """Copies an attempt until it has ended: the recording of the first rank's host, the windows of every host."""
+        """Copy an attempt until it has ended: the recording if this host has the first rank, and the host's windows."""
         run, number = self._run.name, attempt.number
         copies: list[FileCopy] = []
         reporting = asyncio.create_task(self._keep_reporting())
@@ -251,7 +251,7 @@ class Bridge:
     async def _copy_of(
         self, stream: RunFileStream, subject: str, file: GrowingRecording | GrowingWindows, asking: Asking
     ) -> FileCopy:
-        # Of a run of some days this takes some seconds; readers are answered meanwhile.
+        # In a thread, because it takes seconds for a run of some days.
         try:
             await asyncio.to_thread(file.look)
         except BaseException:
@@ -271,11 +271,11 @@ class Bridge:
         try:
             await copy.follow(has_ended)
         except RecordingError as error:
-            # The recording is worth more than they are.
+            # Copying of the recording continues: it is more important.
             self._say(f"no more windows of this host are copied: {error}")
 
     async def _write_windows(self, attempt: Attempt) -> None:
-        """Has the windows written until all are, by this process as soon as no other one does so."""
+        """Have the windows written completely, by this process as soon as no other one does."""
         tries = _LOCKED_TRIES
         while tries > 0:
             with suppress(BlockingIOError):
@@ -283,7 +283,7 @@ class Bridge:
                     await self._watch(attempt, self._host)
                 except (OffloopError, BlockingIOError):
                     raise
-                # The recording is worth more than they are.
+                # Copying of the recording continues: it is more important.
                 except Exception as error:  # noqa: BLE001
                     self._say(f"no more windows of this host are written: {error!r}")
                 return
@@ -292,7 +292,7 @@ class Bridge:
         self._say("another process has yet to write the last windows of this host: those that are there are copied")
 
     async def _has_first_rank(self, attempt: int) -> bool:
-        """Whether the first rank publishes here: known when all ranks of this host have begun."""
+        """Return whether the first rank publishes here, once all ranks of this host have begun."""
         while True:
             is_closed = self._is_closed(attempt)
             known = next(one for one in self._run.attempts if one.number == attempt)
@@ -302,7 +302,7 @@ class Bridge:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _is_closed(self, attempt: int) -> bool:
-        """Whether nothing more will be written, unless the attempt is resumed."""
+        """Return whether the attempt is complete, unless it is resumed."""
         run = self._read_run()
         return run.last.number != attempt or not _is_going_on(run)
 
@@ -313,7 +313,7 @@ class Bridge:
             if self._shown is not None and self._reported_at and time.monotonic() - self._reported_at > _STILL_SECONDS:
                 await self._shown.check()
             self._reported_at = time.monotonic()
-            # Nothing is written into the folder of another run.
+            # Raises if the folder is another run's, before anything is written there.
             self._read_run()
             self._write_status()
             with suppress(*PASSING, OffloopError):
@@ -330,7 +330,7 @@ class Bridge:
         status.lag_seconds = recording.backlog.seconds
 
     async def _put_done(self) -> None:
-        # Readers end when they know that all is there.
+        # Readers stop waiting when they see that all is copied.
         self.status.state, self.status.reason = "done", ""
         await self._put_description()
 
@@ -347,7 +347,7 @@ class Bridge:
 
 
 class _Progress:
-    """How far a live training came, by the newest events of its growing recording; each part is read once."""
+    """Progress of a live training, by its growing recording; each part is read once."""
 
     def __init__(self, recording: GrowingRecording) -> None:
         self._recording = recording
@@ -355,7 +355,7 @@ class _Progress:
         self._reached: Reached | None = None
 
     def reached(self) -> Reached | None:
-        """By the last event of the lowest rank; ``None`` where none is known yet."""
+        """Return the progress of the lowest rank, if known."""
         check = self._recording.check
         if check is not None and self._recording.end > self._read_to:
             self._read_to = self._recording.end

@@ -1,4 +1,4 @@
-"""The reader's end of requests that the host of a run answers: the other end is :mod:`offloop.bus.jetstream.relay`."""
+"""Channel of a reader to the hosts of runs; the host's side is :mod:`offloop.bus.jetstream.relay`."""
 
 import asyncio
 from collections import deque
@@ -22,8 +22,9 @@ _NO_BRIDGE = (
 
 
 class StreamChannel:
-    """Sends control messages to the bridges of runs, which pass them on to the brokers there, and receives what these
-    answer: a channel as :class:`offloop.bus.net.channels.Channel` says."""
+    """Sends control messages to the bridges of runs, which forward them to brokers, and receives the answers.
+
+    It is a :class:`offloop.bus.net.channels.Channel`."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self.peer = f"NATS at {connection.address}"
@@ -35,30 +36,25 @@ class StreamChannel:
         self._has_come = Wakeup()
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
-        """Sends a message to the host that it names by ``host``, by default to that of the run's first rank. What no
-        bridge takes is answered by a refusal."""
-        with suppress(BrokerError):  # the connection has ended, which the caller finds out by waiting
+        """Send a message to the host named in ``host``, by default the first rank's. Without a bridge it is refused."""
+        with suppress(BrokerError):  # the connection has ended, which wait() reports
             self._connection.begin(self._send(kind, content))
         return True
 
     def receive(self) -> Control | None:
-        """The next answer, if there is one now."""
         with suppress(IndexError):
             return self._answers.popleft()
         return None
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long, or until an answer is there; returns whether one is."""
         self._has_come.clear()
         return bool(self._answers) or self._has_come.wait(seconds)
 
     async def wait_async(self, seconds: float) -> bool:
-        """As :meth:`wait`, while the event loop runs."""
         self._has_come.clear()
         return bool(self._answers) or await self._has_come.wait_async(seconds)
 
     def close(self, linger: float = 0.0) -> None:
-        """Ends it."""
         if self._subscription is not None and self._connection.is_connected:
             with suppress(BrokerError):
                 self._connection.begin(self._unsubscribe())
@@ -83,7 +79,7 @@ class StreamChannel:
                     asked,
                 )
                 return
-            # What the training is to do is decided by the first rank.
+            # Commands go to the first rank, which decides.
             host = host if isinstance(host, str) and kind != "command" else None
             subject = names.request_subject(content["run"], kind, host, may_command=may_command)
             asked = asked if isinstance(asked, str) else None
@@ -91,7 +87,7 @@ class StreamChannel:
             headers = None if asked is None else {"Ol-Id": asked}
             await client.publish(subject, encode_control(kind, content), reply=reply, headers=headers)
         except PASSING:
-            """The caller sends it again."""
+            pass  # the caller repeats it
 
     async def _take(self, message: Msg) -> None:
         if message.headers and message.headers.get("Status") == "503":

@@ -1,4 +1,4 @@
-"""The connection to NATS servers, and their errors in our words."""
+"""Connection to NATS servers, and their errors as our messages."""
 
 import asyncio
 import contextlib
@@ -24,21 +24,21 @@ from offloop.bus.net.nkeys import load_nkey
 from offloop.bus.printing import one_line
 
 PASSING = (Error, OSError, TimeoutError)
-"""Errors that pass when the servers are there again."""
+"""Errors that may pass once the servers answer again."""
 
 OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
 _KNOWN_HOLES = ", because older ones have known security holes"
-"""For which they may be used on this machine alone."""
+"""Older versions may be used only on this machine."""
 
 API_SECONDS = 2.0
-"""For how long an answer is waited on: servers that lose their leader give none until they have another one."""
+"""How long to wait for an answer: servers without a leader give none until they have elected one."""
 CONNECT_SECONDS = 10.0
 _LOST_SECONDS = 0.2
-"""How often it is looked whether a connection was lost while an answer is waited for."""
+"""Interval of checks for a lost connection while an answer is pending."""
 _RECONNECT_SECONDS = 0.5
 _PING_SECONDS = 2
-"""How often a server is pinged: when it leaves two of these without an answer, another one is connected to."""
+"""Interval of pings. After two unanswered ones the client connects to another server."""
 _PENDING_BYTES = 4 << 20
 
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"", re.IGNORECASE)
@@ -50,20 +50,19 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class NatsServers:
-    """Where NATS servers are, and what is shown to them: by ``nats://HOST:PORT``, several with commas between them,
-    ``tls://`` where they take TLS."""
+    """Addresses of NATS servers, with ``nats://`` or ``tls://``, and the client's credentials."""
 
     addresses: tuple[str, ...]
     nkey: Path | None = None
     """File with the seed of an nkey."""
     ca: Path | None = None
-    """Certificate of who signed the servers' certificates, as PEM."""
+    """Certificate authority of the servers, as PEM."""
 
     @classmethod
     def parse(cls, text: str, nkey: Path | None = None, ca: Path | None = None) -> "NatsServers":
-        """Reads addresses. The files are by default those that OFFLOOP_NKEY and OFFLOOP_CA name.
+        """Parse comma-separated addresses. Default files are those of OFFLOOP_NKEY and OFFLOOP_CA.
 
-        Raises ConfigurationError: they are none."""
+        Raises ConfigurationError: an address is malformed."""
         key, authority = nkey or os.environ.get("OFFLOOP_NKEY"), ca or os.environ.get("OFFLOOP_CA")
         return cls(split_addresses(text), Path(key) if key else None, Path(authority) if authority else None)
 
@@ -72,17 +71,17 @@ class NatsServers:
 
     @property
     def are_here(self) -> bool:
-        """Whether all of them are on this machine."""
+        """All of them are on this machine."""
         return all(is_loopback(urlsplit(address).hostname or "") for address in self.addresses)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's, for itself alone."""
+    """Return whether a host name or address can be reached only from this machine."""
     return host.strip("[]") in _LOOPBACK
 
 
 class _Transport(TcpTransport):
-    """Closes what did not become a TLS connection, and keeps asyncio from warning where the other side closes one."""
+    """Closes failed TLS connections, and keeps asyncio from warnings when the peer closes one."""
 
     async def connect_tls(self, *arguments: Any, **options: Any) -> None:
         try:
@@ -94,19 +93,16 @@ class _Transport(TcpTransport):
             self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
 
     def abort(self) -> None:
-        """Closes it at once: a server that hangs never reads what is left to send."""
+        """Close at once, without waiting for a server to read the rest."""
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:
                 writer.transport.abort()
 
 
 class NatsClient(Client):
-    """A connection of the task that makes it: an error that does not pass cancels that task, and :attr:`failure` says
-    why.
+    """Connection owned by the task that creates it. An error that does not pass cancels the task, see :attr:`failure`.
 
-    Args:
-        servers: where it connects to.
-        say: shows a line to the user who waits for servers that are away.
+    While servers are away, ``say`` shows a line to the user.
 
     Raises ConfigurationError: the key or the certificate cannot be used."""
 
@@ -115,7 +111,7 @@ class NatsClient(Client):
         self.js = self.jetstream(timeout=API_SECONDS)
         self.failure: OffloopError | None = None
         self.trouble = ""
-        """Why there was no connection last."""
+        """Reason of the last failed connection."""
         self._to = servers
         self._say = say
         self._nkey = None if servers.nkey is None else load_nkey(servers.nkey)
@@ -127,10 +123,10 @@ class NatsClient(Client):
         self._may_command: bool | None = None
 
     async def begin(self, name: str) -> None:
-        """Connects, as long as it takes. Raises BrokerError: the servers are too old."""
+        """Connect, however long it takes. Raise BrokerError if the servers are too old."""
         options: dict[str, Any] = {"reconnect_time_wait": _RECONNECT_SECONDS}
         if self._nkey is not None:
-            # An inbox that no other user may read.
+            # No other user may read this inbox.
             options |= {"nkeys_seed_str": self._nkey.seed, "inbox_prefix": f"_INBOX.{self._nkey.public}"}
         await self.connect(
             servers=list(self._to.addresses),
@@ -141,7 +137,7 @@ class NatsClient(Client):
             error_cb=self._note,
             reconnected_cb=self._note_return,
             tls=self._context,
-            # What cannot be sent is not kept: it is known what has arrived, and the rest is sent again.
+            # Unsent messages are not kept: the bridge knows what has arrived, and sends the rest again.
             pending_size=_PENDING_BYTES,
             **options,
         )
@@ -149,7 +145,7 @@ class NatsClient(Client):
         self._was_connected = True
 
     async def close(self) -> None:
-        """Closes the connection, also one that was not made."""
+        """Close the connection, also an incomplete one."""
         await super().close()
         self._abort()
         await asyncio.sleep(0)
@@ -159,12 +155,12 @@ class NatsClient(Client):
             self._transport.abort()
 
     async def may_command(self) -> bool:
-        """Whether the servers let this user command trainings, or only view them."""
+        """Return whether the servers allow this user to command trainings."""
         async with self._trying:
             if self._may_command is None:
                 self._is_viewer = False
                 await self.publish(names.ROLE_SUBJECT, b"")
-                # The first question may overtake what was published; servers refuse that before they answer the second.
+                # The first flush may overtake the message. The server refuses the message before it answers the second.
                 await self.flush()
                 await self.flush()
                 self._may_command = not self._is_viewer
@@ -172,21 +168,20 @@ class NatsClient(Client):
 
     @property
     def is_in_cluster(self) -> bool:
-        """Whether the server is one of several that keep streams together."""
+        """The server belongs to a cluster."""
         return bool(self._server_info.get("cluster"))
 
     @property
     def address(self) -> str:
-        """Where the servers are."""
         return str(self._to)
 
     @property
     def who(self) -> str:
-        """Whom the servers see."""
+        """The user, as the servers see it."""
         return "a client without a key" if self._nkey is None else f"the nkey {self._nkey.public}"
 
     def fail(self, error: OffloopError) -> None:
-        """Ends what the task does with this connection."""
+        """Cancel the task of this connection because of an error."""
         if self.failure is None:
             self.failure = error
             if self._task is not None:
@@ -238,13 +233,13 @@ class NatsClient(Client):
         await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # Before anything is sent: who is in between could say that there is no TLS.
+        # Before anything is sent: an attacker in between could pretend that there is no TLS.
         if initial_connection and self._context is not None and not info.get("tls_required"):
             raise SecureConnRequiredError
         await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
-        # By itself the client would close for good at all but the first of these.
+        # The base class would close the connection for good on all errors but the first kind.
         text = one_line(err_msg.strip("' "))
         if (found := _VIOLATION.search(text)) is not None:
             self._note_violation("publish" if found[1].lower() == "publish" else "subscribe", found[2])
@@ -257,7 +252,7 @@ class NatsClient(Client):
         if subject == names.ROLE_SUBJECT:
             self._is_viewer = True
         elif not (action == "publish" and subject.lower().startswith("_inbox.")):
-            # A reader may name an inbox for its answer that servers do not take: who answers has done nothing wrong.
+            # A reader may name an inbox that the servers refuse; the answering host is not to blame.
             roles = " or ".join(roles_for(action, subject))
             what = f"it takes the role {roles}, which" if roles else "that"
             self.fail(
@@ -272,12 +267,11 @@ class NatsClient(Client):
 async def connected(
     servers: NatsServers, name: str, say: Callable[[str], None] | None = None
 ) -> AsyncIterator[NatsClient]:
-    """A connection, which finds the servers again by itself. With ``say`` it waits for them as long as it takes, and
-    says once that they are away.
+    """Connect and reconnect to servers. With ``say`` it waits for them without a limit, and reports that once.
 
-    Raises BrokerError: none answers, or it is too old, has another certificate, does not know the key or lacks a role
-    for it: also later, in whatever the task that began this waits for; ConfigurationError: the key or the certificate
-    cannot be read."""
+    Raises BrokerError: no server answers, it is too old, or its certificate, the key or a role is refused. This may
+    also be raised later, at any wait of the task that entered; ConfigurationError: the key or the certificate cannot
+    be read."""
     client = NatsClient(servers, say)
     try:
         try:
@@ -302,9 +296,9 @@ async def connected(
 
 
 async def answer_of(client: NatsClient, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """What the servers answer. Nothing is asked, and no answer waited for, without a connection.
+    """Return the servers' answer.
 
-    Raises OSError: there is none, or it was lost meanwhile."""
+    Raises OSError: there is no connection, or it was lost meanwhile."""
     if not client.is_connected:
         asking.close()
         raise OSError("no server answers")
@@ -320,19 +314,19 @@ async def answer_of(client: NatsClient, asking: Coroutine[Any, Any, _Answer]) ->
 
 
 def in_words(error: Exception) -> str:
-    """What a server or the client of NATS says, in one line."""
+    """Return a server's or the client's error as one line."""
     text = getattr(error, "description", None) or str(error) or type(error).__name__
     return one_line(str(text).removeprefix("nats: "))
 
 
 def _tls_context(servers: NatsServers) -> ssl.SSLContext | None:
-    """How servers have to prove who they are; ``None`` where they do not.
+    """Return the TLS settings that verify servers, or ``None`` for connections without TLS.
 
     Raises ConfigurationError: the certificate cannot be read."""
     if servers.ca is None and not any(address.startswith("tls") for address in servers.addresses):
         return None
     try:
-        # With one, who else is trusted on this machine is not asked.
+        # With a certificate authority, this machine's others are not trusted.
         return ssl.create_default_context(cafile=servers.ca)
     except ssl.SSLError:
         raise ConfigurationError(f"{servers.ca} is not a certificate in PEM", value=servers.ca) from None
@@ -341,7 +335,7 @@ def _tls_context(servers: NatsServers) -> ssl.SSLContext | None:
 
 
 def _check_version(version: object, servers: NatsServers) -> None:
-    """Raises BrokerError for servers that are too old for where they are."""
+    """Raise BrokerError for servers that are too old; servers on other machines must be newer."""
     known = tuple(getattr(version, part) for part in ("major", "minor", "patch"))
     required, why = (OLDEST, "") if servers.are_here else (OLDEST_BEYOND_LOOPBACK, _KNOWN_HOLES)
     if known < required:

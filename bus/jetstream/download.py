@@ -1,4 +1,4 @@
-"""Recordings in NATS, as files: with them works here whatever works with a run of this machine."""
+"""Downloads recordings from NATS into files, for commands that need one."""
 
 import contextlib
 import tempfile
@@ -13,17 +13,17 @@ from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
 
 _SILENCE_SECONDS = 30.0
-"""For how long nothing may come."""
+"""Longest time without any data."""
 
 
 def download(address: str, run: str, attempt: int, path: Path, host: str | None = None) -> int:
-    """Writes the recording of an attempt to ``path``, byte for byte as far as it is stored in the NATS servers to which
-    this process is connected, and returns how many bytes that is; with ``host`` what that host has, from its bridge.
-    What the stream lacks comes from the run's host. Bytes that both have lost are zeros: whatever reads the file
-    reports them as damage, by their offset.
+    """Write an attempt's recording from NATS to ``path``; return its size in bytes.
 
-    Raises BrokerError: the servers do not answer: the message says from which byte on; or nothing of it is left;
-    OSError: the file cannot be written."""
+    With ``host`` it is that host's recording, from its bridge. Bytes that the stream lacks come from the run's host.
+    Bytes lost on both become zeros, which readers report as damage.
+
+    Raises BrokerError: the servers do not answer (the message has the first missing byte), or nothing is left; OSError:
+    the file cannot be written."""
     connection = NatsConnection.at(address)
     connection.runs(run)
     offset = found = 0
@@ -60,10 +60,9 @@ def download(address: str, run: str, attempt: int, path: Path, host: str | None 
 
 @contextlib.contextmanager
 def downloaded(address: str, run: str, host: str | None = None) -> Iterator[Path]:
-    """The recording of a run's newest attempt in a temporary file, which is removed at the end of the block; with
-    ``host`` that host's.
+    """Download the recording of a run's newest attempt, or that of ``host``, into a temporary file for the block.
 
-    Raises RunNotFoundError: the servers have no such run, or it has no such host; BrokerError: see :func:`download`."""
+    Raises RunNotFoundError: the run, or the host of it, does not exist; BrokerError: see :func:`download`."""
     runs = NatsConnection.at(address).runs(check_run_name(run), host)
     if not runs:
         of_host = "" if host is None else f" of host {host}"

@@ -1,10 +1,9 @@
 """A growing file of a bridge and its copy in the stream.
 
-A message is a range of a recording that ends at a check record, or a piece of one; or a window of the host. Of each
-file one is in flight at a time, and says which number the subject's last message must have: so a bridge that is late,
-doubled or was killed never writes twice or out of order. Whatever goes wrong, the bridge reads the subject's last
-message and continues behind it: what servers have forgotten is sent again, and what another bridge has sent ends this
-one."""
+A message is a range of a recording that ends at a check record, a piece of one, or a window of the host. Each file has
+one message in flight, which names the expected sequence number of the subject's last message. So a late, second or
+killed bridge never writes twice or out of order. After any error the bridge reads the subject's last message and
+continues after it: it repeats what the servers have lost, and stops if another bridge has written."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from offloop.bus.recording.host_windows import GrowingWindows
 
 _LOOK_SECONDS = 0.1
 _MAX_MESSAGE = 512 * 1024
-"""Bytes of a file in one message: servers take 1 MiB unless configured otherwise."""
+"""Bytes of a file in one message; servers take 1 MiB by default."""
 
 
 class BridgeReplacedError(BrokerError):
@@ -30,30 +29,24 @@ class BridgeReplacedError(BrokerError):
 
 
 class ShorterError(RecordingError):
-    """A file is the beginning of its copy in the stream: its newest part was not on the disk in a power failure."""
+    """A file ends before its copy does: a power failure has lost its newest part."""
 
 
 class Copied(NamedTuple):
-    """How far the copy of a file goes."""
+    """Extent of a copy."""
 
     offset: int = 0
-    """Bytes that are there and stay."""
+    """Number of final bytes."""
     end: int = 0
-    """Bytes that are there, with those behind the last check record of a closed file."""
+    """Number of bytes, including those after the last check record of a closed file."""
     sequence: int = 0
-    """Number of the subject's last message."""
+    """Sequence number of the subject's last message."""
     bridge: str = ""
-    """Who sent that."""
+    """Sender of that message."""
 
 
 class FileCopy:
-    """A growing file and its copy in a stream.
-
-    Args:
-        stream: where the copy is.
-        asking: asks the servers.
-        subject: the subject of the copy.
-        file: the file, to be closed by :meth:`close`."""
+    """A growing file and its copy under a subject of a stream. The file is closed by :meth:`close`."""
 
     def __init__(
         self, stream: RunFileStream, asking: Asking, subject: str, file: GrowingRecording | GrowingWindows
@@ -63,18 +56,16 @@ class FileCopy:
         self._subject = subject
         self.file = file
         self.at = Copied()
-        """How far the copy goes."""
 
     def close(self) -> None:
-        """Closes the file."""
         self._asking.forget(self._subject)
         self.file.close()
 
     async def follow(self, has_ended: Callable[[], bool]) -> None:
-        """Copies until nothing more is written and all of it is there."""
+        """Copy until the file is complete in the stream."""
         await self._find()
         while True:
-            # Looked at first: what was written before the run ended is in the file then.
+            # Checked before look(): after the run's end, the file is complete.
             is_closed = has_ended()
             end = self.file.look()
             if self.at.offset < end:
@@ -87,10 +78,9 @@ class FileCopy:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _send(self, end: int, final: int | None) -> None:
-        """Sends the next message of what is missing up to ``end``; ``final`` is where the end of a closed file begins,
-        if that is what is sent."""
+        """Send the next message of the bytes up to ``end``; ``final`` is the offset of a closed file's end, if sent."""
         at = self.at
-        # What followed the last check record before is no more.
+        # The copy's bytes after the last check record are obsolete.
         begin = at.offset if final is None else max(at.end, final)
         if final is not None and at.end > end:
             begin = final
@@ -100,7 +90,7 @@ class FileCopy:
             sequence = await self._publish(begin, data, final)
         except PASSING as error:
             await self._asking.note_refused(self._subject, error)
-            # It may have arrived.
+            # The message may have arrived.
             await self._find()
         else:
             self._asking.note_taken(self._subject)
@@ -108,7 +98,7 @@ class FileCopy:
             self.at = Copied(end if final is None else final, end, sequence, self._stream.bridge)
 
     async def _publish(self, begin: int, data: bytes, final: int | None) -> int:
-        """Sends a range of the file as the message behind the last one; returns its number."""
+        """Publish a range as the next message; return its sequence number."""
         stream = self._stream
         headers = {
             names.OFFSET: str(begin),
@@ -121,14 +111,11 @@ class FileCopy:
         return (await answer_of(stream.client, sending)).seq
 
     async def check(self) -> None:
-        """Looks whether another bridge took the place of this one.
-
-        Raises:
-            BridgeReplacedError: it did."""
+        """Raise BridgeReplacedError if another bridge took the place of this one."""
         await self._look()
 
     async def _look(self) -> tuple[Copied, bytes]:
-        """How far the copy goes, and the content of its last message."""
+        """Return the copy's extent, and the content of its last message."""
         before, bridge = self.at, self._stream.bridge
         at: Copied
         at, data = await self._asking.until_answered(self._last)
@@ -150,7 +137,7 @@ class FileCopy:
     async def _find(self) -> None:
         before = self.at
         at, data = await self._look()
-        # Who was here before is what a later one is compared with.
+        # Compare later with this bridge, and not with a previous one.
         self.at = at = at._replace(bridge=self._stream.bridge)
         await self._compare(at, data)
         if at.end < before.end:
@@ -159,7 +146,7 @@ class FileCopy:
             self._asking.say(f"the servers have forgotten {forgotten}: sent again")
 
     async def _compare(self, at: Copied, last: bytes) -> None:
-        """Compares the file with the last message, and with the first one where the file ends before the last.
+        """Compare the file with the last message, or with the first one if the file ends before the last.
 
         Raises ShorterError: the file ends before its copy; RecordingError: they differ."""
         stream, path, end = self._stream.name, self.file.path, self.file.look()
@@ -167,7 +154,7 @@ class FileCopy:
         if at.offset > end and begin >= end:
             found = await self._asking.until_answered(lambda: get(self._stream.client, stream, self._subject, 1))
             begin, last = (0, b"") if found is None else (found.offset or 0, found.data)
-        # What is behind the last check record may be written anew, or is what a power failure left.
+        # Bytes after the last check record may have been replaced, or damaged by a power failure.
         copied = last[: max(0, min(at.offset, end) - begin)]
         if self.file.read_at(begin, len(copied)) != copied:
             raise RecordingError(

@@ -1,4 +1,4 @@
-"""The connection of this process to NATS servers, for those who read runs there."""
+"""This process's connection to NATS servers, for readers of runs."""
 
 import asyncio
 import concurrent.futures
@@ -15,23 +15,20 @@ from offloop.bus.runs.listing import ListedRun
 _Answer = TypeVar("_Answer")
 
 _RUNS_SECONDS = 15.0
-"""How long runs are waited for: servers of which one died choose a leader for some seconds."""
+"""How long to wait for runs: servers elect a new leader for some seconds after one died."""
 
 
 class NatsConnection:
-    """A connection to NATS servers, in a thread of its own until it is closed. :meth:`at` finds it by its
-    :attr:`address`.
+    """Connection to NATS servers, in its own thread until it is closed. :meth:`at` finds it by its :attr:`address`.
 
     Raises BrokerError: no server answers, or it refuses; ConfigurationError: the key or certificate cannot be read."""
 
     client: NatsClient
     known: KnownRuns
-    """What is known of runs."""
 
     def __init__(self, servers: NatsServers) -> None:
         self.servers = servers
         self.address = str(servers)
-        """Where the servers are."""
         self._users = 1
         self._failure: Exception | None = None
         self._ready = threading.Event()
@@ -47,9 +44,7 @@ class NatsConnection:
 
     @classmethod
     def shared(cls, servers: NatsServers) -> "NatsConnection":
-        """The one of this process to these servers; each who asks for it closes it.
-
-        Raises as the constructor does."""
+        """Return the process's connection to these servers; each caller must close it. Raise as the constructor."""
         with _sharing:
             connection = _shared.get(servers)
             if connection is None or not connection._thread.is_alive():
@@ -60,7 +55,7 @@ class NatsConnection:
 
     @classmethod
     def at(cls, address: str) -> "NatsConnection":
-        """The one of this process to the servers at an address. Raises BrokerError: there is none."""
+        """Return the process's connection to an address, or raise BrokerError."""
         with _sharing:
             for connection in _shared.values():
                 if connection.address == address:
@@ -69,14 +64,12 @@ class NatsConnection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a server is there at this moment."""
         return self.client.is_connected
 
     def call(self, ask: Coroutine[Any, Any, _Answer], seconds: float) -> _Answer:
-        """Has its thread ask the servers, and waits for the answer.
+        """Run a request in its thread, and wait for the answer.
 
-        Raises BrokerError: they do not answer within so many seconds, or refuse; whether they have done it is not
-        known."""
+        Raises BrokerError: the servers refuse or do not answer in time, and may have executed the request."""
         if not self.is_connected:
             ask.close()
             self.check()
@@ -95,7 +88,7 @@ class NatsConnection:
         raise BrokerError(f"NATS at {self.servers}: {why}", address=self.address)
 
     def begin(self, work: Coroutine[Any, Any, _Answer]) -> "concurrent.futures.Future[_Answer]":
-        """Runs something in its thread. Raises BrokerError: it has ended."""
+        """Start a coroutine in its thread. Raise BrokerError if the connection was closed."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # its loop is closed
@@ -104,23 +97,23 @@ class NatsConnection:
             raise BrokerError(f"the connection to {self.servers} has been closed", address=self.address) from None
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Calls something in its thread, unless it has ended."""
+        """Call a function in its thread, unless the connection was closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
     def check(self) -> None:
-        """Raises what ended the connection for good, if something has."""
+        """Raise the error that ended the connection, if any."""
         if self._failure is not None or self.client.failure is not None:
             raise self.client.failure or self._failure  # type: ignore[misc]
 
     def runs(self, name: str | None = None, host: str | None = None) -> list[ListedRun]:
-        """The runs in the servers, see :meth:`KnownRuns.runs`. Raises BrokerError: the servers do not answer."""
+        """Return the runs in the servers, see :meth:`KnownRuns.runs`. Raise BrokerError if they do not answer."""
         self.check()
         self._answer(self.begin(self.known.until_known(name)), _RUNS_SECONDS)
         return self.known.runs(name, host)
 
     def hosts(self, run: str) -> list[ListedRun]:
-        """The entry of each host of a run's newest attempt, in the order of their ranks, see :meth:`KnownRuns.runs`.
+        """Return an entry for each host of a run's newest attempt, in the order of ranks.
 
         Raises BrokerError: the servers do not answer."""
         hosts = self.runs(run, "*")
@@ -134,7 +127,7 @@ class NatsConnection:
         self.close()
 
     def close(self) -> None:
-        """Ends it, unless another part of this process shares it."""
+        """Close it, unless another part of this process shares it."""
         with _sharing:
             self._users -= 1
             if self._users > 0:

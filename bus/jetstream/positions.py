@@ -1,10 +1,9 @@
-"""How far named readers are, in a key-value bucket: of each name one process at a time may write it.
+"""Positions of named consumers in a key-value bucket. Each name has one writing process at a time.
 
-Who works under a name renews the holder's entry every two seconds. Another one that asks for the name watches that
-entry: it is refused when the entry changes, and takes over when it has not changed for ten seconds, so clocks are not
-compared. Every write expects the revision of the one before. The next holder first writes itself as the holder, and
-then writes the position that it found, so the one that was replaced, however long it was paused, cannot write any more.
-"""
+A consumer renews its holder's entry every two seconds. Another process that wants the name watches that entry: a change
+means refusal, no change for ten seconds means a takeover. So clocks are not compared. Every write expects the revision
+of the last one. A new holder first writes its own entry, then rewrites the position that it found. After that the
+previous holder cannot write any more, however long it was paused."""
 
 import asyncio
 import functools
@@ -29,12 +28,12 @@ _Answer = TypeVar("_Answer")
 
 RENEW_SECONDS = 2.0
 STALE_SECONDS = 10.0
-"""A name that was not renewed for so long is given to the next one that asks for it."""
+"""Another process may take a name that was not renewed for so long."""
 
 _LOOK_SECONDS = 0.25
 _WRITE_SECONDS = 2.0
 _REST_SECONDS = 5.0
-"""Servers that have not answered are left alone for so long: each time costs the reader a wait."""
+"""Pause after servers have not answered: every request makes the reader wait."""
 _CLAIM_SECONDS = STALE_SECONDS + 20.0
 _TRIES = 5
 _ENVELOPE_BYTES = 4096
@@ -42,7 +41,7 @@ _ENVELOPE_BYTES = 4096
 
 
 class _Entry:
-    """A key of the bucket and its revision, as this process knows it."""
+    """A key of the bucket, and its last known revision."""
 
     def __init__(self, bucket: Any, key: str) -> None:
         self._bucket = bucket
@@ -59,16 +58,16 @@ class _Entry:
         return found.value or b""
 
     async def write(self, value: bytes) -> None:
-        """Writes the entry, unless it has changed since it was read or written."""
+        """Write the entry, unless it has changed since this process read or wrote it."""
         self.revision = await self._bucket.update(self._key, value, last=self.revision)
 
 
 class HeldPosition:
-    """The position of the reader ``name`` in an attempt of a run, for this process to write until :meth:`close`.
+    """Position of consumer ``name`` in an attempt. This process may write it until :meth:`close`.
 
-    A name that another process holds is watched for up to ten seconds, which ``say`` reports to the user.
+    If another process holds the name, its entry is watched for up to ten seconds; ``say`` reports that to the user.
 
-    Raises ConfigurationError: another process works under this name; BrokerError: the servers do not answer."""
+    Raises ConfigurationError: another process uses the name; BrokerError: the servers do not answer."""
 
     _holder: _Entry
     _position: _Entry
@@ -81,17 +80,17 @@ class HeldPosition:
         self._identity = f"{host_name()}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._replaced: ReplacedError | None = None
         self._silent = 0.0, -1
-        """Until when the servers are left alone, and on which connection they have not answered."""
+        """End of the pause without requests, and the connection that did not answer."""
         self._renewal: Future[None] | None = None
         self.found = nats.call(self._claim(attempt), _CLAIM_SECONDS)
-        """What was written last, under that name; empty when nothing was."""
+        """The last position written under the name, or empty."""
         self._renewal = nats.begin(self._renew())
 
     def write(self, value: bytes) -> None:
-        """Puts ``value`` in the place of what was there.
+        """Replace the position.
 
-        Raises ReplacedError: another process works under this name now: nothing was written; BrokerError: it is not
-        known to be stored; a later one may be; ConfigurationError: it is too large."""
+        Raises ReplacedError: another process has the name now, and nothing was written; BrokerError: it may not be
+        stored, and a later one may succeed; ConfigurationError: it is too large."""
         if self._replaced is not None:
             raise self._replaced
         most = self._nats.client.max_payload - _ENVELOPE_BYTES
@@ -108,13 +107,13 @@ class HeldPosition:
         try:
             self._nats.call(self._write(self._position, value), _WRITE_SECONDS)
         except BrokerError:
-            # Servers that were away and are there again are asked at once.
+            # After a reconnect the servers are asked again at once.
             if self._nats.is_connected:
                 self._silent = time.monotonic() + _REST_SECONDS, connection
             raise
 
     def close(self) -> None:
-        """Gives the name free, if the servers answer. Can be called more than once."""
+        """Release the name, if the servers answer. Further calls have no effect."""
         renewal, self._renewal = self._renewal, None
         if renewal is None:
             return
@@ -126,7 +125,7 @@ class HeldPosition:
     # -- in the connection's thread -----------------------------------------------------------------------------------
 
     async def _claim(self, attempt: int) -> bytes:
-        # Servers of which one died choose a leader for some seconds.
+        # Servers elect a new leader for some seconds after one died.
         bucket = await _until_answered(self._bucket)
         self._holder = _Entry(bucket, names.key(self._run, self._name))
         self._position = _Entry(bucket, names.key(self._run, self._name, attempt))
@@ -137,7 +136,7 @@ class HeldPosition:
         except ReplacedError:
             raise self._at_work(await self._holder.read()) from None
         while True:
-            # The one before may be writing just now.
+            # The previous holder may write at this moment.
             with suppress(*PASSING):
                 found = await self._position.read()
                 await self._position.write(found)
@@ -155,7 +154,7 @@ class HeldPosition:
             ) from None
 
     async def _watch(self, holder: bytes) -> None:
-        """Waits until the holder has ended, or has shown no sign of life. Raises ConfigurationError: it is at work."""
+        """Wait until the holder has ended or shown no life. Raise ConfigurationError if it works."""
         self._say(
             f"consumer {self._name} was begun by {_in_words(holder)} and has not ended: looking for up to "
             f"{STALE_SECONDS:g} s whether it is at work"
@@ -166,7 +165,7 @@ class HeldPosition:
             known, asked = self._holder.revision, time.monotonic()
             holder = await _until_answered(self._holder.read)
             if time.monotonic() - asked > _WRITE_SECONDS:
-                # Who works under the name could not say so either.
+                # During this delay the holder could not renew its entry either.
                 since = time.monotonic()
             if holder and self._holder.revision != known:
                 raise self._at_work(holder)
@@ -175,7 +174,7 @@ class HeldPosition:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                with suppress(*PASSING):  # the next time comes soon
+                with suppress(*PASSING):  # the next renewal comes soon
                     await self._write(self._holder, self._identity)
             except ReplacedError as error:
                 self._replaced = error
@@ -186,8 +185,8 @@ class HeldPosition:
             with suppress(KeyWrongLastSequenceError):
                 await entry.write(value)
                 return
-            # The holder is read last, because who takes over writes it first. If it is still this process, an answer to
-            # its own write was lost, or the servers went back to an older state.
+            # The holder is read last, because a new holder writes it first. If it is still this process, the answer to
+            # its own write was lost, or the servers returned to an older state.
             if entry is not self._holder:
                 await entry.read()
             known = self._holder.revision

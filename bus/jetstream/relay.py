@@ -1,4 +1,4 @@
-"""The host's end of requests: what readers and other hosts send to the broker of a run, and what it answers."""
+"""Relay at the host of a run: passes requests of readers and other hosts to the broker, and its answers back."""
 
 import asyncio
 import functools
@@ -27,20 +27,21 @@ from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.runs.flight import ANNOUNCED_DUMPS, AnnouncedDump
 
 KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")
-"""Control messages that are passed on to the broker."""
+"""Control messages passed to the broker."""
 
 MOST_READERS = 1000
 _IDLE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _RECENT_SECONDS = 60.0
-"""Older dumps of this host, from before its bridge came, are not announced."""
+"""Dumps older than this, from before the bridge started, are not announced."""
 _MOST_ID = 100
 _ANSWER_SECONDS = 5.0
 
 
 class Relay:
-    """Passes control messages of readers on to the broker of a run on this machine, each reader by a connection of its
-    own, so that its lease is its own; and the broker's answers back. Requests for the recordings it answers itself."""
+    """Passes readers' control messages to the broker of a run on this machine, and the answers back.
+
+    Each reader has its own connection, and so its own lease. Requests for recordings are answered here."""
 
     def __init__(self, client: NatsClient, path: Path, run: str, host: str) -> None:
         self._client = client
@@ -50,7 +51,7 @@ class Relay:
         self._serves_run = False
         self.raw = RawRecordings(path)
         self._context = zmq.asyncio.Context()
-        # A viewer that answers go to another one's inbox for does not get that one's lease.
+        # A viewer that names another reader's inbox for answers must not get that reader's lease.
         self._readers: dict[tuple[str, bool], _Reader] = {}
         self._dumps = _DumpRelay(client, path, run, host)
 
@@ -67,7 +68,7 @@ class Relay:
         self._context.destroy(linger=0)
 
     async def serve_run(self) -> None:
-        """Takes what is for the host of the first rank, without naming it."""
+        """Also serve requests for the first rank's host, which name no host."""
         if not self._serves_run:
             self._serves_run = True
             await self._serve(None)
@@ -87,7 +88,7 @@ class Relay:
             if kind == "fetch":
                 await self._client.publish(message.reply, await self.raw.answer(control))
             else:
-                # A broker knows by the mark that the sender may only view.
+                # By the mark the broker knows that the sender may only view.
                 mark = {} if may_command else {"viewer": True}
                 reader = self._reader(names.split_reply(message.reply)[0], may_command)
                 await reader.send(encode_control(kind, {**control.content, **mark}))
@@ -98,18 +99,18 @@ class Relay:
             await self._client.publish(message.reply, refusal)
 
     def _control(self, kind: str, frame: bytes) -> Control:
-        """A request that is what its subject says, by which servers have judged whether its sender may make it.
+        """Decode a request. Its kind must match its subject, by which the servers checked the sender's permission.
 
-        Raises OffloopError: it is another request."""
+        Raises OffloopError: it does not match."""
         control = decode_control(split_frame(frame)[1])
         if control.kind != kind or control.content.get("run") != self._run:
             raise ProtocolError(f"a request by the subject of {kind!r} of run {self._run!r} is for something else")
         return control
 
     def _reader(self, inbox: str, may_command: bool) -> "_Reader":
-        """A reader's connection to the broker that is there now.
+        """Return a reader's connection to the present broker.
 
-        Raises OffloopError: none is there, or too many readers are."""
+        Raises OffloopError: there is no broker, or there are too many readers."""
         now = time.monotonic()
         for key, known in list(self._readers.items()):
             if now - known.used > _IDLE_SECONDS:
@@ -129,8 +130,6 @@ class Relay:
 
 
 class _Reader:
-    """A reader's connection to the broker."""
-
     def __init__(self, client: NatsClient, context: Any, address: str, reply: str) -> None:
         self.address = address
         self.used = time.monotonic()
@@ -141,7 +140,7 @@ class _Reader:
 
     async def send(self, message: bytes) -> None:
         self.used = time.monotonic()
-        # What the broker does not read at once is dropped, and asked again.
+        # Messages that the broker does not read at once are dropped; readers repeat them.
         with suppress(zmq.Again):
             await self._socket.send(message, zmq.NOBLOCK)
 
@@ -157,17 +156,15 @@ class _Reader:
 
 
 class RawRecordings:
-    """Answers requests for ranges of the recordings of a run."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._recordings: dict[int, GrowingRecording] = {}
         self._opening = asyncio.Lock()
         self.used = float("-inf")
-        """When something was last asked for, by ``time.monotonic``."""
+        """Time of the last request, by ``time.monotonic``."""
 
     async def answer(self, control: Control) -> bytes:
-        """The answer to a request. Raises OffloopError: there is none: no such attempt, no such offset."""
+        """Answer a request. Raise OffloopError for an unknown attempt or offset."""
         self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number, offset = content.get("attempt", run.last.number), content.get("offset")
@@ -176,7 +173,7 @@ class RawRecordings:
         recording = await self._recording(run, number)
         end = recording.look()
         recording.backlog.drop(end)
-        # What follows the last check record of a file that is written may be cut off.
+        # While a file is being written, bytes after its last check record may be cut off.
         end = end if run.live and number == run.last.number else recording.size
         data = recording.read_at(offset, max(0, min(end - offset, MAX_RANGE)))
         asked = {"id": content["id"]} if "id" in content else {}
@@ -200,13 +197,12 @@ class RawRecordings:
         return self._recordings[attempt.number]
 
     def close(self) -> None:
-        """Closes the recordings."""
         for recording in self._recordings.values():
             recording.close()
 
 
 class _DumpRelay:
-    """Announces what this host's broker writes of its flight recorder, and has it write when another host announces."""
+    """Announces dumps of this host's flight recorder, and has it write one when another host announces a dump."""
 
     def __init__(self, client: NatsClient, path: Path, run: str, host: str) -> None:
         self._client = client
@@ -233,17 +229,17 @@ class _DumpRelay:
         for dump in ANNOUNCED_DUMPS.find(self._path) or ():
             if dump.id in self._known or time.time() - dump.time > _RECENT_SECONDS:
                 continue
-            # It comes back to this host, too, which has written it already.
+            # The message also returns to this host, which must not write again.
             self._known.append(dump.id)
             try:
                 await self._client.publish(self._subject, json.dumps({**asdict(dump), "host": self._host}).encode())
                 await self._client.flush()
             except PASSING:
-                self._known.remove(dump.id)  # it is tried again
+                self._known.remove(dump.id)  # retry
 
     async def _take(self, message: Msg) -> None:
         if message.subject != self._subject:
-            return  # as in names.is_request
+            return  # see names.is_request
         try:
             said = json.loads(message.data)
             dump = msgspec.convert(said, AnnouncedDump)
@@ -251,7 +247,7 @@ class _DumpRelay:
             return
         if dump.id in self._known or not 0 < len(dump.id) <= _MOST_ID:
             return
-        # Before it is written, so that it is not announced in turn.
+        # Before it is written, so that it is not announced again.
         self._known.append(dump.id)
         command = {
             "run": self._run,
@@ -267,7 +263,7 @@ class _DumpRelay:
 
 
 def _command(address: str, command: dict[str, Any]) -> None:
-    """Sends a command to a broker under the id that all hosts know it by."""
+    """Send a command to a broker under the id that all hosts know."""
     with closing(SocketChannel(address)) as channel:
         channel.send("command", command)
         channel.wait(_ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""The streams of a run and the buckets beside them, as its bridge writes them."""
+"""Streams and buckets of a run, as its bridge writes them."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ STREAM_FULL = 10077
 FULL = (STREAM_FULL, 10002, 10047, 10023)
 """A stream, an account or a server has no room left."""
 WRONG_LAST_SEQUENCE = (10071, 10164)
-"""Another message of the subject is the last one than the one named."""
+"""Another message than the named one is the last of the subject."""
 _EXISTS = 10058
-"""A stream of that name is there, with other settings."""
+"""A stream of that name exists, with other settings."""
 _TOO_FEW_SERVERS = 10005
-"""Not enough servers are there at the moment for as many replicas."""
+"""At the moment there are fewer servers than replicas."""
 _NO_CLUSTER = 10074
 
 _WINDOWS_SECONDS = 86_400.0
-"""How long windows are kept: older ones stay on the hosts."""
+"""How long windows are kept; older ones stay on the hosts."""
 POSITIONS_BYTES = 64 << 20
-"""How large the bucket of positions may become: an account's readers may write there."""
+"""Limit of the bucket of positions, to which an account's readers may write."""
 
 
 async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
-    """A key-value bucket, which is made unless it is there."""
+    """Open a key-value bucket, and create it if necessary."""
     try:
         return await client.js.key_value(bucket)
     except BucketNotFoundError:
@@ -40,30 +40,29 @@ async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes:
 
 @dataclass(frozen=True)
 class RunFileStream:
-    """A stream of a run: holds the copies of its files."""
+    """A stream with the copies of a run's files."""
 
     client: NatsClient
     run: str
     run_id: str | None
-    """The run's identity, if it has one."""
+    """Identity of the run, if it has one."""
     bridge: str
-    """Who writes: stands in each message."""
+    """The writer's identity, for each message."""
     replicas: int
-    """How many servers keep each message; for a stream that does not exist yet, as :attr:`max_bytes`."""
+    """Number of servers that keep each message of a new stream."""
     max_bytes: int | None = None
-    """How large it may grow, where that is to be limited."""
+    """Limit of a new stream's size, if any."""
     has_windows: bool = False
-    """Whether it holds windows of hosts, for a limited time, and not recordings."""
+    """It holds windows of hosts, for a limited time, and not recordings."""
 
     @property
     def name(self) -> str:
-        """The stream's name."""
         return names.windows_stream_of(self.run) if self.has_windows else names.stream_of(self.run)
 
     async def make(self) -> None:
-        """Makes it, unless it is there.
+        """Create the stream unless it exists.
 
-        Raises BrokerError: the servers do not make it, for good, or it is another run's."""
+        Raises BrokerError: the servers refuse for good, or the stream is another run's."""
         subjects = names.windows_subject if self.has_windows else names.recording_subject
         config = StreamConfig(
             name=self.name,
@@ -90,7 +89,7 @@ class RunFileStream:
             raise BrokerError(f"NATS does not make the stream {self.name}: {in_words(error)}") from None
 
     def check_owner(self, run_id: str | None) -> None:
-        """Raises :class:`BrokerError` where it is another run's, by that one's identity."""
+        """Raise BrokerError if the identity is another run's."""
         if run_id not in (None, self.run_id):
             raise BrokerError(
                 f"the stream {self.name} holds another run that is called {self.run!r}: give this one another name "
@@ -100,7 +99,7 @@ class RunFileStream:
 
 
 async def remove_run(client: NatsClient, run: str) -> list[str]:
-    """Removes a run from the servers; returns what was removed: names of streams, and keys in buckets.
+    """Remove a run from the servers; return the removed streams, and keys in buckets.
 
     Raises nats.errors.Error: the servers do not answer, or refuse."""
     removed = []

@@ -1,7 +1,6 @@
-"""The configuration of NATS servers, as ``offloop server nats-config`` writes it: an account for each team, and in it
-users with what their roles may do.
+"""Configuration of NATS servers for ``offloop server nats-config``: one account for each team, users with roles.
 
-What a role lacks is nowhere allowed: there is no general permission for the API of JetStream, ``$JS.API.>``."""
+Only permissions listed here exist: no role has all of JetStream's API, ``$JS.API.>``."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from offloop.bus.jetstream import names
 
 
 class UserPermissions(NamedTuple):
-    """Permissions of a user."""
+    """Subjects that a user may publish and subscribe to."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -24,7 +23,7 @@ _READ_STREAMS = (f"{_API}.STREAM.INFO.*", f"{_API}.STREAM.MSG.GET.*")
 _DATA = ("ol.r.>", "ol.w.>", "ol.d.>")
 _RUNS = f"$KV.{names.RUNS_BUCKET}.>"
 
-# Readers make nothing in the servers: no stream, no bucket, no consumer.
+# Readers create nothing in the servers: no stream, no bucket, no consumer.
 _VIEW = UserPermissions(
     publish=(*_READ_STREAMS, f"$KV.{names.POSITIONS_BUCKET}.>", "ol.v.>"), subscribe=(*_DATA, _RUNS)
 )
@@ -36,7 +35,7 @@ ROLES = {
             f"{_API}.STREAM.UPDATE.*",
             *_READ_STREAMS,
             *_DATA,
-            # The inboxes of readers, which cannot be guessed: what they ask for is answered, also much later.
+            # Inboxes of readers, which cannot be guessed, for answers at any later time.
             "_INBOX.>",
             _RUNS,
         ),
@@ -46,12 +45,11 @@ ROLES = {
     "command": UserPermissions(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
     "remove": UserPermissions(publish=(*_VIEW.publish, f"{_API}.STREAM.DELETE.*", _RUNS), subscribe=_VIEW.subscribe),
 }
-"""By name. ``command`` and ``remove`` have what ``view`` has, and more."""
+"""Permissions by role. ``command`` and ``remove`` include those of ``view``."""
 
 
 def roles_for(action: str, subject: str) -> list[str]:
-    """The roles that may do this: ``publish`` or ``subscribe`` to a subject, in which capitals do not count, because
-    that is how the client of NATS reports it."""
+    """Return the roles that may ``publish`` or ``subscribe`` to a subject, ignoring case: the client lowers it."""
     found = subject.lower()
     return [name for name, role in ROLES.items() if any(_covers(one.lower(), found) for one in getattr(role, action))]
 
@@ -65,10 +63,8 @@ def _covers(pattern: str, subject: str) -> bool:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The configuration of a server."""
-
     teams: Mapping[str, Mapping[str, Sequence[str]]]
-    """The roles of each public nkey, by team."""
+    """Roles of each public nkey, by team."""
     listen: str
     """Host and port."""
     store_dir: Path
@@ -78,22 +74,22 @@ class ServerConfig:
     cluster: Sequence[str] = ()
     """Hosts of all servers."""
     cluster_ca: Path | None = None
-    """Who signed the certificates of the other servers."""
+    """Authority of the other servers' certificates."""
     server_name: str | None = None
-    """May be ``$VARIABLE``, as may :attr:`advertise`."""
+    """A name or ``$VARIABLE``, as is :attr:`advertise`."""
     advertise: str | None = None
-    """By what clients reach this server; by default the host in the cluster whose name is or begins with its name."""
+    """Address for clients, by default the host in the cluster with the server's name."""
     max_store: str | None = None
-    """How much each team may store."""
+    """Storage limit of each team."""
 
     def __str__(self) -> str:
         files = f"cert_file: {_text(self.certificate)}, key_file: {_text(self.certificate_key)}"
-        # Certificates are for names: clients that know one server hear of the others by theirs.
+        # Certificates are for names: clients that know one server learn the names of the others.
         own = (host for host in self.cluster if self.server_name in (host, host.partition(".")[0]))
         advertise = self.advertise or next(own, None)
         lines = [
             "# Made by 'offloop server nats-config'. To check it: nats-server -t -c FILE",
-            # Without quotes, because it may stand for a variable of the environment.
+            # Without quotes, because it may be an environment variable.
             *([f"server_name: {self.server_name}"] if self.server_name else []),
             f"listen: {_text(self.listen)}",
             *([f"client_advertise: {advertise if advertise[0] == '$' else _text(advertise)}"] if advertise else []),

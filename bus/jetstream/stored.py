@@ -1,4 +1,4 @@
-"""Reads messages as the leader of a stream's servers has stored them, one at a time: readers make no consumers."""
+"""Reads stored messages from the leader of a stream, one at a time: readers create no consumers."""
 
 import asyncio
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsClient
 
 _MOST_OTHERS = 1000
-"""How many messages back a range is looked for."""
+"""How many messages to search backwards for a range."""
 _BATCH = 64
 
 
 class Stored(NamedTuple):
-    """A message in a stream."""
+    """A stored message."""
 
     subject: str
     sequence: int
@@ -24,19 +24,20 @@ class Stored(NamedTuple):
 
     @property
     def offset(self) -> int | None:
-        """Where the range of a file in it begins; ``None`` where it does not say."""
+        """Offset of its range of a file, if it has one."""
         value, final = self.headers.get(names.OFFSET, ""), self.headers.get(names.FINAL, "0")
         return int(value) if value.isdecimal() and final.isdecimal() else None
 
     @property
     def final(self) -> int | None:
-        """Where the end of a closed file begins, if that is what it holds."""
+        """Offset of the end of a closed file, if it holds that."""
         return int(self.headers[names.FINAL]) if names.FINAL in self.headers else None
 
 
 async def get(client: NatsClient, stream: str, subject: str | None = None, seq: int | None = None) -> Stored | None:
-    """The last message of a subject; with ``seq`` the first one of the subject from that number on, or the one of that
-    number. ``None`` where there is no such message, or no stream.
+    """Return the last message of a subject, the one numbered ``seq``, or with both the subject's first from ``seq`` on.
+
+    The result is ``None`` if there is no such message or stream.
 
     Raises nats.errors.Error: the servers do not answer, or refuse."""
     try:
@@ -47,8 +48,9 @@ async def get(client: NatsClient, stream: str, subject: str | None = None, seq: 
 
 
 async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Stored | None, int]:
-    """The last message of a subject that is a range of a file, and the sequence number of its last message of any kind:
-    a reader can have servers store an answer to a request there, and a host anything."""
+    """Return a subject's last message with a range of a file, and the sequence number of its last message of any kind.
+
+    A reader can make servers store answers to requests there, and a host can store anything."""
     found = last = await get(client, stream, subject)
     if last is None:
         return None, 0
@@ -62,7 +64,7 @@ async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Sto
 
 
 async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[str]:
-    """The subjects of messages in a stream; none where there is no such stream.
+    """Return the subjects of messages in a stream; none if it does not exist.
 
     Raises nats.errors.Error: the servers do not answer, or refuse."""
     try:
@@ -72,7 +74,7 @@ async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[s
 
 
 async def last_of_each(client: NatsClient, stream: str, subjects: Iterable[str]) -> list[Stored]:
-    """The last messages of those subjects that have one."""
+    """Return the last message of each subject that has one."""
     asked = list(subjects)
     found: list[Stored | None] = []
     for begin in range(0, len(asked), _BATCH):

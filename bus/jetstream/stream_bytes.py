@@ -1,8 +1,8 @@
-"""The bytes of a recording in a stream, as :class:`~offloop.bus.recording.reader.RecordingReader` reads them.
+"""Bytes of a recording in a stream, for :class:`~offloop.bus.recording.reader.RecordingReader`.
 
-A task of the connection reads ahead of the reader, message by message, what the leader of the stream's servers has
-stored. What passes on a subject only says when to look. Messages are placed by their header ``Ol-Offset``, never by
-their sequence numbers: what servers had lost is stored again under others."""
+A task of the connection reads stored messages ahead of the reader, from the leader of the stream. Live messages on the
+subject only signal that more is stored. Messages are placed by their header ``Ol-Offset`` and never by sequence
+numbers, because lost messages are stored again with other numbers."""
 
 import asyncio
 import threading
@@ -22,31 +22,23 @@ from offloop.bus.protocol.frames import decode_control, encode_control, split_fr
 from offloop.bus.recording.records import Hole
 
 _AHEAD_BYTES = 4 << 20
-"""How much is read ahead of the reader."""
+"""Bytes to read ahead of the reader."""
 _BEHIND_BYTES = 32 << 20
-"""How much of what was read is kept."""
+"""Bytes to keep behind the reader."""
 _BATCH = 64
-"""The most messages that are requested at a time."""
+"""Most messages requested at once."""
 _LOOK_SECONDS = 1.0
-"""How often the end of the stream is looked up where nothing says that more has come."""
+"""Interval of look-ups of the stream's end without a signal."""
 _AGAIN_SECONDS = 0.25
 _STORE_SECONDS = 0.01
-"""How soon it is looked up again when a message has passed and is not stored yet: doubled each time."""
+"""First pause before a signalled message is looked up again, if it is not stored yet. The pause doubles each time."""
 _STORED_SECONDS = 1.0
-"""How long a message that has passed may take to be stored."""
+"""How long a signalled message may take to be stored."""
 _FETCH_SECONDS = 2.0
 
 
 class StreamBytes:
-    """A recording in a stream, or on another host.
-
-    Args:
-        connection: to the servers.
-        run: the run's name.
-        attempt: the attempt.
-        host: reads the recording of that host, which its bridge gives range by range; ``None`` for the copy in the
-            stream.
-        patient: whether a bridge that is silent is waited for."""
+    """A recording in a stream, or from the bridge of ``host``. Unless ``patient``, it does not wait for bridges."""
 
     def __init__(
         self, connection: NatsConnection, run: str, attempt: int, host: str | None = None, *, patient: bool = True
@@ -63,20 +55,20 @@ class StreamBytes:
         self._start = 0
         self._data = bytearray()
         self._wanted = _AHEAD_BYTES
-        """Up to where the buffer may be filled."""
+        """Offset up to which the buffer may be filled."""
         self._place = 0
-        """How often the reader went elsewhere: what was requested before that is dropped."""
+        """Number of jumps of the reader. Data requested before a jump are dropped."""
         self._asked, self._reached = 1, 0
-        """How often the end was to be looked up, and which of these times it was reached."""
+        """Numbers of requested and of completed look-ups of the end."""
         self.hole: Hole | None = None
         self.refusal = ""
-        """Why nothing more comes."""
+        """Why no further data come, if so."""
         self.newest = b""
-        """The last message that is stored: it ends with the newest check record."""
+        """The last stored message; it ends with the newest check record."""
         self._has_come = Wakeup()
         self._wake = asyncio.Event()
         self._sequence: int | None = None
-        """The number of the message that was placed last; ``None`` where it has to be found."""
+        """Sequence number of the message placed last; ``None`` if it must be searched."""
         self._sequence_place = 0
         self._passed, self._passed_at = 0, 0.0
         self._future = connection.begin(self._fill())
@@ -85,16 +77,16 @@ class StreamBytes:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything is here that was stored when it was last looked up, or nothing more comes."""
+        """Everything stored at the last look-up is here, or no further data come."""
         return self._reached >= self._asked or bool(self.refusal)
 
     @property
     def is_coming(self) -> bool:
-        """Whether more of what was asked for is on its way."""
+        """More of the requested bytes are on their way."""
         return self.hole is None and not self.at_end
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """What is here of a range; the rest is read ahead from there."""
+        """Return the buffered part of a range; the rest is read ahead."""
         with self._lock:
             self._has_come.clear()
             behind = offset - self._start
@@ -112,7 +104,7 @@ class StreamBytes:
             return bytes(self._data[behind : behind + size])
 
     def forget(self, offset: int) -> None:
-        """Drops what lies behind an offset, and looks up what is stored from there on."""
+        """Drop the bytes after an offset, and look up what is stored there."""
         with self._lock:
             kept = max(0, offset - self._start)
             if kept < len(self._data) or self.hole is not None:
@@ -134,17 +126,14 @@ class StreamBytes:
         self._connection.soon(self._wake.set)
 
     def wait(self, seconds: float) -> None:
-        """Waits so long, or until something has come since it was last read."""
         self._has_come.wait(seconds)
         self._has_come.clear()
 
     async def wait_async(self, seconds: float) -> None:
-        """As :meth:`wait`, while the event loop runs."""
         await self._has_come.wait_async(seconds)
         self._has_come.clear()
 
     def close(self) -> None:
-        """Stops reading ahead. Can be called more than once."""
         self._future.cancel()
 
     # -- in the connection's thread -----------------------------------------------------------------------------------
@@ -176,14 +165,14 @@ class StreamBytes:
                     await subscription.unsubscribe()
 
     async def _note_passing(self, message: Any) -> None:
-        if message.subject.startswith(self._subjects[:-1]):  # as in names.is_request
+        if message.subject.startswith(self._subjects[:-1]):  # see names.is_request
             offset = (message.headers or {}).get(names.OFFSET, "")
             if offset.isdecimal():
                 self._passed, self._passed_at = int(offset) + len(message.data), time.monotonic()
                 self._wake.set()
 
     async def _fill_from_stream(self) -> bool:
-        """Reads what is stored, as far as there is room; returns whether it is to be tried again soon."""
+        """Read stored messages as far as there is room; return whether to try again soon."""
         asked, place, known = self._asked, self._place, self._connection.known
         if place != self._sequence_place:
             self._sequence, self._sequence_place = None, place
@@ -192,7 +181,7 @@ class StreamBytes:
         if last is not None and last.offset is not None:
             end, self.newest = last.offset + len(last.data), last.data
             while (at := self._at(place)) is not None:
-                # Messages behind the one that was placed last may replace its end.
+                # Messages after the last placed one may replace its end.
                 if at >= end and (self._sequence is None or last.sequence <= self._sequence):
                     break
                 if not await self._read_on(place, at, last):
@@ -211,7 +200,7 @@ class StreamBytes:
         return self._passed > end and time.monotonic() - self._passed_at < _STORED_SECONDS
 
     def _at(self, place: int) -> int | None:
-        """Where to read on; ``None`` where there is no room, or the reader went elsewhere."""
+        """Return the offset to read next; ``None`` if the buffer is full or the reader has jumped."""
         with self._lock:
             if place != self._place:
                 return None
@@ -224,7 +213,7 @@ class StreamBytes:
             self._has_come.set()
 
     async def _read_on(self, place: int, at: int, last: Stored) -> bool:
-        """Reads the next messages; returns whether something of them was placed."""
+        """Read the next messages; return whether any was placed."""
         has_placed = False
         for message in await self._following(last):
             if message is None or message.subject != last.subject or message.offset is None:
@@ -253,8 +242,9 @@ class StreamBytes:
         return await asyncio.gather(*(get(self._client, self._stream, seq=number) for number in numbers))
 
     async def _search(self, subject: str, offset: int) -> tuple[Stored | None, int | None]:
-        """The message with the byte at an offset; without one, where the next message begins. Later messages have later
-        bytes."""
+        """Return the message with the byte at an offset, and the offset of the next message if there is none.
+
+        Later messages have later bytes."""
         last, _ = await last_range(self._client, self._stream, subject)
         low, high = 1, 0 if last is None else last.sequence
         best = following = None
@@ -273,7 +263,7 @@ class StreamBytes:
         return None, following
 
     def _put(self, place: int, offset: int, data: bytes) -> int:
-        """Places a range; returns the end of what is here."""
+        """Place a range in the buffer; return the buffer's end."""
         with self._lock:
             end = self._start + len(self._data)
             if place != self._place or offset > end or offset + len(data) <= self._start:
@@ -284,17 +274,16 @@ class StreamBytes:
             if there[: len(data)] == data[: len(there)]:
                 self._data += data[len(there) :]
             else:
-                # The end of a closed file gives way to what another broker wrote in its place.
+                # Another broker has replaced the end of a closed file.
                 self._data[begin - self._start :] = data
             end = self._start + len(self._data)
         self._has_come.set()
         return end
 
     async def _name_hole(self, place: int, at: int, end: int) -> bool:
-        """The stream lacks what is between two offsets: the run's host has it, or it is lost. Returns whether one of
-        these is known."""
+        """Get bytes that the stream lacks from the run's host, or declare them lost; return whether one worked."""
         if self._connection.known.may_answer(self._run, once=not self._patient):
-            with suppress(OffloopError):  # the host does not have them either
+            with suppress(OffloopError):  # the host lacks them too
                 data = await self._fetch(at)
                 self._put(place, at, data[: end - at])
                 return bool(data)
@@ -309,7 +298,7 @@ class StreamBytes:
         return True
 
     async def _fetch(self, offset: int) -> bytes:
-        """A range from the host's recording; nothing where it does not answer. Raises BrokerError: it refuses."""
+        """Return a range of the host's recording; empty if it does not answer. Raise BrokerError if it refuses."""
         content = {"run": self._run, "attempt": self._attempt, "offset": offset}
         may_command = await self._client.may_command()
         subject = names.request_subject(self._run, "fetch", self._host, may_command=may_command)
@@ -321,7 +310,7 @@ class StreamBytes:
         return data if isinstance(data, bytes) else b""
 
     async def _fill_from_host(self) -> bool:
-        """Reads what the host has, as far as there is room; returns whether it is to be tried again soon."""
+        """Read the host's recording as far as there is room; return whether to try again soon."""
         asked, place = self._asked, self._place
         try:
             while (at := self._at(place)) is not None:

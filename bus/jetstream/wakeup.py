@@ -1,4 +1,4 @@
-"""Wakes a thread, or a task of another event loop."""
+"""Event that wakes a thread, or a task of another event loop."""
 
 import asyncio
 import threading
@@ -6,29 +6,26 @@ from contextlib import suppress
 
 
 class Wakeup:
-    """An event that one waiter at a time waits for, with or without an event loop."""
+    """Event for one waiter at a time, with or without an event loop."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     def set(self) -> None:
-        """Wakes the waiter, or the next one."""
+        """Wake the waiter, or the next one."""
         self._event.set()
         if (waiting := self._waiting) is not None:
             with suppress(RuntimeError):  # its loop is closed
                 waiting[0].call_soon_threadsafe(waiting[1].set)
 
     def clear(self) -> None:
-        """Has the next waiter wait."""
         self._event.clear()
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long, or until it is set; returns whether it is."""
         return self._event.wait(seconds)
 
     async def wait_async(self, seconds: float) -> bool:
-        """As :meth:`wait`, while the event loop runs."""
         woken = asyncio.Event()
         self._waiting = asyncio.get_running_loop(), woken
         if not self._event.is_set():

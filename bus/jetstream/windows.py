@@ -1,4 +1,4 @@
-"""The windows of all hosts of a run, as a reader elsewhere gets them."""
+"""Windows of all hosts of a run, for a reader on another machine."""
 
 import asyncio
 from collections import deque
@@ -18,8 +18,9 @@ _AGAIN_SECONDS = 1.0
 
 
 class StreamWindows:
-    """The windows of all hosts of an attempt as they come: the last one of each host first. Of a host each comes once:
-    one that the servers had lost and that is sent again is known by its offset."""
+    """Windows of all hosts of an attempt as they arrive, starting with each host's last one.
+
+    Each comes once: windows that servers had lost and that were sent again are recognized by their offsets."""
 
     def __init__(self, connection: NatsConnection, run: str, attempt: int) -> None:
         self._client = connection.client
@@ -27,11 +28,11 @@ class StreamWindows:
         self._subjects = names.windows_subject(run, attempt)
         self._unread: deque[bytes] = deque(maxlen=_MOST_UNREAD)
         self._known: dict[str, int] = {}
-        """Of each subject how far it is known."""
+        """Known size of each subject's file."""
         self._following = connection.begin(self._follow())
 
     def take(self) -> list[HostWindow]:
-        """The windows since the last call."""
+        """Return the windows since the last call."""
         found = []
         while self._unread:
             with suppress(ProtocolError):
@@ -39,10 +40,9 @@ class StreamWindows:
         return found
 
     def close(self) -> None:
-        """Ends it. Can be called more than once."""
         self._following.cancel()
 
-    # In the connection's thread.
+    # In the connection's thread:
 
     async def _follow(self) -> None:
         subscription = await self._client.subscribe(self._subjects, cb=self._hear)
@@ -61,7 +61,7 @@ class StreamWindows:
                 await subscription.unsubscribe()
 
     async def _hear(self, message: Msg) -> None:
-        if message.subject.startswith(self._subjects.rstrip("*")):  # as in names.is_request
+        if message.subject.startswith(self._subjects.rstrip("*")):  # see names.is_request
             self._note(Stored(message.subject, 0, message.headers or {}, message.data))
 
     def _note(self, message: Stored) -> None:

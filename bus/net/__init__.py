@@ -1,3 +1,1 @@
-"""Sockets, requests to brokers, keys.
-
-Begin with ``sockets``."""
+"""Sockets, requests to brokers, keys."""

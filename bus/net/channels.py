@@ -1,4 +1,4 @@
-"""Channels: how control messages go to the broker of a run and its answers come back, on this machine or elsewhere."""
+"""Channels for control messages to a run's broker and its answers, on this machine or elsewhere."""
 
 import asyncio
 import os
@@ -15,31 +15,29 @@ from offloop.bus.types.timeouts import Timeouts
 
 
 class Channel(Protocol):
-    """Sends control messages and receives answers, each on whatever thread; one thread at a time."""
+    """Sends control messages and receives answers, in one thread at a time."""
 
     peer: str
     """The other end, for error messages."""
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
-        """Sends a message, without waiting; returns whether it could be sent now."""
+        """Send a message without waiting; return whether it was sent."""
 
     def receive(self) -> Control | None:
-        """The next answer, if there is one now."""
+        """Return the next answer, if one has arrived."""
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long, or until something has come; returns whether it has."""
+        """Wait so many seconds, or until an answer arrives; return whether one has."""
 
     async def wait_async(self, seconds: float) -> bool:
-        """As :meth:`wait`, while the event loop runs."""
+        """Do the same while the event loop runs."""
 
     def close(self, linger: float = 0.0) -> None:
-        """Ends it; what was sent last has so many seconds to be read. Can be called more than once."""
+        """Close it; sent messages have ``linger`` seconds to be read. Further calls have no effect."""
 
 
 class SocketChannel(Channel):
-    """A channel to a broker of this machine, by a connection of its own.
-
-    Raises ConfigurationError: that is not an address."""
+    """Channel to a broker on this machine. Raises ConfigurationError: the address is invalid."""
 
     def __init__(self, address: str) -> None:
         self.peer = f"the broker at {address}"
@@ -73,8 +71,8 @@ class SocketChannel(Channel):
 
 
 def receive_control(socket: "zmq.Socket[bytes]") -> Control | None:
-    """The next control message, if there is one now; what is malformed is skipped."""
-    # Asking first costs a third of a receive that finds nothing.
+    """Return the next control message, if one has arrived; skip malformed ones."""
+    # This check takes a third of the time of a receive without a message.
     while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         with suppress(zmq.Again, ProtocolError):
             topic, body = split_frame(socket.recv(zmq.NOBLOCK))
@@ -84,14 +82,14 @@ def receive_control(socket: "zmq.Socket[bytes]") -> Control | None:
 
 
 async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
-    """Waits at most so long, while the event loop runs, until a message is there; returns whether one is."""
+    """Wait so many seconds, while the event loop runs, for a message; return whether there is one."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     descriptor = int(socket.getsockopt(zmq.FD))
     deadline = loop.time() + seconds
     loop.add_reader(descriptor, changed.set)
     try:
-        # The descriptor reports changes only, so the event is cleared before the socket is asked.
+        # The descriptor signals changes only, so the event is cleared before the socket is checked.
         while not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             async with asyncio.timeout_at(deadline):
                 await changed.wait()
@@ -104,21 +102,20 @@ async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
 
 
 def ask(channel: Channel, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Asks one question by a channel, and closes that. Raises BrokerError: no broker answers, or the broker refuses."""
+    """Send one request, return the answer, and close the channel. Raise BrokerError without an answer or if refused."""
     with RequestClient(channel) as client:
         return client(kind, content)
 
 
 class RequestClient:
-    """Several questions by one channel, each asked when the one before is answered. Closes the channel at the end of
-    its ``with`` block."""
+    """Sends requests by one channel, one after the other. Closes the channel at the end of its ``with`` block."""
 
     def __init__(self, channel: Channel, timeouts: Timeouts | None = None) -> None:
         self._channel = channel
         self._patience = (timeouts or Timeouts.default).answer
 
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Asks a question and waits for its answer. Raises BrokerError: no broker answers, or the broker refuses."""
+        """Send a request and return its answer. Raise BrokerError without an answer or if refused."""
         asked = os.urandom(8).hex()
         deadline = time.monotonic() + self._patience
         is_sent = self._channel.send(kind, {**content, "id": asked})

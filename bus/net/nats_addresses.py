@@ -1,4 +1,4 @@
-"""Addresses of NATS servers, to which runs are copied; nothing of NATS is needed to check them."""
+"""Addresses of NATS servers. Needs nothing of NATS."""
 
 import os
 from urllib.parse import urlsplit
@@ -6,18 +6,17 @@ from urllib.parse import urlsplit
 from offloop.bus.errors import ConfigurationError
 
 STREAM_VARIABLE = "OFFLOOP_STREAM"
-"""The environment variable with the servers to which runs are copied."""
+"""Environment variable with the servers to which runs are copied."""
 
 _SCHEMES = ("nats", "tls")
 
 
 def how_to_list(address: str) -> str:
-    """The command that lists the runs there."""
     return f"'offloop runs --stream {address}' lists them"
 
 
 def split_addresses(text: str) -> tuple[str, ...]:
-    """The addresses in a text, with commas between them. Raises ConfigurationError: one of them is malformed."""
+    """Split comma-separated addresses. Raise ConfigurationError if one is malformed."""
     addresses = tuple(part.strip() for part in text.split(",") if part.strip())
     for address in addresses:
         try:
@@ -37,8 +36,8 @@ def split_addresses(text: str) -> tuple[str, ...]:
 
 
 def find_servers(given: str | None) -> str | None:
-    """Where a run is to be copied: ``given``, else ``$OFFLOOP_STREAM``; ``None`` for nowhere.
+    """Return the servers to which a run is copied: ``given``, else ``$OFFLOOP_STREAM``, else ``None``.
 
-    Raises ConfigurationError: they are malformed."""
+    Raises ConfigurationError: an address is malformed."""
     servers = given if given is not None else os.environ.get(STREAM_VARIABLE) or None
     return None if servers is None else ",".join(split_addresses(servers))

@@ -1,5 +1,6 @@
-"""Nkeys, by which NATS servers know their clients: a seed in a file that only its owner may read, and the public key
-that belongs to it (https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth)."""
+"""Nkeys identify clients of NATS servers: a secret seed in a file of the user's, and its public key.
+
+See https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth"""
 
 import os
 import re
@@ -21,19 +22,16 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True)
 class Nkey:
-    """A user's nkey."""
-
     public: str
     seed: str = field(repr=False)
 
 
 def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path, Nkey]:
-    """Makes an nkey in the folder ``where``, by default ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``, and
-    returns its files and itself: ``NAME.nkey``, which may be given away, and ``NAME.nkey_secret``, which only its owner
-    may read.
+    """Create an nkey in the folder ``where``, by default ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``.
 
-    Raises ConfigurationError: the name cannot be a file's, a key of that name is there already, or the files cannot be
-    written."""
+    Returns its public file ``NAME.nkey``, its secret file ``NAME.nkey_secret``, and the key.
+
+    Raises ConfigurationError: the name is invalid, the key exists, or the files cannot be written."""
     require("an nkey", "nats", "nkeys")
     import nkeys
 
@@ -74,9 +72,9 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
 
 
 def load_nkey(path: str | os.PathLike[str]) -> Nkey:
-    """Reads one's own nkey from the file with its seed.
+    """Read this user's nkey from the file with its seed.
 
-    Raises ConfigurationError: it is not there, is something else, or others may read it."""
+    Raises ConfigurationError: the file is missing, is something else, or others may read it."""
     require("an nkey", "nats", "nkeys")
     file = Path(path)
     seed, mode = _read(file)
@@ -95,7 +93,7 @@ def load_nkey(path: str | os.PathLike[str]) -> Nkey:
 
 
 def public_nkey(text: str) -> str:
-    """A public nkey, from itself or from the file with it. Raises ConfigurationError: it is neither."""
+    """Return a public nkey, given as text or as its file, or raise ConfigurationError."""
     if _PUBLIC.match(text):
         return text
     if _SEED.match(text):
@@ -114,7 +112,7 @@ def public_nkey(text: str) -> str:
 
 
 def _public_of(seed: str) -> str:
-    """The public key of a seed; nothing if that is none."""
+    """Return the public key of a seed, or an empty text if it is invalid."""
     import nkeys
 
     if not _SEED.match(seed):
@@ -122,14 +120,14 @@ def _public_of(seed: str) -> str:
     try:
         prefix, raw = nkeys.decode_seed(seed.encode())
         if nkeys.encode_seed(raw, prefix).decode() != seed:
-            return ""  # its checksum is another
+            return ""  # its checksum is wrong
         return str(nkeys.from_seed(bytearray(seed.encode())).public_key.decode())
     except (nkeys.NkeysError, ValueError):
         return ""
 
 
 def _read(file: Path) -> tuple[str, int]:
-    """The text of a file with a key, and its mode."""
+    """Return the text of a key's file, and the file's mode."""
     try:
         with open(file, "rb") as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)

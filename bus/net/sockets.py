@@ -1,4 +1,4 @@
-"""Sockets: those at which a broker listens, those that stay connected to one, and how much may wait in them."""
+"""Sockets of brokers and their peers, with the limits of their queues."""
 
 from collections.abc import Callable
 
@@ -11,36 +11,37 @@ RECONNECT_MILLISECONDS = 100
 RECONNECT_MAX_MILLISECONDS = 2000
 HANDSHAKE_MILLISECONDS = 5000
 
-# Without a bound: with one, any peer can make libzmq 4.3 abort the process, by a PING behind a full queue and a reset.
+# Unlimited: with a limit, any peer can make libzmq 4.3 abort the process, by a PING behind a full queue and a reset.
 RECEIVE_QUEUE = 0
 ANSWER_QUEUE = 100
 STREAM_QUEUE = 600
-"""Messages for a slow consumer; each holds up to 80 KiB of events, see ``offloop.bus.broker.broker.LIVE_BATCH``."""
+"""Messages for a slow consumer, with up to 80 KiB of events each, see ``offloop.bus.broker.broker.LIVE_BATCH``."""
 STREAM_LINGER = 1000
 ACCEPT_QUEUE = 4096
 
 in_use: set[object] = set()
-"""The owners of open contexts. The garbage collector makes a context that it finds in a cycle forget its sockets before
-anything can close them, and the context then waits for them for ever. What is held here it does not collect."""
+"""Owners of open contexts, kept from the garbage collector.
+
+It would make a context in a cycle forget its sockets before anything can close them; the context then waits for them
+for ever."""
 
 
 def listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) -> "zmq.Socket[bytes]":
-    """A socket that is bound to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for
-    the event feed. When it cannot be had, the context is left to be destroyed.
+    """Bind a socket to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for events.
 
-    Raises BrokerError: the address cannot be listened at."""
+    Raises BrokerError: it cannot listen there. The caller destroys the context."""
     bound: zmq.Socket[bytes] = context.socket(kind)
     bound.setsockopt(zmq.LINGER, STREAM_LINGER)
     bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
     bound.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
     bound.setsockopt(zmq.SNDHWM, STREAM_QUEUE if kind == zmq.PUB else ANSWER_QUEUE)
     bound.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
-    # With libzmq's 100 a burst of connections keeps others out.
+    # libzmq's default of 100 would refuse peers during a burst of connections.
     bound.setsockopt(zmq.BACKLOG, ACCEPT_QUEUE)
     if kind == zmq.ROUTER:
-        # A publisher that reconnects keeps its name; the connection that it lost must not keep it out.
+        # A publisher keeps its name when it reconnects; its lost connection must not block it.
         bound.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        # Sending is how we learn that a connection is gone.
+        # Sending shows that a connection is gone.
         bound.setsockopt(zmq.ROUTER_MANDATORY, 1)
     try:
         bound.bind(address)
@@ -55,9 +56,9 @@ def connect_socket(
     address: str,
     prepare: "Callable[[zmq.Socket[bytes]], object]" = lambda _: None,
 ) -> "zmq.Socket[bytes]":
-    """A socket that stays connected to ``address``, through every loss of the connection.
+    """Connect a socket to ``address``. It reconnects by itself.
 
-    Raises ConfigurationError: that is not an address."""
+    Raises ConfigurationError: the address is invalid."""
     made: zmq.Socket[bytes] = context.socket(kind)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)

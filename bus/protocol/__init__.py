@@ -1,3 +1,1 @@
-"""Frames and their limits, snapshots, and the order in which events are delivered.
-
-Begin with ``frames``; ``docs/protocol.md`` is the specification."""
+"""Frames, snapshots and their order. Start with ``frames``; ``docs/protocol.md`` is the specification."""

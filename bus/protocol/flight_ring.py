@@ -1,9 +1,7 @@
-"""The memory of a flight recorder: a ring in which one rank leaves its newest events, and from which the broker of its
-host reads them, also when the rank hangs or is dead.
+"""Memory of a flight recorder: a ring with one rank's newest events, read by the broker also if the rank hangs or dies.
 
-It is shared memory, so an event costs its rank no message, and is there for the broker the moment it is written. It
-consists of a front and of blocks, which are used again and again: a block is zeroed and numbered when it is entered,
-and an event in it counts once its length is written. Numbers are little endian."""
+It is shared memory: an event needs no message. It consists of a front and of blocks that are reused. A block is zeroed
+and numbered when it is entered. An event in it is valid once its length is written. Numbers are little endian."""
 
 import errno
 import os
@@ -24,18 +22,18 @@ from offloop.bus.tensors.shared_memory import (
 
 BLOCK = 64 * 1024
 MEMORY = 256 * 1024 * 1024
-"""Bytes that the rings of one host may take together."""
+"""Limit for all rings of one host, in bytes."""
 MAX_BATCHES = 1_000_000
 
 _MAGIC = b"OLFLIGHT"
 _FRONT = struct.Struct("<8s16sQQQ")
-"""Magic, token, batches to hold, blocks in use, index of the block that is written to."""
+"""Magic, token, batches to hold, number of blocks in use, index of the current block."""
 _PLACES = struct.Struct("<QQ")
 _AT_PLACES = 32
 _AT_BLOCKS = 4096
 _HEAD = 16
-"""Bytes of a block before its events, each a length and a frame: the block's number among all that were ever entered,
-and zeros."""
+"""Bytes at the start of a block: its number among all blocks ever entered, and zeros. Events follow, each a length and
+a frame."""
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TOKEN = 16
@@ -43,16 +41,17 @@ _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
 _GROW = 16  # blocks by which the memory grows
 MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
-"""Bytes of the largest event that fits."""
+"""Size of the largest event that fits, in bytes."""
 
 
 class FlightRing:
-    """The writing end, in a rank's process: holds the last ``batches`` batches, in at most ``size`` bytes. Raises
-    OSError: the system has no memory for it."""
+    """Writer, in a rank's process: holds the last ``batches`` batches in at most ``size`` bytes.
+
+    Raises OSError: the system has no memory for it."""
 
     def __init__(self, batches: int, size: int = MEMORY) -> None:
         self.batch = 0
-        """The number of batches that have ended: kept up to date by the caller."""
+        """Number of finished batches, updated by the caller."""
         self._batches = batches
         self._most = max(2, size // BLOCK)
         self._token = os.urandom(_TOKEN)
@@ -62,7 +61,7 @@ class FlightRing:
             self._memory = mmap(self._descriptor, whole)
             _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, batches, 0, 0)
             self._made = self._entered = 0
-            # The blocks in use, the oldest first, each with the batches that had ended when it was left.
+            # Blocks in use, oldest first, each with the number of finished batches when it was left.
             self._blocks: deque[tuple[int, int]] = deque()
             self._at = self._end = 0
             self._enter_block()
@@ -71,11 +70,11 @@ class FlightRing:
             raise
 
     def to_wire(self) -> dict[str, Any]:
-        """The means to find it for the broker, beside the process."""
+        """Return a description by which the broker opens it, besides the process id."""
         return {"fd": self._shared, "token": self._token}
 
     def put(self, frame: bytes) -> bool:
-        """Put an event in the place of the oldest ones; return whether it is not too large for that."""
+        """Write an event over the oldest ones; return false if it is too large."""
         at = self._at
         size = len(frame)
         end = at + 4 + size
@@ -105,11 +104,11 @@ class FlightRing:
         blocks.append((index, batch))
         self._entered += 1
         begin = _AT_BLOCKS + index * BLOCK
-        # Without a number first: a reader that finds another one after reading than before has read a mixture.
+        # The number is 0 meanwhile: a reader that finds different numbers before and after its read discards the block.
         _NUMBER.pack_into(self._memory, begin, 0)
         self._memory[begin + 8 : begin + BLOCK] = _EMPTY
         _NUMBER.pack_into(self._memory, begin, self._entered)
-        # At once: a struct that is packed into memory is zeros for a moment.
+        # One assignment: pack_into() writes zeros first, which a reader could see.
         self._memory[_AT_PLACES : _AT_PLACES + _PLACES.size] = _PLACES.pack(self._made, index)
         self._at, self._end = begin + _HEAD, begin + BLOCK
         return self._at
@@ -120,12 +119,12 @@ class FlightRing:
                 more = min(_GROW, self._most - self._made)
                 allocate_memory(self._descriptor, _AT_BLOCKS + self._made * BLOCK, more * BLOCK)
             except OSError:
-                # The blocks in use have to do.
+                # Continue with the blocks in use.
                 self._most = self._made
         return self._made < self._most
 
     def close(self) -> None:
-        """Free the memory; a broker that has it open keeps it."""
+        """Free the memory. A broker that has opened it keeps it."""
         if self._end:
             self._end = 0
             self._memory.close()
@@ -133,10 +132,10 @@ class FlightRing:
 
 
 class FlightRingReader:
-    """The reading end, at the broker: opens the ring of a process by :meth:`FlightRing.to_wire`.
+    """Reader, at the broker: opens the ring of a process by :meth:`FlightRing.to_wire`.
 
-    The memory stays as long as this is open, also when that process is gone. It is read and not mapped: a map of
-    memory that its owner shortens would end the broker.
+    The memory exists while this is open, also after that process's end. It is read and not mapped: if its owner
+    shortened a mapped memory, the broker would crash.
 
     Raises ProtocolError: it is something else; OSError: it cannot be opened from here."""
 
@@ -155,7 +154,7 @@ class FlightRingReader:
             raise
 
     def _front(self) -> tuple[int, int, int]:
-        """The batches that it is to hold, the blocks in use, and the newest one."""
+        """Return the number of batches to hold, the number of blocks in use, and the newest block's index."""
         data = os.pread(self._descriptor, _FRONT.size, 0)
         if len(data) < _FRONT.size:
             raise ProtocolError("the memory of a flight recorder is too short")
@@ -167,14 +166,16 @@ class FlightRingReader:
         return batches, blocks, newest
 
     def newest(self) -> bytes | None:
-        """The frame of the newest event; ``None`` before the first one of its block. Raises ProtocolError: the memory
-        is malformed."""
+        """Return the newest event's frame, or ``None`` if its block is still empty.
+
+        Raises ProtocolError: the memory is malformed."""
         *_, newest = self._front()
         return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
 
     def copy(self) -> list[bytes]:
-        """The frames of the events in the ring, the oldest first. Blocks that are overwritten or entered meanwhile are
-        left out. Raises ProtocolError: the memory is malformed; OSError: there is no memory for the copy."""
+        """Return the frames in the ring, oldest first. Blocks that change meanwhile are left out.
+
+        Raises ProtocolError: the memory is malformed; OSError: there is no memory for the copy."""
         _, count, newest = self._front()
         last = self._number(newest)
         check_available(count * BLOCK)
@@ -190,12 +191,11 @@ class FlightRingReader:
         return os.pread(self._descriptor, BLOCK, _AT_BLOCKS + index * BLOCK)
 
     def _number(self, index: int) -> int:
-        """That of a block among all that were ever entered; 0 while it is."""
+        """Return a block's number among all blocks ever entered, or 0 while it is being entered."""
         data = os.pread(self._descriptor, _NUMBER.size, _AT_BLOCKS + index * BLOCK)
         return int.from_bytes(data, "little")
 
     def close(self) -> None:
-        """Close the memory."""
         os.close(self._descriptor)
 
 

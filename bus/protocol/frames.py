@@ -1,4 +1,4 @@
-"""The protocol's frames as functions between bytes and values. ``docs/protocol.md`` is the specification."""
+"""Frames of the protocol: encoding and decoding. ``docs/protocol.md`` is the specification."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from offloop.bus.types.timestamp import TrainingTime
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
 MAX_HELLO = 1 << 20
-"""Bytes of a ``hello`` that a publisher of ours sends."""
+"""Limit of our publishers' ``hello``, in bytes."""
 MAX_RANGE = 256 * 1024
-"""Bytes of a recording in one answer."""
+"""Most bytes of a recording in one answer."""
 MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
 MAX_CONTAINERS = 1 << 16
-_MOST_GIVEN = MAX_CONTAINERS - 4096  # of one event's lists and maps; others of the same event are added
+_MOST_GIVEN = MAX_CONTAINERS - 4096  # lists and maps in one field; the rest is for other fields of the event
 MAX_TIME = (1 << 63) - 1
 MAX_NUMBER = (1 << 63) - 1
 
@@ -41,14 +41,14 @@ _RUN_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_RUN_NAME - 1}}}\Z")
 
 
 class Topic(NamedTuple):
-    """The address of a frame: run, event (or a mark such as ``$end``), and rank."""
+    """Address of a frame: run, event (or a mark such as ``$end``), and rank."""
 
     run: str
     name: str
     rank: int
 
     def encode(self) -> bytes:
-        """The front of a frame, with the delimiter."""
+        """Encode the start of a frame, with the delimiter."""
         return f"{self.run}/{self.name}/{self.rank}".encode() + DELIMITER
 
 
@@ -61,8 +61,7 @@ _Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
 
 
 class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
-    """One event as it travels, in the order of the table in ``docs/protocol.md``. Its maps are decoded when they are
-    looked at; they may also be given as maps."""
+    """One event in wire format, in the order of the table in ``docs/protocol.md``. Its maps are decoded on access."""
 
     version: int
     attempt: _Number
@@ -76,7 +75,7 @@ class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Raises :class:`~offloop.bus.errors.ProtocolError` when they are not a map within the protocol's limits."""
+        """Decode the map, or raise ProtocolError if it is malformed or exceeds a limit."""
         fields = self.fields_
         if not isinstance(fields, dict):
             fields = self.fields_ = _decode_map(self, "fields", fields)
@@ -84,7 +83,7 @@ class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
 
     @property
     def context(self) -> dict[str, Any]:
-        """Raises as :attr:`fields` does."""
+        """Decode the map, with the errors of :attr:`fields`."""
         context = self.context_
         if not isinstance(context, dict):
             context = self.context_ = _decode_map(self, "context", context)
@@ -107,12 +106,11 @@ class Control(NamedTuple):
     kind: str
     content: dict[str, Any]
     version: int = PROTOCOL_VERSION
-    """Version of the protocol that the sender speaks."""
+    """Protocol version of the sender."""
 
 
 def check_run_name(name: str) -> str:
-    """Returns ``name``, or raises :class:`~offloop.bus.errors.InvalidRunNameError` when it cannot stand in a topic and
-    a path."""
+    """Return ``name``, or raise InvalidRunNameError if it cannot be used in topics and paths."""
     if not isinstance(name, str) or not _RUN_NAME.match(name):
         raise InvalidRunNameError(
             f"{name!r} cannot be a run name: use 1 to {MAX_RUN_NAME} letters, digits, '.', '_' or '-', "
@@ -123,9 +121,9 @@ def check_run_name(name: str) -> str:
 
 
 def event_encoder(topic: Topic, attempt: int) -> Callable[[int, int, int, Any, Any, dict[str, Any], bytes], bytes]:
-    """Makes the function that turns one event of ``topic`` into a frame: of ``(seq, base_seq, time, timestamp,
-    previous, fields, context)``, where ``context`` comes from :func:`pack_map`, so that what rarely changes is packed
-    once for many events."""
+    """Return a function that encodes events of ``topic``, with the parameters of an event body.
+
+    Its ``context`` comes from :func:`pack_map`, so that rarely changing values are packed once for many events."""
     front = topic.encode()
     pack = _events.encode
 
@@ -145,25 +143,24 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(f"can not serialize {type(value).__name__!r} object")
 
 
-# Three times as fast as msgpack, but it also packs dates, sets and the like, which nothing else here does: what users
-# give goes through check_plain first.
+# Three times as fast as msgpack. It also packs dates, sets and other types, so check_plain must refuse these first.
 _events = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 
 
 def pack_map(values: dict[str, Any]) -> bytes:
-    """A map as MessagePack, to be put into an event as it is: its context."""
+    """Pack a map for use as an event's context."""
     return msgspec.Raw(_events.encode(values))
 
 
 def as_utf8(text: str) -> str:
-    """The text with lone surrogates escaped, such as those for bytes of a path that are not UTF-8."""
+    """Escape lone surrogates, such as those for bytes of a path that are not UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def copy_map(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a map as it arrives elsewhere.
+    """Return a copy of a map in the form in which it arrives elsewhere.
 
-    Raises :class:`TypeError`, :class:`ValueError` or :class:`OverflowError` for what cannot be sent."""
+    Raises TypeError, ValueError, OverflowError or ConfigurationError: it cannot be sent."""
     packed = _events.encode(values)
     check_size(len(packed))
     copied: dict[str, Any] = msgspec.msgpack.decode(packed)
@@ -171,25 +168,24 @@ def copy_map(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_size(size: int) -> None:
-    """Raises :class:`~offloop.bus.errors.ConfigurationError` for an event of so many bytes that no peer accepts it."""
+    """Raise ConfigurationError for an event larger than any peer accepts."""
     if size > MAX_FRAME:
         raise ConfigurationError(f"an event of {size:,} bytes cannot be sent: at most {MAX_FRAME:,} are allowed")
 
 
 def mark_context(world_size: int, local_world_size: int) -> bytes:
-    """The context of marks: the number of ranks, and of those that publish to this broker where it is another one."""
+    """Pack the context of marks: the number of ranks, and of those that publish to this broker if it differs."""
     here = {} if local_world_size == world_size else {"local_world_size": local_world_size}
     return pack_map({"world_size": world_size, **here})
 
 
 def encode_control(kind: str, content: dict[str, Any]) -> bytes:
-    """A control message as a frame."""
     return DELIMITER + bytes(msgpack.packb([PROTOCOL_VERSION, kind, content]))
 
 
 def encode_frame_batch(frames: list[bytes]) -> bytes:
-    """Several events of one publisher as one message to the control endpoint."""
-    # The training's thread pays for it, and msgpack costs it three times as much.
+    """Encode events of one publisher as one message to the control endpoint."""
+    # This runs in the training thread, and msgpack takes three times as long.
     return DELIMITER + _events.encode([PROTOCOL_VERSION, FRAME_BATCH, {"frames": frames}])
 
 
@@ -207,9 +203,7 @@ _decode_frame_batch = msgspec.msgpack.Decoder(_FrameBatch).decode
 
 
 def decode_frame_batch(body: bytes) -> list[bytes]:
-    """The frames in the body of a message that :func:`encode_frame_batch` has made.
-
-    Raises ProtocolError: it is another message, or something in it is not a frame."""
+    """Decode a batch of frames. Raise ProtocolError for other messages and malformed batches."""
     try:
         return _decode_frame_batch(body).content.frames
     except (ValueError, RecursionError) as error:
@@ -217,7 +211,7 @@ def decode_frame_batch(body: bytes) -> list[bytes]:
 
 
 def is_frame_batch(front: bytes) -> bool:
-    """A control message that begins like this holds events."""
+    """Return whether a control message that begins with these bytes is a batch of frames."""
     return front[3:10] == b"\xa6" + FRAME_BATCH.encode()
 
 
@@ -229,8 +223,10 @@ def encode_heartbeat(
     size: int = 0,
     on_disk: dict[int, tuple[int, int]] | None = None,
 ) -> bytes:
-    """The broker's sign of life for one run: the last ``seq`` and ``base_seq`` collected from each rank, the bytes of
-    the recording on disk, and the last numbers in those."""
+    """Encode the broker's heartbeat.
+
+    It has the last ``seq`` and ``base_seq`` received from each rank, the recording's size on disk, and the last numbers
+    on disk."""
     heartbeat = [PROTOCOL_VERSION, attempt, time, _position_rows(positions), size, _position_rows(on_disk or {})]
     return Topic(run, HEARTBEAT, 0).encode() + bytes(msgpack.packb(heartbeat))
 
@@ -240,9 +236,7 @@ def _position_rows(positions: dict[int, tuple[int, int]]) -> list[tuple[int, int
 
 
 def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
-    """Of each rank ``(seq, base_seq)``, from the rows ``[rank, seq, base_seq]`` of a heartbeat.
-
-    Raises ProtocolError: the rows are malformed."""
+    """Decode a heartbeat's rows ``[rank, seq, base_seq]``, or raise ProtocolError."""
     positions = {}
     for row in rows if type(rows) is list else [None]:
         if type(row) is not list or len(row) < 3 or not all(type(number) is int and number >= 0 for number in row[:3]):
@@ -252,9 +246,9 @@ def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
 
 
 def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:
-    """Splits a frame into topic and body; the topic of a control message is ``None``.
+    """Split a frame into topic and body; the topic of a control message is ``None``.
 
-    Raises ProtocolError: the frame is too large, or its front is not a topic."""
+    Raises ProtocolError: the frame is too large, or does not begin with a topic."""
     if len(frame) > MAX_FRAME:
         raise _too_large("frame", len(frame))
     end = frame.find(DELIMITER, 0, MAX_TOPIC + 1)
@@ -274,7 +268,7 @@ def _too_large(what: str, size: int) -> ProtocolError:
 
 
 def parse_topic(topic: bytes) -> Topic:
-    """Reads ``RUN/NAME/RANK``; raises :class:`~offloop.bus.errors.ProtocolError` when it is anything else."""
+    """Parse ``RUN/NAME/RANK``, or raise ProtocolError."""
     try:
         run, name, rank = topic.decode().split("/")
         parsed = Topic(run, name, int(rank))
@@ -286,9 +280,9 @@ def parse_topic(topic: bytes) -> Topic:
 
 
 def decode_body(body: bytes) -> list[Any]:
-    """Decodes a body within the protocol's limits: an array with a version first.
+    """Decode a body, an array that begins with a version, within the protocol's limits.
 
-    Raises ProtocolError: the bytes are malformed, or over a limit."""
+    Raises ProtocolError: the bytes are malformed, or exceed a limit."""
     if len(body) > MAX_FRAME:
         raise _too_large("body", len(body))
     array = _unpack(body, "a body")
@@ -302,16 +296,15 @@ def _unpack(packed: bytes | memoryview, what: str) -> Any:
         return msgpack.unpackb(
             packed, strict_map_key=False, max_array_len=MAX_ELEMENTS, max_map_len=MAX_ELEMENTS, **_counted(len(packed))
         )
-    # What msgpack raises for hostile bytes ranges from its own errors over ValueError to RecursionError and TypeError
-    # (a map as a key); all of them mean the same to us.
+    # For hostile bytes msgpack raises its own errors, ValueError, RecursionError, and TypeError for a map as a key.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        # Its own text for what is nested too deep is empty.
+        # Its text for a too deep nesting is empty.
         reason = str(error) or ("nested too deep" if isinstance(error, msgpack.StackError) else type(error).__name__)
         raise ProtocolError(f"{what} of {len(packed)} bytes is not MessagePack: {reason}") from None
 
 
 def _counted(size: int) -> dict[str, Callable[[Any], Any]]:
-    """Makes ``unpackb`` stop at too many containers: an empty list takes one byte here and 64 in memory."""
+    """Make ``unpackb`` stop at too many containers: an empty list takes one byte packed and 64 in memory."""
     if size <= MAX_CONTAINERS:
         return {}
     left = iter(range(MAX_CONTAINERS))
@@ -328,7 +321,7 @@ _decode_event = msgspec.msgpack.Decoder(EventBody).decode
 
 
 def decode_event(body: bytes) -> EventBody:
-    """Decodes the body of an event or of a mark, but for its maps. Raises ProtocolError: the bytes are not an event."""
+    """Decode an event or mark without its maps. Raise ProtocolError if it is malformed."""
     if len(body) > MAX_FRAME:
         raise _too_large("body", len(body))
     try:
@@ -342,8 +335,8 @@ def decode_event(body: bytes) -> EventBody:
     return event
 
 
-# What nearly all maps are: text to numbers, texts, lists and maps, a few levels deep. Deeper ones go the slow way:
-# each level doubles the size of this type, which every process builds at its start.
+# Type of nearly all maps: text to numbers, texts, lists and maps, a few levels deep. Deeper maps are decoded by
+# msgpack: each level doubles the size of this type, which every process builds at its start.
 _plain: Any = bool | int | float | str | None
 for _ in range(4):
     _plain = bool | int | float | str | list[_plain] | dict[str, _plain] | None
@@ -359,14 +352,14 @@ _decode_plain_event = msgspec.msgpack.Decoder(_PlainEvent).decode
 
 
 def decode_whole_event(body: bytes) -> EventBody:
-    """Decodes an event as :func:`decode_event` does, with its maps, in little more time than without them.
+    """Decode an event with its maps, in little more time than :func:`decode_event` takes without them.
 
-    Raises ProtocolError: the bytes are not an event, or a map in it is malformed."""
+    Raises ProtocolError: the event or one of its maps is malformed."""
     if len(body) <= MAX_CONTAINERS:
         try:
             event: EventBody = _decode_plain_event(body)
         except (ValueError, RecursionError):
-            pass  # as in _decode_map
+            pass  # see _decode_map
         else:
             if event.base_seq <= event.seq:
                 return event
@@ -381,7 +374,7 @@ def _decode_map(event: EventBody, name: str, packed: msgspec.Raw) -> dict[str, A
         try:
             return _decode_plain_map(data)
         except (ValueError, RecursionError):
-            pass  # bytes, other keys, or one of many faults: the slow way takes the former and names the latter
+            pass  # valid maps with bytes or other keys, and malformed maps: _unpack decodes or rejects them
     what = f"the {name} of event {event.seq}"
     values = _unpack(data, what)
     if type(values) is not dict or not is_shallow(values):
@@ -390,7 +383,7 @@ def _decode_map(event: EventBody, name: str, packed: msgspec.Raw) -> dict[str, A
 
 
 def sequence_number(body: bytes) -> int | None:
-    """The ``seq`` of a malformed event, if it can be found."""
+    """Return the ``seq`` of a malformed event, if it is readable."""
     try:
         number = decode_body(body)[2]
     except (ProtocolError, IndexError):
@@ -403,9 +396,9 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
-    """Nothing is nested deeper than ``levels``, so that recursive code such as ``repr`` can be used."""
+    """Return whether the nesting has at most ``levels``, so that recursive code such as ``repr`` is safe."""
     for value in container.values() if isinstance(container, dict) else container:
-        # The type itself is looked up first: most values are plain, and this is done for every event.
+        # The exact type is checked first: most values are plain, and this runs for every event.
         if type(value) in _PLAIN or not isinstance(value, _CONTAINERS):
             continue
         if levels == 0 or not is_shallow(value, levels - 1):
@@ -414,15 +407,15 @@ def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
 
 
 def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
-    """Counts lists and maps.
+    """Return the number of lists and maps.
 
-    Raises :class:`TypeError` for what MessagePack cannot express, and :class:`ValueError` for what is not
-    :func:`is_shallow`, or more than a reader accepts."""
+    Raises TypeError: MessagePack cannot represent a value; ValueError: the nesting is too deep, or a limit of readers
+    is exceeded."""
     count = 1
     if len(container) > MAX_ELEMENTS:
         raise ValueError(f"a list or map has {len(container):,} elements, at most {MAX_ELEMENTS:,} are allowed")
     if isinstance(container, dict) and not _PLAIN.issuperset(map(type, container)):
-        # A reader refuses a list as a key.
+        # Readers refuse lists as keys.
         for key in container:
             if type(key) not in _PLAIN:
                 _to_plain(key)
@@ -441,7 +434,7 @@ def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
 
 
 def decode_control(body: bytes) -> Control:
-    """Decodes the body of a control message. Raises ProtocolError: the bytes are not a control message."""
+    """Decode the body of a control message, or raise ProtocolError."""
     array = decode_body(body)
     if len(array) < 3 or not isinstance(array[1], str) or not isinstance(array[2], dict):
         raise ProtocolError("a control message is not an array of version, kind and content")

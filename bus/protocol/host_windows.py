@@ -1,5 +1,4 @@
-"""The report of a host on its ranks about once a second, for runs on many hosts: a small message in place of all
-events."""
+"""Reports of a host about its ranks, about one a second: for runs on many hosts, in place of all events."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,46 +10,47 @@ import msgspec
 from offloop.bus.errors import ProtocolError
 
 MAX_WINDOW = 256 * 1024
-"""Bytes of the longest message that is read."""
+"""Limit of a message, in bytes."""
 _GREATEST = 3.4028234663852886e38
 MAX_RANKS = 4096
-"""Ranks of one host."""
+"""Limit of ranks on one host."""
 MAX_QUANTITIES = 64
 
 STEP = "step"
-"""Seconds that a batch took, from the end of the one before to its end."""
+"""Seconds of a batch, from the end of the preceding one."""
 ARRIVAL = "arrival"
-"""Seconds before the end of a batch at which the rank began its first backward pass, negative: ranks that train
-together end a batch together, so the greatest value is the rank that the others waited for. No two clocks are
-compared."""
+"""Start of the rank's first backward pass, in seconds before the end of the batch: a negative number.
+
+Synchronized ranks end a batch together, so the others waited for the rank with the greatest value. Clocks of different
+hosts are not compared."""
 LOSS = "loss"
 MEMORY = "memory"
-"""Bytes of the device's memory that are in use, or of the process where there is no such device."""
+"""Bytes in use on the device, or of the process if there is no such device."""
 GRADIENT_NORM = "gradient_norm"
 THROUGHPUT = "throughput"
 """Samples a second."""
 PHASE = "phase/"
-"""Begins the name of a phase's time: seconds for each batch, see :data:`offloop.bus.types.phases.PHASES`."""
+"""Prefix of a phase's name, with the seconds of each batch: see :data:`offloop.bus.types.phases.PHASES`."""
 
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Quantity(msgspec.Struct, array_like=True, frozen=True):
-    """One quantity of a host's ranks over a window of batches."""
+    """One quantity of a host's ranks over a window of batches. NaN stands for missing values."""
 
     ranks: tuple[float, ...]
-    """Its mean over the window for each of :attr:`HostWindow.ranks`; not a number where there is none."""
+    """Mean over the window for each of :attr:`HostWindow.ranks`."""
     least: float
     mean: float
     greatest: float
-    """Of all values of all ranks in the window; not a number where there are none."""
+    """These three are over all values of all ranks in the window."""
     worst: _Count | None
-    """The rank with the greatest mean, of throughput that with the least; ``None`` without one."""
+    """Rank with the greatest mean (for throughput the least), if any."""
     count: _Count
     """Number of values."""
     first_nan: tuple[_Count, _Count] | None = None
-    """The first value that was not finite: its batch and its rank."""
+    """Batch and rank of the first value that was not finite."""
 
 
 class HostWindow(msgspec.Struct, array_like=True, frozen=True):
@@ -59,20 +59,20 @@ class HostWindow(msgspec.Struct, array_like=True, frozen=True):
     host: str
     attempt: _Count
     ranks: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_RANKS)]
-    """The ranks of the host, in order."""
+    """Ranks of the host, in order."""
     world_size: _Count
-    """The ranks of all hosts."""
+    """Number of ranks of all hosts."""
     first: _Count
     last: _Count
-    """The batches that it is about, by the number of batches trained at their ends."""
+    """First and last batch, each as the number of batches trained at its end."""
     time_ns: _Count
-    """When the last of them ended, nanoseconds since 1970 by the host's clock."""
+    """End of the last batch, in nanoseconds since 1970 by the host's clock."""
     seconds: float
     """Duration of the window."""
     batches: tuple[_Count, ...]
-    """Batches that each rank has trained at its end."""
+    """Number of batches that each rank had trained at its end."""
     late: tuple[_Count, ...] = ()
-    """The ranks that had not ended batch :attr:`last` when it was sent."""
+    """Ranks that had not finished batch :attr:`last` when the window was sent."""
     quantities: Annotated[Mapping[str, Quantity], msgspec.Meta(max_length=MAX_QUANTITIES)] = {}
 
 
@@ -80,12 +80,12 @@ _decode = msgspec.msgpack.Decoder(HostWindow).decode
 
 
 def encode_window(window: HostWindow) -> bytes:
-    """Packs a window; numbers are 32 bits wide."""
+    """Pack a window, with 32-bit floats."""
     return bytes(msgpack.packb(msgspec.to_builtins(window), use_single_float=True))
 
 
 def decode_window(data: bytes) -> HostWindow:
-    """Reads a window. Raises ProtocolError: it is malformed."""
+    """Decode a window, or raise ProtocolError."""
     if len(data) > MAX_WINDOW:
         raise ProtocolError(f"a host's window of {len(data):,} bytes: at most {MAX_WINDOW:,} are read")
     try:
@@ -100,14 +100,14 @@ def decode_window(data: bytes) -> HostWindow:
 
 
 def is_finite(value: float) -> bool:
-    """The value is a number of 32 bits, as those in windows are: greater ones are infinite there."""
+    """Return whether a value is finite as a 32-bit float."""
     return -_GREATEST <= value <= _GREATEST
 
 
 def summarize(
     name: str, ranks: Sequence[int], values: Sequence[Sequence[float]], first_nan: tuple[int, int] | None = None
 ) -> Quantity:
-    """The quantity of that name from the values of each rank; ``first_nan`` is as in :class:`Quantity`."""
+    """Compute a quantity from each rank's values; ``first_nan`` is as in :class:`Quantity`."""
     finite = [[value for value in of_rank if is_finite(value)] for of_rank in values]
     means = tuple(math.fsum(of_rank) / len(of_rank) if of_rank else math.nan for of_rank in finite)
     there = [value for of_rank in finite for value in of_rank]

@@ -1,4 +1,4 @@
-"""From frames to snapshots in order: what the event feed and recordings have in common."""
+"""Order of a stream: turns frames of the event feed and of recordings into snapshots."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,17 +15,17 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
 BATCH = 256
-"""Snapshots in a list at most."""
+"""Most snapshots in a list."""
 
 _BASE = frozenset(
     {*(event.value for event in BASE_EVENTS), frames.END, frames.DEMAND, frames.COMMAND, frames.CHECKPOINT}
 )
 _INNER = frozenset(event.value for event in Event) - _BASE
 BASE_STEPS = {event.value: int(event.value in _BASE) for event in Event}
-"""The increase of ``base_seq`` by an event; of events alone, not of marks."""
+"""Increase of ``base_seq`` at each event. Marks are not included."""
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
-"""The statuses of a rank's ending, the worst last; the worst of all ranks is the run's."""
+"""Statuses of an ending, from best to worst. A run has the worst status of its ranks."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,15 @@ class Ending:
     """The ending of a run, or of this reading of it."""
 
     status: str
-    """``finished``, ``stopped`` (on request), ``failed`` (an exception ended it), or ``lost`` (it ended without a
-    word)."""
+    """``finished``, ``stopped`` (on request), ``failed`` (by an exception), or ``lost`` (no ending was recorded)."""
     error: str | None = None
-    """The text of the failure."""
+    """Text of the failure."""
     reason: str | None = None
-    """Why it was stopped, and by whom."""
+    """Reason of a stop, and its sender."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Ending":
-        """Reads the fields of an ``$end`` mark."""
+        """Read the fields of an ``$end`` mark."""
         status, error, reason = (fields.get(name) for name in ("status", "error", "reason"))
         return cls(
             status if status in SEVERITY else "lost",
@@ -51,7 +50,7 @@ class Ending:
         )
 
     def to_fields(self) -> dict[str, Any]:
-        """The fields of an ``$end`` mark."""
+        """Return the fields of an ``$end`` mark."""
         fields = {"status": self.status, "error": self.error}
         return fields if self.reason is None else {**fields, "reason": self.reason}
 
@@ -62,7 +61,7 @@ class Ending:
 
 
 def worst_of(endings: Iterable[Ending]) -> Ending:
-    """The ending of a run by those of its ranks: the first of the worst, with a reason if one has it."""
+    """Return the run's ending: the first of its ranks' worst endings, preferably one with a reason."""
     return max(endings, key=lambda ending: (SEVERITY.index(ending.status), ending.reason is not None))
 
 
@@ -75,21 +74,21 @@ class Gap(NamedTuple):
 
 
 class CheckpointMark(NamedTuple):
-    """At this place of the stream the training saves a checkpoint, or has loaded one."""
+    """Mark in the stream: the training saves a checkpoint here, or has loaded one."""
 
     action: Literal["save", "load"]
     run: str
-    """The run that the checkpoint is of."""
+    """Run of the checkpoint."""
     timestamp: Timestamp
-    """The training time in the checkpoint, which distinguishes it from others."""
+    """Training time in the checkpoint, which identifies it."""
     seq: int
     """The mark's number in its attempt."""
     time_ns: int = 0
-    """When that was, in nanoseconds since 1970 (UTC)."""
+    """Time of the mark, in nanoseconds since 1970 (UTC)."""
 
     @classmethod
     def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
-        """Reads a ``$checkpoint`` mark of a run. Raises ProtocolError for a malformed one."""
+        """Read a ``$checkpoint`` mark of a run, or raise ProtocolError."""
         action, checkpoint_run = event.fields.get("action"), event.fields.get("run", run)
         if action not in ("save", "load"):
             raise ProtocolError("a $checkpoint mark neither saves nor loads")
@@ -101,19 +100,21 @@ class CheckpointMark(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of one event of a rank."""
+    """Numbers of one event of a rank."""
 
     seq: int
     base_seq: int
 
 
 START = Numbers(0, 0)
-"""Those before the first event."""
+"""Numbers before the first event."""
 
 
 def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
-    """Describes a wrong ``base_seq`` of an event; ``last`` are ``seq`` and ``base_seq`` of one before it. Those
-    between the two may be base events or not, and so may one of a name that is not known."""
+    """Describe a wrong ``base_seq`` of an event, or return ``None``.
+
+    ``last`` are the numbers of an earlier event. The events between may be base events or not; so may events with
+    unknown names."""
     last_seq, last_base_seq = last
     low = last_base_seq + (name in _BASE)
     high = last_base_seq + seq - last_seq - (name in _INNER)
@@ -124,36 +125,33 @@ def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) 
 
 
 class Missing(NamedTuple):
-    """Events that a reader of the event feed has to take from the recording: all of a rank up to those numbers."""
+    """Events that a reader of the event feed must read from the recording: a rank's events up to these numbers."""
 
     rank: int
     numbers: Numbers
 
 
 class _Route(NamedTuple):
-    """The meaning of a topic's text; marks, and events that this version does not know, have no event."""
+    """Parsed topic. ``event`` is ``None`` for marks and for events unknown to this version."""
 
     rank: int
     name: str
     event: Event | None
     is_base: bool
-    """It is counted among the base events."""
     is_requested: bool
 
 
 class StreamOrder:
-    """Turns frames of one attempt of a run into snapshots: each requested event once, in order, with gaps noticed.
+    """Turns frames of one attempt into snapshots: each requested event once, in order. Detects gaps.
 
-    It holds the position of a reader: the number of the last event of each rank that it has seen. Frames may come
-    from a recording (:meth:`from_records`) and from the event feed (:meth:`from_feed`), and may overlap.
+    It keeps the reader's position: the last event of each rank. Frames may come from a recording
+    (:meth:`from_records`) and from the event feed (:meth:`from_feed`), and may overlap.
 
-    A reader that requests base events alone receives all of those and counts them by ``base_seq``; one that requests
-    others too receives everything and counts by ``seq``. Either way what it receives is numbered without holes, so a
-    loss shows at the very next frame, before anything is given out of order. :attr:`topics` are the subscriptions for
-    that.
+    A reader of base events receives all of these and counts them by ``base_seq``. A reader of other events receives all
+    events and counts by ``seq``. Either way its events are numbered without holes. So the next frame reveals a loss,
+    before any snapshot is returned out of order. :attr:`topics` are the subscriptions for this.
 
-    ``after`` is where an earlier reader stopped: of each rank ``(seq, base_seq)`` of the last event that need not come
-    again."""
+    ``after`` is the position of an earlier reader: for each rank ``(seq, base_seq)`` of the last event already read."""
 
     def __init__(
         self, run: str, attempt: int, events: Iterable[Event] | None, after: Mapping[int, tuple[int, int]] | None = None
@@ -163,7 +161,7 @@ class StreamOrder:
         self.events = None if events is None else frozenset(events)
         self.gaps: list[Gap] = []
         self.skipped = 0
-        """Records that were not messages of the protocol, or of an event that this version does not know."""
+        """Number of malformed records and of unknown events."""
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._routes: dict[str | bytes, _Route | None] = {}
         self._reached: dict[int, tuple[int, int]] = dict(after or {})
@@ -171,44 +169,46 @@ class StreamOrder:
         self.expected_ranks = 1
         """Number of ranks that publish here, once one of them has ended."""
         self.outcomes: list[Outcome] = []
-        """The commands that the first rank has answered, as far as it was read."""
+        """Commands answered by the first rank, so far."""
         self.checkpoints: list[CheckpointMark] = []
-        """The checkpoints that the first rank has saved and loaded, as far as it was read."""
+        """Checkpoints saved and loaded by the first rank, so far."""
 
     @property
     def topics(self) -> list[str]:
-        """The subscriptions on the event feed."""
+        """Subscriptions on the event feed."""
         return [f"{self.run}/{name}/" for name in (frames.BASE if self._base_only else frames.ALL, frames.HEARTBEAT)]
 
     @property
     def endings(self) -> list[Ending]:
-        """The endings of the ranks that have ended."""
+        """Endings of the finished ranks."""
         return list(self._ends.values())
 
     @property
     def ending(self) -> Ending | None:
-        """The run's ending, once every rank that publishes here has ended: the worst of theirs."""
+        """The run's ending, once every rank that publishes here has ended."""
         if not self._ends or len(self._ends) < self.expected_ranks:
             return None
         return worst_of(self._ends.values())
 
     def from_record(self, topic: str, body: bytes) -> Snapshot | CheckpointMark | None:
-        """The snapshot in a record, if it is requested and new, or the first rank's mark of a checkpoint."""
+        """Return the snapshot of a record, if requested and new, or the first rank's checkpoint mark."""
         for found in self.from_records([(topic, body)]):
             return found if isinstance(found, CheckpointMark) else found[0]
         return None
 
     def from_records(self, records: Iterable[tuple[str, bytes]]) -> Iterator[list[Snapshot] | CheckpointMark]:
-        """The requested and new snapshots in records, in lists, and the first rank's marks of checkpoints. What is
-        missing before a record is missing for good: a gap. A list ends where anything else comes than an event that
-        follows the one before it: that takes effect once the list has been handled."""
+        """Yield requested and new snapshots in lists, and the first rank's checkpoint marks.
+
+        Events missing before a record are a gap. A list ends before a record that does anything else than follow its
+        predecessor, so that the effect of that record comes after the list was handled."""
         for found in self._follow(records, is_live=False):
             if not isinstance(found, Missing):
                 yield found
 
     def from_feed(self, frames: Sequence[bytes]) -> Iterator[list[Snapshot] | CheckpointMark | Missing]:
-        """As :meth:`from_records`, of a batch of the event feed: it ends with what is missing before one of its
-        events, if something is, and with that all that follows in the batch."""
+        """Process a batch of the event feed, as :meth:`from_records`.
+
+        If events are missing in it, it ends with these and all later events of the batch as :class:`Missing`."""
         parts = [frame.partition(DELIMITER) for frame in frames]
         for found in self._follow(((topic, body) for topic, _, body in parts), is_live=True):
             if isinstance(found, Missing):
@@ -228,7 +228,7 @@ class StreamOrder:
             if route is None:
                 continue
             try:
-                # All readers have to understand marks; the maps of other events may never be looked at.
+                # Every reader interprets the maps of marks; the maps of other events may never be read.
                 event = decode_event(body) if route.event is not None else decode_whole_event(body)
             except ProtocolError:
                 self.skipped += 1
@@ -242,7 +242,7 @@ class StreamOrder:
                 and base_seq == last_base_seq + route.is_base
                 and (seq == last_seq + 1 or (base_only and seq > last_seq))
             ):
-                # Nearly all follow the event before them.
+                # Nearly every event follows its predecessor.
                 reached[route.rank] = seq, base_seq
                 if route.is_requested:
                     batch.append(Snapshot(route.event, run, route.rank, event))
@@ -271,26 +271,26 @@ class StreamOrder:
             yield batch
 
     def missing_at(self, positions: dict[int, tuple[int, int]]) -> Missing | None:
-        """The events missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if none are."""
+        """Return events missing at the broker's positions, ``{rank: (seq, base_seq)}``; ``None`` if none are."""
         for rank, position in positions.items():
             if self._number(position) > self._last_number(rank):
                 return Missing(rank, Numbers(*position))
         return None
 
     def lag(self, positions: dict[int, tuple[int, int]]) -> int:
-        """Number of events that the broker's positions are ahead, of all ranks."""
+        """Return the number of events, of all ranks, by which the broker's positions are ahead."""
         return sum(max(0, self._number(position) - self._last_number(rank)) for rank, position in positions.items())
 
     def is_filled(self, missing: Missing) -> bool:
-        """The missing events have been read."""
+        """Return whether the missing events were read."""
         return self._last_number(missing.rank) >= self._number(missing.numbers)
 
     def skip_to(self, positions: Mapping[int, tuple[int, int]]) -> None:
-        """Continues after these positions, of each rank ``(seq, base_seq)``: what lies before is not missing."""
+        """Continue after positions of ``(seq, base_seq)``; earlier events are not missing."""
         self._reached |= positions
 
     def accept_gap(self, missing: Missing) -> None:
-        """Counts the missing events as lost for good: a gap."""
+        """Count missing events as lost for good."""
         self.gaps.append(Gap(missing.rank, self._last_number(missing.rank) + 1, self._number(missing.numbers)))
         self._reached[missing.rank] = missing.numbers
 
@@ -301,18 +301,18 @@ class StreamOrder:
         return position[1] if self._base_only else position[0]
 
     def _numbers(self, route: _Route, event: EventBody) -> tuple[int, int] | None:
-        """The number of an event and the one that is next; ``None`` if it is old, or none of ours."""
-        # By ``seq``, which every event has of its own: a wrong ``base_seq`` makes no event old.
+        """Return an event's number and the expected number; ``None`` for an old or irrelevant event."""
+        # Only seq makes an event old: every event has its own, while base_seq may be wrong.
         if event.seq <= self._reached.get(route.rank, START)[0]:
             return None
         number = event.base_seq if self._base_only else event.seq
         if self._base_only and route.name == frames.CUT and event.fields.get("base_first") == number + 1:
-            # In the place of events that this reader is not given either: the number that it bears is of one before.
+            # The cut has no base events; its base_seq belongs to an earlier event.
             return None
         return number, self._last_number(route.rank) + 1
 
     def _first_covered(self, route: _Route, event: EventBody, number: int) -> int:
-        """The first of the numbers that a frame stands for: its own, or the first that was left out on purpose."""
+        """Return the first number that a frame covers: its own, or the first that a cut removed."""
         first = event.fields.get("base_first" if self._base_only else "first") if route.name == frames.CUT else None
         return min(first, number) if type(first) is int else number
 
@@ -354,9 +354,9 @@ class StreamOrder:
     def _note_end(self, rank: int, event: EventBody) -> None:
         world_size = event.context.get("world_size")
         if isinstance(world_size, int) and rank >= world_size:
-            return  # an actor that is not a rank: the run does not end with it
+            return  # an actor that is not a rank does not end the run
         self._ends[rank] = Ending.from_fields(event.fields)
-        # Of a run on several hosts each recording has the ranks of one.
+        # On several hosts, each recording has the ranks of one host.
         size = event.context.get("local_world_size", event.context.get("world_size", 1))
         self.expected_ranks = size if isinstance(size, int) else 1
 
@@ -378,7 +378,7 @@ class StreamOrder:
         try:
             event = Event(topic.name)
         except ValueError:
-            # It is numbered like every other, so it must not look like a loss.
+            # An unknown event is numbered like others, and must not appear as lost.
             return _Route(topic.rank, topic.name, None, False, False)
         is_base = event in BASE_EVENTS
         if self._base_only and not is_base:

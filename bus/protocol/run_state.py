@@ -1,4 +1,4 @@
-"""What run.json, the index and lists of runs have in common."""
+"""Values shared by run.json, the index and lists of runs."""
 
 from typing import Annotated, TypeAlias
 
@@ -8,21 +8,21 @@ from offloop.bus.protocol.frames import EventBody
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 SecondsSince1970: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253402214400)]
-"""Until the last day of the year 9999: a later time has no date in some zones."""
+"""Before the last day of year 9999: later times have no date in some time zones."""
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """The progress of a training, and its planned duration."""
+    """Progress of a training, and its planned duration."""
 
     epoch: Count
     batch: Count
     sample: Count
     planned: str | None = None
-    """``max_duration`` before a stop; ``None`` where none was published."""
+    """``max_duration`` before a stop; ``None`` if it was not published."""
 
     @classmethod
     def of(cls, last: EventBody) -> "Reached":
-        """By the last event of the first rank."""
+        """Read the first rank's last event."""
         values = {**last.context, **last.fields}
         planned = values.get("planned_duration") or values.get("max_duration")
         _, epoch, batch, sample, *_ = last.timestamp
@@ -33,8 +33,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A training that is paused by a command."""
+    """A training paused by a command after a batch."""
 
     since: SecondsSince1970
     batch: Count
-    """After which batch."""

@@ -1,4 +1,4 @@
-"""The read-only state that callbacks see."""
+"""Snapshots: the read-only state that callbacks receive."""
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -15,24 +15,23 @@ from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
-"""Receives the commands sent through a snapshot."""
+"""Receives commands sent through a snapshot."""
 
 
 class Snapshot(msgspec.Struct, eq=False):
-    """The state at one event: the training time, the loss, the learning rates, and whatever else was published.
+    """The state at one event: training time, loss, learning rates, and all other published fields.
 
-    Attribute names are those that callbacks know from a training state (``state.timestamp.batch``, ``state.loss``,
-    ``state.max_duration``); any other published field is an attribute of its own name. A snapshot is read-only, and
-    the same whether it came live or from a recording. A field that it does not carry raises
-    :class:`~offloop.bus.errors.FieldNotAvailableError`; an assignment raises
+    Attributes have the names of a training state (``state.timestamp.batch``, ``state.loss``, ``state.max_duration``).
+    Any other published field is an attribute too. Snapshots are read-only, and equal whether live or recorded. A field
+    that was not published raises :class:`~offloop.bus.errors.FieldNotAvailableError`; an assignment raises
     :class:`~offloop.bus.errors.FrozenSnapshotError`."""
 
     event: Event
     """The event."""
     run_name: str
-    """The run that it belongs to."""
+    """Name of the run."""
     rank: int
-    """The rank of the process that published it."""
+    """Rank of the publishing process."""
     _body: EventBody
     _send: "CommandSender | None" = None
     _fetch: "Fetch | None" = None
@@ -56,10 +55,23 @@ class Snapshot(msgspec.Struct, eq=False):
         on_command: Callable[[str, tuple[Any, ...]], object] | None = None,
         **fields: Any,
     ) -> "Snapshot":
-        """Makes a snapshot by hand, for tests of callbacks.
+        """Build a snapshot for tests of callbacks.
 
-        ``on_command(name, arguments)`` is called with each command that a callback sends. ``fields`` are the further
-        fields as they would be published: ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``."""
+        Args:
+            event: The event.
+            run_name: Name of the run.
+            attempt: Number of the attempt, from 1.
+            rank: Rank of the publishing process.
+            seq: Number of the event, from 1.
+            time_ns: Time of the event, in nanoseconds since 1970.
+            timestamp: Training time.
+            previous_timestamp: Training time before the last batch, epoch or iteration ended.
+            eval_timestamp: Time within the evaluation.
+            predict_timestamp: Time within the prediction.
+            max_duration: Planned length of the training.
+            on_command: Called with name and arguments of each command that a callback sends.
+            **fields: Further published fields, such as ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``.
+        """
         if eval_timestamp is not None:
             fields["eval_timestamp"] = list(eval_timestamp.values)
         if predict_timestamp is not None:
@@ -75,13 +87,14 @@ class Snapshot(msgspec.Struct, eq=False):
         return made
 
     def bind(self, send: "CommandSender", fetch: "Fetch | None" = None) -> None:
-        """Sets where commands go, and how to get tensors from another machine's memory. Without it, as in a replay,
-        commands go nowhere."""
+        """Set the receiver of commands, and the source of tensors on other machines.
+
+        Without it, as in a replay, commands have no effect."""
         _set_send(self, send)
         _set_fetch(self, fetch)
 
     def release(self) -> None:
-        """Gives back the memory of the tensors that were looked at: views of them can no longer be used."""
+        """Return borrowed memory of tensors. Views of them become invalid."""
         if self._opened is not None:
             for tensors in self._opened.values():
                 tensors.close()
@@ -89,24 +102,32 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def is_borrowed(self) -> bool:
-        """It has tensors in memory borrowed from the trainer until the event is handled."""
+        """The snapshot has tensors in memory that the trainer lends until the event is handled."""
         fields = self.fields
         return any(isinstance(value := fields.get(name), dict) and "segment" in value for name in self.on_demand)
 
     def stop_training(self, reason: str | None = None) -> None:
-        """Asks the trainer to end the training. It does so at the first boundary that comes after the request: usually
-        the end of a batch, some batches after this event, unless it waits for decisions (``Trainer(wait_for=...)``).
-        The snapshot does not change. In a replay nothing is asked: how the run ended is in the recording.
+        """Ask the trainer to end the training.
 
-        ``reason`` says why, in a few words such as ``accuracy not better than 0.99 for 2 epochs``: the trainer's
-        output, ``offloop show`` and dashboards show it. By default it names the callback."""
+        It ends at the first boundary after it receives the request, usually the end of a batch. That can be some
+        batches after this event, unless the trainer waits for decisions (``Trainer(wait_for=...)``). The snapshot does
+        not change. In a replay the request has no effect: the ending is in the recording.
+
+        Args:
+            reason: A few words, such as ``accuracy not better than 0.99 for 2 epochs``, by default the callback's name.
+                The trainer's output, ``offloop show`` and dashboards show it.
+        """
         self.send_command("stop", reason=reason)
 
     def send_command(self, name: str, *arguments: Any, reason: str | None = None) -> None:
-        """Sends a command to the trainer: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with the name of
-        a setting and a value. As :meth:`stop_training` in every other way.
+        """Send the trainer a command: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set``.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an unknown command."""
+        ``set`` has two arguments: the name of a setting, and its value. Effect and ``reason`` are as for
+        :meth:`stop_training`.
+
+        Raises:
+            ConfigurationError: The command is unknown or its arguments are invalid.
+        """
         command = check_command(name, arguments, reason)
         if self._send is not None:
             self._send(self, command)
@@ -128,13 +149,13 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def time_ns(self) -> int:
-        """When it happened, in nanoseconds since 1970 (UTC). Never decreases within a rank."""
+        """Time of the event, in nanoseconds since 1970 (UTC). Never decreases within a rank."""
         return self._body.time
 
     @property
     def time(self) -> float:
-        """When it happened, in seconds since 1970 (UTC)."""
-        return self._body.time / 10**9  # of two integers the quotient is rounded once, of floats twice
+        """Time of the event, in seconds since 1970 (UTC)."""
+        return self._body.time / 10**9  # a quotient of integers is rounded once, of floats twice
 
     @property
     def timestamp(self) -> Timestamp:
@@ -143,7 +164,7 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def previous_timestamp(self) -> Timestamp | None:
-        """Training time before the last batch, epoch or iteration ended; ``None`` before the first."""
+        """Training time before the last batch, epoch or iteration ended. ``None`` before the first."""
         previous = self._body.previous
         return None if previous is None else Timestamp.from_values(previous)
 
@@ -159,19 +180,19 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def max_duration(self) -> Time | None:
-        """Planned length of the training; ``None`` when it is not known."""
+        """Planned length of the training, if known."""
         text = self.get("max_duration", None)
         return None if text is None else Time.from_timestring(str(text))
 
     @property
     def planned_duration(self) -> Time | None:
-        """``max_duration`` before a stop, which ends the training earlier."""
+        """``max_duration`` before a stop shortened the training."""
         text = self.get("planned_duration", None)
         return self.max_duration if text is None else Time.from_timestring(str(text))
 
     @property
     def loss(self) -> float | None:
-        """Training loss of the last batch; ``None`` before the first."""
+        """Training loss of the last batch. ``None`` before the first."""
         loss: float | None = self.get("loss", None)
         return loss
 
@@ -182,25 +203,25 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in the current batch; ``None`` before the first."""
+        """Samples in the current batch. ``None`` before the first."""
         size: int | None = self.get("batch_size", None)
         return size
 
     @property
     def dataloader_label(self) -> str | None:
-        """Label of the dataloader in use: ``train``, or an evaluator's."""
+        """Label of the current dataloader: ``train``, or an evaluator's label."""
         label: str | None = self.get("dataloader_label", None)
         return label
 
     @property
     def dataloader_len(self) -> int | None:
-        """Batches in the dataloader in use, when it has a length."""
+        """Number of batches in the current dataloader, if it has a length."""
         length: int | None = self.get("dataloader_len", None)
         return length
 
     @property
     def losses(self) -> Mapping[str, float]:
-        """The parts of the training loss of the last batch by name; empty for a single number."""
+        """Parts of the last batch's training loss by name. Empty if the loss is a single number."""
         return self._map("losses")
 
     @property
@@ -210,7 +231,7 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def eval_metrics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Evaluation metrics: evaluator label, then name."""
+        """Evaluation metrics by evaluator label and name."""
         return self._map("eval_metrics")
 
     @property
@@ -221,17 +242,17 @@ class Snapshot(msgspec.Struct, eq=False):
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """Every published field by name, as it travelled."""
+        """All published fields by name, as they were sent."""
         return MappingProxyType({**self._body.context, **self._body.fields})
 
     @property
     def on_demand(self) -> tuple[str, ...]:
-        """Names of the fields that are there because a consumer asked for them."""
+        """Names of fields that were published because a consumer requested them."""
         names = self._body.fields.get("on_demand")
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
     def without(self, names: Collection[str]) -> "Snapshot":
-        """The same snapshot without some of the requested fields."""
+        """Return the snapshot without some of its requested fields."""
         fields = {name: value for name, value in self._body.fields.items() if name not in names}
         on_demand = [name for name in self.on_demand if name not in names]
         if on_demand:
@@ -244,8 +265,7 @@ class Snapshot(msgspec.Struct, eq=False):
         return rest
 
     def get_elapsed_duration(self) -> Time | None:
-        """The elapsed share of ``max_duration``, in the unit ``dur``: 0 at the start, 1 at the end; ``None`` without
-        one."""
+        """Return the elapsed share of ``max_duration``, in the unit ``dur``, from 0 to 1, if there is a maximum."""
         max_duration = self.max_duration
         if max_duration is None:
             return None
@@ -255,7 +275,7 @@ class Snapshot(msgspec.Struct, eq=False):
         return elapsed
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A published field as it travelled, or ``default`` where the snapshot does not carry it."""
+        """Return a published field as it was sent, or ``default``."""
         body = self._body
         if name in body.fields:
             return body.fields[name]
@@ -299,7 +319,7 @@ class Snapshot(msgspec.Struct, eq=False):
     def _tensors(self, name: str, value: dict[str, Any]) -> Tensors:
         if self._opened is None:
             _set_opened(self, {})
-        assert self._opened is not None  # just made
+        assert self._opened is not None  # set above
         if name not in self._opened:
             self._opened[name] = open_tensors(value, self._fetch)
         return self._opened[name]
@@ -338,5 +358,5 @@ class Snapshot(msgspec.Struct, eq=False):
         )
 
 
-# Around its own ``__setattr__``.
+# These bypass Snapshot.__setattr__.
 _set_send, _set_fetch, _set_opened = (vars(Snapshot)[name].__set__ for name in ("_send", "_fetch", "_opened"))

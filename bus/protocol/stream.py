@@ -1,4 +1,4 @@
-"""The interface of all streams of a run: live, recorded, replayed or simulated."""
+"""Interface of all streams of a run: live, recorded, replayed or simulated."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
@@ -15,26 +15,27 @@ from offloop.bus.types.event import Event
 Item = TypeVar("Item")
 
 SNAPSHOTS_PER_TURN = 256
-"""After how many snapshots without a wait other tasks of the event loop have their turn."""
+"""After so many snapshots without a wait, other tasks of the event loop run."""
 
 
 class RunStream:
-    """The snapshots of a run in order, by ``async for``, and what else is known of the run. What a kind of stream does
-    not know, or cannot do, is as it is here: for given snapshots, such as a list."""
+    """Snapshots of a run in order, by ``async for``, and further data of the run.
+
+    The values here are those of given snapshots, such as a list, and defaults for all other streams."""
 
     run_name: str = "run"
     run_id: str | None = None
     attempt: int = 1
     first_rank: int = 0
-    """The rank that stands for the others."""
+    """The rank that represents the others."""
     run_dir: Path | None = None
-    """The run's directory; ``None`` where there is none, or on another machine."""
+    """The run's directory, if it is on this machine."""
     recording: Path | None = None
-    """The recording, where all of it is read from a file on this machine."""
+    """The recording, if all of it is in a file on this machine."""
     on_checkpoint: Callable[[CheckpointMark], object] = staticmethod(lambda mark: None)
-    """Called where the training has saved or loaded a checkpoint, between the snapshots before and after that."""
+    """Called at each checkpoint mark, between the snapshots before and after it."""
     name_sender: Callable[[], str | None] = staticmethod(lambda: None)
-    """Who sends a command through a snapshot, where it gives no reason: asked within that call."""
+    """Returns the sender of a command that has no reason. Called when a snapshot sends one."""
 
     def __init__(self, snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot] = ()) -> None:
         self._snapshots = snapshots
@@ -45,62 +46,58 @@ class RunStream:
     async def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        """The snapshots, together those that are ready together; those of other events than ``events``, and those up to
-        ``after``, of each rank ``(seq, base_seq)``, may be left out."""
+        """Yield snapshots in groups. Those of other events, and those up to the position ``after``, may be left out."""
         async with contextlib.aclosing(self.__aiter__()) as snapshots:
             async for snapshot in snapshots:
                 yield (snapshot,)
 
     def skip_to(self, offset: int, positions: Mapping[int, tuple[int, int]]) -> None:
-        """Begins at an offset of :attr:`recording`, the end of a check record, which is at these positions: of each
-        rank ``(seq, base_seq)``. To be called before anything is read."""
+        """Start at an offset of :attr:`recording`, the end of a check record with these ``(seq, base_seq)`` by rank.
+
+        Must be called before anything is read."""
 
     @property
     def ending(self) -> Ending | None:
-        """The run's ending; ``None`` until then."""
         return None
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """The events that are lost for good, as far as it was read."""
+        """Events that are lost for good, so far."""
         return ()
 
     @property
     def damage(self) -> str | None:
-        """The unreadable places of the recording with their offsets."""
+        """Unreadable places of the recording, with their offsets."""
         return None
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
-        """The outcomes of the commands that were sent through its snapshots, as far as they are known."""
+        """Known outcomes of the commands sent through its snapshots."""
         return ()
 
     @property
     def commander(self) -> Callable[..., Outcome] | None:
-        """Sends a command from any thread and waits for its outcome; ``None`` where the run takes none."""
+        """Function that sends a command from any thread and waits for its outcome; ``None`` if the run takes none."""
         return None
 
     def answered(self) -> Sequence[Outcome]:
-        """The commands that the training has answered, from all senders, in order, as far as it was read; may be
-        called from another thread."""
+        """Return the commands answered so far, of all senders, in order. Any thread may call it."""
         return ()
 
     def checkpoints(self) -> Sequence[CheckpointMark]:
-        """The checkpoints that were saved and loaded, in order, as far as it was read; may be called from another
-        thread."""
+        """Return the checkpoints saved and loaded so far, in order. Any thread may call it."""
         return ()
 
     def host_windows(self) -> Sequence[HostWindow]:
-        """The windows of the hosts of a run on several hosts since the last call, each host's in order; may be called
-        from another thread, but from one at a time."""
+        """Return the hosts' windows since the last call, each host's in order. One thread at a time may call it."""
         return ()
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
-        """Asks the training for less than before."""
+        """Reduce the demand."""
 
 
 def as_stream(snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> RunStream:
-    """The stream of these snapshots: itself, or one of which nothing else is known."""
+    """Return the snapshots as a stream."""
     return snapshots if isinstance(snapshots, RunStream) else RunStream(snapshots)
 
 
@@ -110,7 +107,7 @@ async def _all_of(snapshots: AsyncIterable[Snapshot]) -> AsyncGenerator[Snapshot
 
 
 async def in_turns(items: Iterable[Item], per_turn: int = SNAPSHOTS_PER_TURN) -> AsyncGenerator[Item, None]:
-    """Iterates without waiting, but lets other tasks of the event loop run."""
+    """Iterate, and let other tasks of the event loop run now and then."""
     import asyncio
 
     for count, item in enumerate(items, 1):

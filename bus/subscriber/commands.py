@@ -1,4 +1,4 @@
-"""Sends commands to the trainer of a live run, and waits for what becomes of them."""
+"""Sends commands to the trainer of a live run, and waits for their outcomes."""
 
 import contextlib
 import getpass
@@ -18,19 +18,19 @@ from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.commands import WAIT_SECONDS, Argument, Command, Outcome, check_command, new_command_id
 from offloop.bus.types.timeouts import Timeouts
 
-_UNCONFIRMED_SECONDS = 1.0  # for which a command waits for the broker's confirmation before it is sent again
-_UNDELIVERED_SECONDS = 0.2  # for which it waits where the broker had no trainer to forward it to
+_UNCONFIRMED_SECONDS = 1.0  # a command without confirmation by the broker is sent again after this
+_UNDELIVERED_SECONDS = 0.2  # the same if the broker has no trainer to forward it to
 
 
 def send_command(
     run: RunInfo, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
 ) -> Outcome:
-    """Sends a command to a live run, through its broker, and waits up to ``wait`` seconds until it takes effect.
+    """Send a command to a live run through its broker, and wait up to ``wait`` seconds for its effect.
 
-    ``reason`` says why and by whom, see :func:`sent_by`.
+    ``reason`` names the sender and why, see :func:`sent_by`.
 
-    Raises ConfigurationError: there is no such command, or the run is not live; BrokerError: the broker does not
-    answer, or refuses."""
+    Raises ConfigurationError: the command is unknown, or the run is not live; BrokerError: the broker does not answer,
+    or refuses."""
     command = check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
         raise ConfigurationError(
@@ -40,8 +40,9 @@ def send_command(
 
 
 def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    """Sends a command by a channel, waits for its outcome, and closes the channel. Raises BrokerError: the broker does
-    not answer, or refuses."""
+    """Send a command, wait for its outcome, and close the channel.
+
+    Raises BrokerError: the broker does not answer, or refuses."""
     with contextlib.closing(channel):
         channel.send("command", exchange.begin(time.monotonic()))
         while channel.wait(exchange.deadline - time.monotonic()):
@@ -51,7 +52,7 @@ def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
 
 
 async def perform_async(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    """As :func:`perform`, while the event loop runs."""
+    """Do the same as :func:`perform`, while the event loop runs."""
     with contextlib.closing(channel):
         channel.send("command", exchange.begin(time.monotonic()))
         while await channel.wait_async(exchange.deadline - time.monotonic()):
@@ -68,26 +69,26 @@ def _outcome_in(channel: Channel, exchange: "CommandExchange") -> Outcome | None
 
 
 class CommandExchange:
-    """One command on its way to a run, and the answers to it: first the broker's, then the training's. Knows neither
-    socket nor clock: ``now`` is a time in seconds that never goes back."""
+    """One command and its answers: first the broker's, then the training's. ``now`` is monotonic, in seconds."""
 
     def __init__(self, run: str, command: Command, wait: float, timeouts: Timeouts | None = None) -> None:
         self.timeouts = timeouts or Timeouts.default
         self.deadline = 0.0
-        """When to :meth:`give_up`."""
+        """Time of :meth:`give_up`."""
         self._run = run
         self._command = msgspec.structs.replace(command, id=new_command_id())
         self._wait = wait
         self._is_forwarded = False
 
     def begin(self, now: float) -> dict[str, Any]:
-        """The message to send."""
+        """Return the message to send."""
         self.deadline = now + self.timeouts.answer
         return {"run": self._run, **self._command.to_wire()}
 
     def take(self, answer: Control, now: float) -> Outcome | None:
-        """Handles a message of the broker; returns the outcome if it is in there. Raises BrokerError: the broker
-        refuses, or has no connection to the trainer."""
+        """Handle a message; return the outcome if it has one.
+
+        Raises BrokerError: the broker refuses, or has no connection to the trainer."""
         content = answer.content
         if answer.kind == "refused" and content.get("id") in (None, self._command.id):
             raise BrokerError(str(content.get("reason", "the broker refused without a reason")))
@@ -106,15 +107,16 @@ class CommandExchange:
         return None
 
     def give_up(self, peer: str) -> Outcome:
-        """The outcome as it is known at the deadline. Raises BrokerError: the broker has not answered."""
+        """Return the outcome known at the deadline. Raise BrokerError if the broker has not answered."""
         if not self._is_forwarded:
             raise BrokerError(f"{peer} does not answer: it may be busy or gone; 'offloop runs' shows")
         return Outcome(self._command, None, None)
 
 
 def sent_by(what: str, reason: str | None = None) -> str:
-    """The reason of a command that a person sends with ``what``, such as ``offloop send``: it names the user and this
-    machine, and says why where the person has said it."""
+    """Return the reason of a command sent by a person with ``what``, such as ``offloop send``.
+
+    It names the user and this machine, and the person's reason, if any."""
     by = f"{what} by {_user()}@{socket.gethostname()}"
     return f"{by}: {reason}" if reason else by
 
@@ -122,16 +124,14 @@ def sent_by(what: str, reason: str | None = None) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in some containers
+    except (KeyError, OSError):  # the user id has no name, as in some containers
         return str(os.getuid())
 
 
 class PendingCommands:
-    """Commands that a broker has not confirmed yet. Each is sent again, also to a broker that replaces the first one,
-    until the broker reports that it has forwarded or refused it.
+    """Commands that a broker has not confirmed. Each is sent again until a broker has forwarded or refused it.
 
-    :meth:`take` may be called on another thread than everything else. ``now`` is a time in seconds that never goes
-    back."""
+    :meth:`take` may run in another thread. ``now`` is monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Command] = {}
@@ -140,26 +140,22 @@ class PendingCommands:
         self._again_at = math.inf
 
     def has(self, name: str) -> bool:
-        """A command of that name was sent."""
         return any(command.name == name for command in tuple(self._sent.values()))
 
     def add(self, command: Command, now: float) -> None:
-        """Records that a command is sent."""
         self._sent[command.id] = command
         self._unconfirmed[command.id] = command
         self._again_at = now + _UNCONFIRMED_SECONDS
 
     def due(self, now: float) -> tuple[Command, ...]:
-        """The commands to send again now."""
         return self.send_again(now) if now >= self._again_at else ()
 
     def send_again(self, now: float) -> tuple[Command, ...]:
-        """All unconfirmed commands, for a new connection."""
+        """Return all unconfirmed commands, also for a new connection."""
         self._again_at = now + _UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
         return tuple(self._unconfirmed.values())
 
     def take(self, answer: Control, now: float) -> None:
-        """Handles an answer of the broker."""
         name = answer.content.get("id")
         if not isinstance(name, str) or name not in self._unconfirmed:
             return
@@ -172,7 +168,7 @@ class PendingCommands:
             self._again_at = now + _UNDELIVERED_SECONDS
 
     def outcomes(self, answered: Iterable[Outcome]) -> tuple[Outcome, ...]:
-        """The known outcome of each; ``answered`` are those that the training has answered."""
+        """Return the known outcome of each command; ``answered`` are those of the training."""
         by_id = {outcome.command.id: outcome for outcome in answered}
         return tuple(
             by_id.get(name) or self._refused.get(name) or Outcome(command, None, None)

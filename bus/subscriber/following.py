@@ -1,4 +1,4 @@
-"""Following a run, decided without sockets and clocks: which of its two sources to read, and when it has ended.
+"""State machine of following a run, without sockets and clocks: the source to read, and the end of the run.
 
 history -> live -> gap -> live -> ... -> finished"""
 
@@ -15,10 +15,10 @@ from offloop.bus.recording.reader import Record
 from offloop.bus.types.timeouts import Timeouts
 
 LOOK_SECONDS = 0.5
-"""Seconds between two looks whether the run is live."""
+"""Seconds between two checks whether the run is live."""
 FETCH_POLL_SECONDS = 0.05
 _ON_DISK_SECONDS = 0.02
-_AWAY_SECONDS = 0.1  # seconds between two looks for a broker, where there is none
+_AWAY_SECONDS = 0.1  # between two checks for a missing broker
 
 
 class RunStatus(enum.Enum):
@@ -31,10 +31,10 @@ class RunStatus(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """The source that is read."""
+    """The source to read."""
 
     HISTORY = "history"
-    """The recording: from its beginning, or from where the event feed was lost."""
+    """The recording, from its start, or after the event feed was lost."""
     GAP = "gap"
     """The recording, up to events that the event feed has skipped."""
     LIVE = "live"
@@ -44,11 +44,11 @@ class Phase(enum.Enum):
 
 
 class Action(enum.Enum):
-    """An action of the caller."""
+    """What the caller must do."""
 
     NONE = "none"
     READ_ON = "read on"
-    """The recording may have grown behind :attr:`Following.offset`."""
+    """The recording may have grown after :attr:`Following.offset`."""
     CONNECT = "connect"
     """Connect to the broker, call :meth:`Following.connected`, then as for ``READ_ON``."""
     DISCONNECT = "disconnect"
@@ -56,17 +56,17 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-    """The caller's next action, then a pause in seconds unless something comes before."""
+    """The caller's next action, then a pause in seconds, shorter if something arrives."""
 
     action: Action = Action.NONE
     pause: float = 0.0
 
 
 class Following:
-    """The state of a subscriber that follows one attempt of a run.
+    """State of a subscriber that follows one attempt of a run.
 
-    The caller reads what :attr:`phase` says, passes it in, and does what each :class:`Step` says; ``now`` is a time in
-    seconds that never goes back. Snapshots to hand on are in :attr:`ready`, in order."""
+    The caller reads the source named by :attr:`phase`, passes its contents in, and carries out each :class:`Step`.
+    :attr:`ready` has the snapshots to return, in order. ``now`` is monotonic, in seconds."""
 
     def __init__(self, order: StreamOrder, timeouts: Timeouts) -> None:
         self.order = order
@@ -74,19 +74,19 @@ class Following:
         self.ready: deque[Snapshot | CheckpointMark] = deque()
         self.phase = Phase.HISTORY
         self.ending: Ending | None = None
-        """The run's end; ``None`` until all of it was passed in."""
+        """The run's end, once all of it was passed in."""
         self.offset = 0
-        """Offset in the recording behind which events may not have been passed in, as last reported by the broker."""
+        """Everything before this offset of the recording was passed in, by the broker's last report."""
         self.is_connected = False
         self._has_feed = True
         self.fallbacks = 0
         """Number of times that the event feed skipped events."""
         self.reconnects = 0
         self.lag = 0
-        """Events that the broker had at its last heartbeat and that had not been passed in."""
+        """Number of the broker's events, by its last heartbeat, that were not passed in."""
         self.lag_high = 0
         self.refusal = ""
-        """Why the broker gives nothing more, as far as it has said so."""
+        """Why the broker refuses further events, if it does."""
         self._missing: Missing | None = None
         self._give_up_at: float | None = None
         self._heard = 0.0
@@ -94,17 +94,17 @@ class Following:
     # -- the recording ------------------------------------------------------------------------------------------------
 
     def take_records(self, records: Iterable[Record]) -> None:
-        """Handles records of the recording."""
         self._take(self.order.from_records(records))
 
     def note_newest(self, positions: dict[int, tuple[int, int]]) -> None:
-        """Records the newest recorded event of each rank."""
+        """Record the newest recorded event of each rank."""
         self.lag = self.order.lag(positions)
         self.lag_high = max(self.lag_high, self.lag)
 
     def at_end_of_recording(self, is_pending: bool, status: RunStatus, now: float) -> Step:
-        """Takes note that the recording was read to its end, then that the run has ``status``; with ``is_pending``,
-        a part that was requested is still on its way."""
+        """Handle the end of the recording, with the status checked afterwards.
+
+        ``is_pending``: a requested part has not arrived."""
         if self.ending is not None:
             return Step()
         if is_pending:
@@ -123,7 +123,7 @@ class Following:
         return Step()
 
     def connected(self, now: float, *, has_feed: bool = True) -> None:
-        """Records a new connection to the broker; without an event feed the recording is read on."""
+        """Record a new connection to the broker; without an event feed reading of the recording continues."""
         self.is_connected, self._has_feed = True, has_feed
         self._heard = now
 
@@ -133,26 +133,26 @@ class Following:
         if status is RunStatus.LIVE:
             self.reconnects += 1
             return Step(Action.CONNECT)
-        # Between the end of the recording and this look the broker may have written more.
+        # The broker may have written more between the end of the read and the check of the status.
         self.phase = Phase.REST
         return Step(Action.READ_ON)
 
     def _await_missing(self, missing: Missing, status: RunStatus, now: float) -> Step:
-        """The broker writes what it has several times a second."""
+        """Wait for the broker, which writes several times a second."""
         if status is not RunStatus.LIVE:
             return self._disconnect()
         if self._give_up_at is None:
             self._give_up_at = now + self._timeouts.gap
         if now < self._give_up_at:
             return Step(Action.READ_ON, _ON_DISK_SECONDS)
-        # The broker lives, but its disk takes no recording: a named gap is better than standing still.
+        # The broker lives, but its disk fails: a reported gap is better than an endless wait.
         self.order.accept_gap(missing)
         return Step()
 
     # -- the event feed ----------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: bytes) -> None:
-        """Handles a frame of the event feed. Where events before it are missing, the phase becomes ``GAP``."""
+        """Handle a frame of the event feed. If earlier events are missing, the phase becomes ``GAP``."""
         try:
             topic, body = frames.split_frame(frame)
             if topic is not None and topic.name == frames.HEARTBEAT:
@@ -173,20 +173,19 @@ class Following:
         self.ending = self.order.ending
 
     def heard(self, now: float) -> None:
-        """Records that the event feed has brought something."""
         self._heard = now
 
     def when_quiet(self, status: RunStatus, now: float) -> Step:
-        """Decides what to do while the event feed has nothing and the run has ``status``."""
+        """Return the step for an event feed without messages."""
         if status is not RunStatus.LIVE or now - self._heard >= self._timeouts.silence:
-            # Of a broker that is there at least heartbeats come; a connection without them may be dead.
+            # A broker sends at least heartbeats; without them the connection may be dead.
             return self._disconnect()
         return Step(pause=LOOK_SECONDS)
 
     def _disconnect(self) -> Step:
         self.is_connected = False
         self.phase = Phase.HISTORY
-        # The next broker has as long for what is missing as this one had.
+        # The next broker gets the full time to deliver missing events.
         self._give_up_at = None
         return Step(Action.DISCONNECT)
 

@@ -1,4 +1,4 @@
-"""Several subscribers of one run as one stream: for ranks whose hosts have a recording each."""
+"""Several subscribers of one run as one stream: for hosts with a recording each."""
 
 import asyncio
 import contextlib
@@ -15,15 +15,14 @@ from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 
 PATIENCE = 1.0
-"""For how many seconds a host is waited for that gives nothing; then events of the others come without its own."""
+"""Seconds to wait for a silent host before events of the others are returned."""
 
 
 class MergedSubscriber(RunStream):
-    """The events of several subscribers of one run, which have no rank in common; that of the first rank comes first.
+    """Events of several subscribers with different ranks of one run. The first subscriber must have the first rank.
 
-    Those of each rank come in order. Of the hosts the one that is behind comes first, by the number of its batch; one
-    that is silent for :data:`PATIENCE` is not waited for until it has something. As a context manager it closes all of
-    its subscribers."""
+    Each rank's events come in order. The host with the lowest batch number comes first. A host that is silent for
+    :data:`PATIENCE` is skipped until it has an event. As a context manager it closes all subscribers."""
 
     def __init__(self, subscribers: Sequence[Subscriber]) -> None:
         self._subscribers = subscribers
@@ -56,7 +55,7 @@ class MergedSubscriber(RunStream):
 
     @property
     def live(self) -> bool:
-        """One of them is connected to its host's broker."""
+        """At least one is connected to its host's broker."""
         return any(one.live for one in self._subscribers)
 
     @property
@@ -107,8 +106,7 @@ class MergedSubscriber(RunStream):
 
 
 class _Host:
-    """The next event of one subscriber, which is handled before the one behind it is asked for: a training may wait for
-    that."""
+    """The next event of one subscriber. The preceding one is handled first: a training may wait for that."""
 
     def __init__(self, events: AsyncGenerator[Snapshot, None]) -> None:
         self._events = events

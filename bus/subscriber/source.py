@@ -1,4 +1,4 @@
-"""Where a subscriber finds a run: in its directory on this machine, or in NATS."""
+"""Sources of a run for a subscriber: its directory on this machine, or NATS."""
 
 import asyncio
 import contextlib
@@ -23,65 +23,59 @@ _TRAINER_RETURN_SECONDS = 10.0
 
 
 class RunSource(ABC):
-    """One attempt of a run, wherever it is. What a kind of source does not know is as it is here."""
+    """One attempt of a run. Defaults are for sources that do not know a value."""
 
     run_name: str
-    """The run's name in its events."""
+    """Name of the run in its events."""
     run_id: str | None
     attempt: int
     reader: RecordingReader
     run_dir: Path | None = None
-    """``None`` where the directory cannot be seen."""
     recording: Path | None = None
     event_feed: str | None = None
-    """Address of the event feed, when last looked at; ``None`` where the recording alone is read, as it grows."""
+    """Last known address of the event feed; ``None`` if only the recording is read."""
 
     @property
     def refusal(self) -> str:
-        """Why nothing more of it is given, where that was said."""
+        """Why it gives no further data, if it was refused."""
         return ""
 
     @property
     def pending(self) -> bool:
-        """A requested part of the recording is on its way."""
+        """A requested part of the recording has not arrived."""
         return False
 
     @abstractmethod
     def look(self) -> RunStatus:
-        """The attempt's status. Does not wait: it may be up to half a second old."""
+        """Return the attempt's status, without waiting; it may be half a second old."""
 
     @abstractmethod
     def open_channel(self) -> Channel:
-        """A channel to the broker of a live run, as it was when last looked at. Raises ConfigurationError: the run is
-        not live."""
+        """Open a channel to the last known broker. Raise ConfigurationError if the run is not live."""
 
     def newest_positions(self) -> dict[int, tuple[int, int]]:
-        """Of each rank the number of its newest recorded event, ``(seq, base_seq)``, where no event feed says so."""
+        """Return each rank's newest recorded event, ``(seq, base_seq)``, if there is no event feed to report it."""
         return {}
 
-    def refresh(self) -> None:  # noqa: B027  a file needs no such word
-        """Says that the recording has grown, or may have."""
+    def refresh(self) -> None:  # noqa: B027  files need none
+        """Note that the recording may have grown."""
 
     def wait(self, seconds: float) -> None:
-        """Waits so long, or until something of the recording has come."""
+        """Wait so many seconds, or until a part of the recording arrives."""
         time.sleep(seconds)
 
     async def wait_async(self, seconds: float) -> None:
-        """As :meth:`wait`, while the event loop runs."""
         await asyncio.sleep(seconds)
 
     @abstractmethod
     def host_windows(self) -> list[HostWindow]:
-        """The hosts' windows since the last call."""
+        """Return the hosts' windows since the last call."""
 
     def close(self) -> None:
-        """Ends it."""
         self.reader.close()
 
 
 class LocalRun(RunSource):
-    """An attempt whose directory is on this machine."""
-
     def __init__(self, info: RunInfo) -> None:
         self.run_name = info.recorded_as
         self.run_id = info.id
@@ -105,7 +99,7 @@ class LocalRun(RunSource):
             try:
                 self._status = self._found(read_run(self._path))
             except RunDirectoryError:
-                # Deleted under the broker, which continues the event feed: only its lock still shows that.
+                # The directory was deleted under a live broker: only its lock shows that it lives.
                 alive = self._status is RunStatus.LIVE and is_held(self._lock)
                 self._status = RunStatus.LIVE if alive else RunStatus.FINISHED
         return self._status
@@ -120,7 +114,7 @@ class LocalRun(RunSource):
         if run.away or run.last.status == "running":
             return RunStatus.AWAY
         if run.last.status == "lost" and run.last.is_published_elsewhere:
-            # A trainer in another container is not seen from here; it has a moment to start another broker.
+            # A trainer in another container is invisible here: give it time to start another broker.
             now = time.monotonic()
             self._lost_since = self._lost_since or now
             return RunStatus.AWAY if now - self._lost_since < _TRAINER_RETURN_SECONDS else RunStatus.FINISHED

@@ -1,4 +1,4 @@
-"""A run in NATS as a subscriber reads it: the recording comes from its stream, the status from its host's entry."""
+"""A run in NATS for a subscriber: the recording from its stream, the status from its bridge."""
 
 from contextlib import suppress
 
@@ -20,16 +20,17 @@ from offloop.bus.subscriber.source import RunSource
 
 
 def connect(stream: str | NatsServers) -> NatsConnection:
-    """The connection of this process to NATS servers. Raises ConfigurationError: the address is malformed, or a key or
-    certificate cannot be read; BrokerError: no server answers, or it refuses."""
+    """Return this process's connection to NATS servers.
+
+    Raises ConfigurationError: the address, a key or a certificate is unusable; BrokerError: no server answers, or it
+    refuses."""
     return NatsConnection.shared(NatsServers.parse(stream) if isinstance(stream, str) else stream)
 
 
 class StreamRun(RunSource):
-    """The newest attempt of a run in the NATS servers of a connection; of a run on several hosts, what the host of the
-    first rank has, or ``host``.
+    """The newest attempt of a run in NATS. With several hosts it is that of ``host``, or of the first rank's host.
 
-    Raises RunNotFoundError: there is no such run; BrokerError: the servers do not answer."""
+    Raises RunNotFoundError: the run does not exist; BrokerError: the servers do not answer."""
 
     def __init__(self, connection: NatsConnection, run: str | None, host: str | None = None) -> None:
         self._connection = connection
@@ -56,8 +57,7 @@ class StreamRun(RunSource):
         return self._bytes.refusal
 
     def look(self) -> RunStatus:
-        """As :meth:`RunSource.look`, by what its bridge last wrote of it. Raises BrokerError: the servers refuse this
-        user."""
+        """Return the status that the bridge last wrote. Raise BrokerError if the servers refuse this user."""
         self._connection.check()
         runs = self._connection.known.runs(self._run, self._host)
         if self._bytes.refusal or not runs or runs[0].attempt != self.attempt:
@@ -83,7 +83,7 @@ class StreamRun(RunSource):
         return self._positions
 
     def refresh(self) -> None:
-        """Looks up what is stored behind the reader's position, where another broker may have cut a footer off."""
+        # Another broker may have cut off a footer after the reader's position.
         self._bytes.forget(self.reader.position)
 
     def wait(self, seconds: float) -> None:
@@ -104,7 +104,7 @@ class StreamRun(RunSource):
 
 
 def last_check(data: bytes) -> CheckRecord | None:
-    """The last check record in a range of a recording."""
+    """Return the last check record in a range of a recording."""
     at = data.rfind(records.CHECK_SIGN)
     while at >= 0:
         with suppress(DamageError):

@@ -1,4 +1,4 @@
-"""The receiving end: a run's whole history and then what happens live, as one sequence of snapshots."""
+"""The subscriber: a run's history and then its live events, as one sequence of snapshots."""
 
 import asyncio
 import logging
@@ -40,56 +40,59 @@ BURST = 1000
 
 @dataclass(frozen=True)
 class SubscriberStatistics:
-    """Counts of a subscriber since it began."""
+    """Counts of a subscriber since its start."""
 
     given: int
     """Snapshots yielded."""
     lag: int
-    """Events that the broker has received, by its last heartbeat, and that were not yielded."""
+    """Events that the broker had at its last heartbeat and that were not yielded."""
     lag_high: int
-    """The largest lag so far."""
+    """Maximum of :attr:`lag` so far."""
     fallbacks: int
-    """Number of times that the event feed missed something that was then read from the recording."""
+    """Number of times that the event feed skipped events, which were then read from the recording."""
     reconnects: int
-    """Number of times that a broker was lost and came back."""
+    """Number of times that a broker was lost and found again."""
     missing: int
     """Events that are lost: gaps."""
     skipped: int
     """Messages that are malformed or of a newer version."""
     last_seq: int
-    """``seq`` of the last snapshot yielded."""
+    """``seq`` of the last yielded snapshot."""
 
 
 class Subscriber(RunStream):
-    """The events of a run from its first to its last, whenever one subscribes: iterate, with ``for`` or ``async
-    for``, over snapshots.
+    """Yields all events of a run, whenever one subscribes: iterate over its snapshots with ``for`` or ``async for``.
 
-    History is read from the recording, what follows comes from the broker's event feed; where that misses something, it
-    is read from the recording again, so every requested event comes once and in order. A broker that dies is waited for
-    as long as its trainer lives. The iteration ends when the run has ended, and :attr:`ending` says how.
+    Past events come from the recording, new ones from the broker's event feed. Events that the feed skips are read from
+    the recording. So each requested event comes once and in order. If the broker dies, the subscriber waits for the
+    next one as long as the trainer lives. The iteration ends with the run; :attr:`ending` has the result.
 
-    Use it as a context manager, with ``with`` or ``async with``. A task that is cancelled or runs out of time while it
-    iterates loses nothing: the next iteration continues after the last snapshot that was yielded.
+    Use it with ``with`` or ``async with``. After a task was cancelled during an iteration, the next iteration continues
+    after the last yielded snapshot.
 
-    ``run`` is a run's name or directory; ``events`` are those to receive, all by default. Events beyond the base set,
-    and fields on demand, are published from the moment a subscriber requests them: by name in ``events``, or, more
-    exactly, in ``demand``. ``max_delay`` is by how many seconds
-    events of a fast loop may be late, from 0 to 1; by default as late as the training sends them by itself (50 ms).
-    ``name`` is the consumer's name.
-    ``barrier_events`` are the events at which the caller may stop the training: a trainer with ``wait_for`` waits there
-    until the next snapshot is requested. ``after`` is the position to continue from: of each rank ``(seq, base_seq)``
-    of the last snapshot that need not come again.
-
-    With ``stream``, an address such as ``nats://10.0.0.1:4222``, everything comes from NATS JetStream. Of a run on
-    several hosts that is what the host of the first rank has; with ``host`` what that one has, from its bridge, which
-    has to be there. ``ranks`` are those whose events to receive, by default all.
+    Args:
+        run: Name or directory of the run.
+        runs_dir: Folder of the runs, by default that of :func:`offloop.bus.runs_dir`.
+        events: Events to receive, by default all. Events outside the base set are published from the moment a
+            subscriber requests them.
+        demand: Exact demand of events, intervals and fields, by default that of ``events``.
+        max_delay: Longest delay of events from a fast loop, in seconds from 0 to 1, by default the training's (50 ms).
+        name: Name of the consumer.
+        barrier_events: Events at which the caller may stop the training. A trainer with ``wait_for`` waits there until
+            the next snapshot is requested.
+        after: Position to continue from: for each rank ``(seq, base_seq)`` of the last snapshot already read.
+        stream: NATS JetStream address to read from, such as ``nats://10.0.0.1:4222``. Of a run on several hosts this
+            is the recording of the first rank's host.
+        host: Read this host's recording from ``stream``. The host's bridge must run there.
+        ranks: Ranks whose events to receive, by default all.
+        timeouts: How long to wait for the broker.
 
     Raises:
-        RunNotFoundError: there is no such run.
-        RecordingError: its recording cannot be read.
-        BrokerError: no NATS server answers at that address.
-        ConfigurationError: ``host`` is given without ``stream``; ``stream`` is malformed; ``barrier_events`` has an
-            event that is not among ``events``; ``max_delay`` is not from 0 to 1.
+        RunNotFoundError: The run does not exist.
+        RecordingError: Its recording cannot be read.
+        BrokerError: No NATS server answers at that address.
+        ConfigurationError: ``host`` is given without ``stream``, ``stream`` is malformed, ``barrier_events`` has an
+            event that is not in ``events``, or ``max_delay`` is not from 0 to 1.
     """
 
     def __init__(
@@ -139,17 +142,17 @@ class Subscriber(RunStream):
             self._source = LocalRun(find_run("" if run is None else run, runs_dir))
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
-        """The run's identity: see :attr:`offloop.bus.RunInfo.id`."""
+        """The run's identity, see :attr:`offloop.bus.RunInfo.id`."""
         self.run_dir = self._source.run_dir
-        """The run's directory; ``None`` for a run on another machine."""
+        """Directory of the run, if it is on this machine."""
         self.attempt = self._source.attempt
         self.recording = self._source.recording
-        """The recording that it reads; ``None`` for a run on another machine."""
+        """Recording that is read, if it is on this machine."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after)
-        # A trainer may wait for what is handled, or lend memory until then.
+        # A trainer may wait until events are handled, or lend memory until then.
         self._reports_handled = bool(self._barrier_events) or bool(self._demand.fields)
-        # One does: it is reported at once, and not with the next renewal.
+        # If so, progress is reported at once instead of with the next renewal.
         self._is_awaited = False
         self._handled: dict[int, int] = {rank: seq for rank, (seq, _) in (after or {}).items()}
         self._commands = PendingCommands()
@@ -160,7 +163,7 @@ class Subscriber(RunStream):
         self._refusal = ""
         self._subscription: LiveSubscription | None = None
         self._given = self._last_seq = 0
-        # The stream first, then the history: what comes in between is in both.
+        # Connect before reading the history: events in between are in both.
         if self._source.look() is RunStatus.LIVE:
             self._connect()
 
@@ -182,19 +185,18 @@ class Subscriber(RunStream):
         }
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
-        """Asks the training for less than before: ``demand`` and ``barrier_events`` replace those that the subscriber
-        was made with. The events that it yields stay the same."""
+        """Reduce the demand: these values replace the first ones. The yielded events stay the same."""
         self._demand, self._barrier_events = demand, frozenset(barrier_events)
         if self._subscription is not None:
             self._subscription.update_demand(self._lease)
 
     def _report(self) -> dict[str, Any]:
         report = {"report": asdict(self.statistics())}
-        # In one step, because this is the lease's thread.
+        # One step, because this runs in the lease's thread.
         return {**report, "handled": list(self._handled.items())} if self._reports_handled else report
 
     def statistics(self) -> SubscriberStatistics:
-        """Its counts; may be called from another thread."""
+        """Return its counts. Any thread may call it."""
         following = self._following
         return SubscriberStatistics(
             given=self._given,
@@ -209,17 +211,17 @@ class Subscriber(RunStream):
 
     @property
     def ending(self) -> Ending | None:
-        """The run's end; ``None`` until then."""
+        """The run's end, once it was reached."""
         return self._following.ending
 
     @property
     def live(self) -> bool:
-        """It is connected to the run's broker; a subscriber that is not reads the recording alone."""
+        """It is connected to the run's broker, and not reading the recording alone."""
         return self._subscription is not None
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """The events that are lost: published, but neither received nor recorded."""
+        """Events that are lost: published, but neither received nor recorded."""
         return tuple(self._order.gaps)
 
     @property
@@ -238,11 +240,19 @@ class Subscriber(RunStream):
     def send_command(
         self, name: str, *arguments: Argument, decided_at: int | None = None, reason: str | None = None
     ) -> bool:
-        """Sends a command to the trainer, without waiting; ``decided_at`` is the batch that it was decided at,
-        ``reason`` says why it was sent. Returns whether it was sent: a run that has ended takes no commands.
-        :attr:`outcomes` has what became of it.
+        """Send a command to the trainer without waiting; return whether it was sent.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` when there is no such command."""
+        A run that has ended takes no commands. :attr:`outcomes` has the result.
+
+        Args:
+            name: Name of the command.
+            *arguments: Its arguments.
+            decided_at: Number of the batch that caused the command.
+            reason: Why it is sent.
+
+        Raises:
+            ConfigurationError: The command is unknown.
+        """
         command = check_command(name, arguments, reason)
         command = msgspec.structs.replace(command, id=new_command_id(), decided_at=decided_at)
         if not self._takes_commands:
@@ -270,11 +280,14 @@ class Subscriber(RunStream):
     def command(
         self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
     ) -> Outcome:
-        """Sends a command over a connection of its own and waits up to ``wait`` seconds until it takes effect; may be
-        called from any thread, while another one iterates. ``reason`` says why it was sent.
+        """Send a command and wait up to ``wait`` seconds for its effect.
 
-        Raises ConfigurationError: there is no such command, or the run is not live; BrokerError: the broker does not
-        answer, or refuses."""
+        It uses its own connection: any thread may call it, while another one iterates. ``reason`` says why it is sent.
+
+        Raises:
+            ConfigurationError: The command is unknown, or the run is not live.
+            BrokerError: The broker does not answer, or refuses.
+        """
         exchange = self._exchange(name, arguments, wait, reason)
         return perform(self._source.open_channel(), exchange)
 
@@ -288,21 +301,21 @@ class Subscriber(RunStream):
 
     @property
     def commander(self) -> Callable[..., Outcome]:
-        """:meth:`command` for callers that do not know which kind of stream this is."""
+        """Equal to :meth:`command`, for callers with any kind of stream."""
         return partial(Subscriber.command, self)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The known outcome of each command that was sent."""
+        """Known outcome of each sent command."""
         return self._commands.outcomes(self._order.outcomes)
 
     def answered(self) -> tuple[Outcome, ...]:
         return tuple(self._order.outcomes)
 
     def host_windows(self) -> list[HostWindow]:
-        """As :meth:`offloop.bus.protocol.stream.RunStream.host_windows`. Through a stream those of all hosts, at first
-        the last one of each; from a directory the last ones of its host. Waits for nothing but an answer in this
-        process."""
+        """Return the hosts' windows since the last call, without waiting.
+
+        A stream has those of all hosts, at first the last one of each. A directory has the last ones of its host."""
         return self._source.host_windows()
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
@@ -310,14 +323,14 @@ class Subscriber(RunStream):
 
     def _send_from(self, snapshot: Snapshot, command: Command) -> None:
         if command.name == "stop" and self._commands.has("stop"):
-            # Callbacks ask again at every event until the training has ended.
+            # Callbacks repeat the request at every event until the training has ended.
             return
         reason = command.reason or self.name_sender()
         batch = int(snapshot.timestamp.batch)
         self.send_command(command.name, *command.arguments, decided_at=batch, reason=reason)
 
     def _fetch_tensors(self, reference: Mapping[str, Any]) -> bytearray:
-        """Tensors in the memory of another machine, through the broker there."""
+        """Fetch tensors from another machine's memory, through the broker there."""
         try:
             channel = self._source.open_channel()
         except ConfigurationError as error:
@@ -348,11 +361,11 @@ class Subscriber(RunStream):
             elif step:
                 await self._listens_to.wait_async(step)
             else:
-                # A long history must not keep other tasks of the loop from running.
+                # A long history must let other tasks of the event loop run.
                 await asyncio.sleep(0)
 
     def _steps(self) -> Iterator[Snapshot | float]:
-        """Snapshots in order, and between them for how many seconds to wait for more."""
+        """Yield snapshots in order, and between them the seconds to wait for more."""
         while True:
             while self._following.ready:
                 if (snapshot := self._next()) is not None:
@@ -362,7 +375,7 @@ class Subscriber(RunStream):
             if pause is None:
                 return
             if pause and self._is_awaited and self._subscription is not None:
-                # It says how far it is before it waits for more.
+                # Report progress before waiting for more.
                 self._is_awaited = False
                 self._subscription.send("handled", {"handled": list(self._handled.items())})
             yield pause
@@ -374,7 +387,7 @@ class Subscriber(RunStream):
         return self._source
 
     def _next(self) -> Snapshot | None:
-        """The next snapshot; ``None`` where a mark of a checkpoint came instead, or one of another rank."""
+        """Return the next snapshot; ``None`` for a checkpoint mark or another rank's snapshot."""
         snapshot = self._following.ready.popleft()
         if self._ranks and not isinstance(snapshot, CheckpointMark) and snapshot.rank not in self._ranks:
             self._note_handled(snapshot)
@@ -388,8 +401,7 @@ class Subscriber(RunStream):
         return snapshot
 
     def _advance(self) -> float | None:
-        """Takes one step; returns how long to wait before the next one, in seconds, or ``None`` when the run has ended
-        and everything has been given."""
+        """Take one step; return the pause before the next one in seconds, or ``None`` at the end."""
         if self._closed:
             raise ClosedError(f"the subscriber of run {self.run_name!r} is closed")
         following = self._following
@@ -416,14 +428,14 @@ class Subscriber(RunStream):
                 self._following.note_newest(positions)
             return Step()
         self._chunks = self._reader.read()
-        # In this order: what came while it was looked is not the end.
+        # Check pending parts before the status: data that arrives in between is not the end.
         is_pending = self._source.pending
         status = self._source.look()
         self._following.refusal = self._source.refusal
         return self._following.at_end_of_recording(is_pending, status, time.monotonic())
 
     def _listen(self) -> Step:
-        assert self._subscription is not None  # without a stream there is only the recording
+        assert self._subscription is not None  # LIVE needs a connection
         following, has_heard = self._following, False
         for _ in range(BURST):
             frame = self._subscription.receive()
@@ -448,7 +460,7 @@ class Subscriber(RunStream):
             self._subscription = None
 
     def close(self) -> None:
-        """Ends the subscription. Can be called more than once."""
+        """End the subscription. Further calls have no effect."""
         self._closed = True
         self._source.close()
         self._disconnect()
@@ -457,7 +469,7 @@ class Subscriber(RunStream):
             self._nats = None
 
     def __del__(self) -> None:
-        # One whose constructor failed has nothing to close.
+        # After a failed constructor there is nothing to close.
         if not getattr(self, "_closed", True):
             self.close()
 
@@ -471,25 +483,23 @@ class Subscriber(RunStream):
         return AsyncSubscriber(self)
 
     async def __aexit__(self, *_: object) -> None:
-        # Without waiting, so that a cancelled task leaves nothing open either.
+        # Without waiting, so that a cancelled task closes it too.
         self.close()
 
 
 class AsyncSubscriber(Subscriber):
-    """The stream that ``async with Subscriber(...)`` gives: all that a subscriber has, with :meth:`command` to be
-    awaited. Closed by the ``async with`` block."""
+    """The stream of ``async with Subscriber(...)``: a subscriber whose :meth:`command` is awaited."""
 
     def __init__(self, opened: Subscriber) -> None:
-        # One stream, which the caller may use by either name.
+        # Both objects are the same stream.
         self.__dict__ = opened.__dict__
 
     async def command(  # type: ignore[override]
         self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
     ) -> Outcome:
-        """As :meth:`Subscriber.command`, while the event loop runs. A task that is cancelled meanwhile does not take
-        the command back."""
+        """Send a command as :meth:`Subscriber.command`, while the event loop runs. Cancellation does not revoke it."""
         exchange = self._exchange(name, arguments, wait, reason)
         return await perform_async(self._source.open_channel(), exchange)
 
     def __del__(self) -> None:
-        """Leaves the stream open: it is closed with the subscriber that was entered."""
+        """Leave the stream open: it is closed with the entered subscriber."""

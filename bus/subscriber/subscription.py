@@ -1,4 +1,4 @@
-"""A subscriber's connection to a broker: the stream, and its lease."""
+"""A subscriber's connection to a broker: event feed and lease."""
 
 import threading
 import time
@@ -14,18 +14,16 @@ from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.order import StreamOrder
 
 RENEW_SECONDS = 1.0
-_CONFIRMATION_SECONDS = 30.0  # for which it looks often for the broker's answer to what it has sent
+_CONFIRMATION_SECONDS = 30.0  # how long to poll often for the broker's answer to a message
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 0.5
 
 
 class LiveSubscription:
-    """The connection to a broker's event feed, and by ``channel`` to its control endpoint. Without an address of a feed
-    the recording alone is read.
+    """Connection to a broker's event feed, if it has an address, and by ``channel`` to its control endpoint.
 
-    The lease is renewed once a second, with the demand and the ``report``, on a thread of its own: a slow callback must
-    not let it expire. Other messages to the broker are sent at once, and its answers are passed to ``take`` on that
-    thread."""
+    A thread renews the lease once a second, with demand and ``report``, so that a slow callback cannot let it expire.
+    The same thread sends other messages at once, and passes answers to ``take``."""
 
     def __init__(
         self,
@@ -62,31 +60,29 @@ class LiveSubscription:
         in_use.add(self)
 
     def receive(self) -> bytes | None:
-        """The next frame, if there is one now."""
+        """Return the next frame, if one has arrived."""
         try:
             return None if self._feed is None else self._feed.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def wait(self, seconds: float) -> None:
-        """Waits so long, or until a frame is there."""
+        """Wait so many seconds, or until a frame arrives."""
         if self._feed is not None:
             self._feed.poll(int(seconds * 1000))
 
     async def wait_async(self, seconds: float) -> None:
-        """As :meth:`wait`, while the event loop runs."""
         if self._feed is not None:
             await wait_readable(self._feed, seconds)
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
-        """Sends something to the control endpoint, from any thread and without waiting; messages are sent in that
-        order."""
+        """Queue a message to the control endpoint, from any thread; messages are sent in order."""
         whose: dict[str, Any] = {name: self._lease[name] for name in ("run", "host") if name in self._lease}
         self._queue.append((kind, {**whose, **content}))
         self._wake.set()
 
     def update_demand(self, lease: dict[str, Any]) -> None:
-        """Sends another demand at once, and with every renewal from now on."""
+        """Send another demand now, and with all further renewals."""
         self._lease = {**self._lease, **lease}
         self._renew_at = 0.0
         self._wake.set()
@@ -98,14 +94,14 @@ class LiveSubscription:
             lease: dict[str, Any] | None = None
             if now >= self._renew_at:
                 self._renew_at = now + RENEW_SECONDS
-                # The report of what was handled must not overtake a message queued before it.
+                # The report of handled events must not overtake a message queued before it.
                 lease = {**self._lease, **self._report()}
             while self._queue and self._channel.send(*self._queue[0]):
                 self._queue.popleft()
-                # Its answer is looked for sooner than the next renewal.
+                # Poll for the answer before the next renewal.
                 awaited = now + _CONFIRMATION_SECONDS
             if lease is not None and not self._queue:
-                # Where the broker does not read now, the next renewal says the same.
+                # If the broker does not read now, the next renewal repeats this one.
                 self._channel.send("lease", lease)
             while (answer := self._channel.receive()) is not None:
                 self._take(answer)
@@ -116,7 +112,7 @@ class LiveSubscription:
                 return
 
     def close(self) -> None:
-        """Ends the connection; the lease runs out by itself. What is in the line still goes out, if it is read."""
+        """Close the connection; the lease expires by itself. Queued messages are still sent, if the broker reads."""
         in_use.discard(self)
         self._is_stopped = True
         self._wake.set()

@@ -1,3 +1,1 @@
-"""Tensors as bytes: the image of a safetensors file, shared memory that holds one, its transfer in pieces.
-
-Begin with ``view``."""
+"""Tensors as bytes: safetensors images (see ``view``), in events or in shared memory."""

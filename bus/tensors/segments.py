@@ -1,15 +1,13 @@
-"""Shared memory in which a trainer leaves tensors for the consumers on its machine.
+"""Shared memory in which a trainer leaves tensors for consumers on its machine.
 
-A :class:`SegmentPool` has a bounded number of segments and uses them again and again. Before a segment is used again,
-every consumer that requested it has handled it, or has had the time to; and no process may have it mapped. The kernel
-ensures the latter: a reader of a segment holds a shared ``flock`` on it, from before the first look until the map is
-gone, and the pool writes only while it holds the exclusive one, which it takes without waiting. When a process dies,
-the kernel releases its lock.
+A :class:`SegmentPool` reuses a bounded number of segments. A segment is reused after every consumer that requested it
+has handled it or exceeded its time, and while no process has it mapped. The kernel enforces the latter. A reader holds
+a shared ``flock`` from before its first read until it unmaps the segment. The pool writes only with an exclusive lock,
+which it takes without waiting. When a process dies, the kernel releases its lock.
 
-So no reader gets half of one image and half of another. A reader that gets its lock finds in the front of the segment
-the number of what is there, written under the exclusive lock together with it; if that is the number in its reference,
-the whole image is the right one, and stays while the lock does. If it is not, or there is no lock to be had, the
-reader came too late."""
+So no reader sees a mixture of two images. A reader with its lock compares the number at the front of the segment,
+which was written under the exclusive lock together with the image, with the number in its reference. If they are
+equal, the image is the right one, and stays so while the lock is held. Otherwise the reader came too late."""
 
 import contextlib
 import fcntl
@@ -33,27 +31,28 @@ _log = logging.getLogger("offloop.segments")
 IMAGE_OFFSET = 4096
 MAX_SIZE = 1 << 48
 MAX_INTEGER = 1 << 31
-GRANULE = 1 << 20  # what takes less travels in its event
+GRANULE = 1 << 20  # smaller images are sent in their events
 IDLE_SECONDS = 120.0
 PIECE = 256 * 1024
 
 _FRONT = struct.Struct("<8s16sQQ")
-"""Magic, the segment's random token, number of what is in it, 0 while that is changing, and the size of the image,
-which begins at :data:`IMAGE_OFFSET`."""
+"""Magic, random token of the segment, number of its image (0 during a change), size of the image.
+
+The image begins at :data:`IMAGE_OFFSET`."""
 _MAGIC = b"OFFLOOP\0"
 
 Pin = Callable[[memoryview], Callable[[], object]]
-"""Makes memory ready for copies from a device, and returns what undoes that; an ``OSError`` where that cannot be."""
+"""Prepares memory for copies from a device; returns a function that undoes it. Raises OSError on failure."""
 Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
-"""Sends the broker a control message of a kind and with a content, and returns the content of its answer."""
+"""Sends the broker a control message of a kind and with a content; returns the content of its answer."""
 
 
 class SegmentElsewhereError(FieldNotAvailableError):
-    """A segment is not there: its process is gone or on another machine, or has given it back."""
+    """The segment does not exist here: its process ended, is on another machine, or has freed it."""
 
 
 class SegmentReference(msgspec.Struct, frozen=True):
-    """The place of an image: the map ``segment`` in an event."""
+    """Reference to an image: the map ``segment`` in an event."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
     """The process that made the segment."""
@@ -62,17 +61,16 @@ class SegmentReference(msgspec.Struct, frozen=True):
     token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
-    """Of the image, in bytes."""
+    """Size of the image in bytes."""
 
     def to_wire(self) -> dict[str, Any]:
-        """As it travels."""
         return msgspec.structs.asdict(self)
 
     @classmethod
     def from_wire(cls, wire: Any) -> "SegmentReference":
-        """Reads the map. Raises ProtocolError: it is malformed."""
+        """Read the map, or raise ProtocolError if it is malformed."""
         try:
-            # Without a conversion of bytes from text.
+            # Text must not be converted to bytes.
             return msgspec.convert(wire, cls, builtin_types=(bytes,))
         except (msgspec.ValidationError, RecursionError) as error:
             raise ProtocolError(f"{str(wire)[:200]} is not a reference to a segment: {error}") from None
@@ -82,18 +80,19 @@ class SegmentReference(msgspec.Struct, frozen=True):
 
 
 class Segment:
-    """One piece of shared memory of a pool, of a size that never changes. From :meth:`SegmentPool.reserve` to
-    :meth:`publish` or :meth:`release` no other process reads it."""
+    """A piece of shared memory with a fixed size.
+
+    No other process reads it between :meth:`SegmentPool.reserve` and :meth:`publish` or :meth:`release`."""
 
     def __init__(self, capacity: int, pin: Pin | None) -> None:
         self.capacity = capacity
         self.reserved = False
         self.published: tuple[int, str] | None = None
-        """``seq`` and field of what is in it, until all who asked have handled it."""
+        """``seq`` and field of its contents, until all requesters have handled them."""
         self.since = 0.0
-        """When it was last published or released, on the steady clock."""
+        """Monotonic time at which it was last published or released."""
         self.kept: dict[str, Any] = {}
-        """Objects that the owner keeps with this memory for its next use."""
+        """Objects that the owner keeps for the next use of this memory."""
         self._number = self._size = 0
         self._field = ""
         self._token = os.urandom(16)
@@ -108,12 +107,12 @@ class Segment:
 
     @property
     def buffer(self) -> memoryview:
-        """To be filled with the image. Nothing may be written to it after :meth:`publish`."""
-        assert self.memory is not None  # one that was given back is not reserved
+        """Memory for the image. Nothing may be written to it after :meth:`publish`."""
+        assert self.memory is not None  # a freed segment is not reserved
         return memoryview(self.memory)[IMAGE_OFFSET : IMAGE_OFFSET + self._size]
 
     def lock(self) -> bool:
-        """Locks it exclusively, if no process has it mapped."""
+        """Lock it exclusively if no process has it mapped; return whether that succeeded."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -121,17 +120,16 @@ class Segment:
         return True
 
     def unlock(self) -> None:
-        """Lets readers in."""
+        """Admit readers."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def reserve(self, size: int, field: str) -> None:
-        """Reserves it, locked, for an image of that size."""
         self.reserved, self.published = True, None
         self._size, self._field = size, field
         self._mark(0, 0)
 
     def publish(self, seq: int) -> dict[str, Any]:
-        """Opens the segment to readers, for event ``seq``. Returns the map ``segment`` for that event.
+        """Admit readers for event ``seq``; return the map ``segment`` for that event.
 
         Raises ClosedError: it was published or released before, or the pool was closed."""
         if not self.reserved:
@@ -143,36 +141,35 @@ class Segment:
         return SegmentReference(os.getpid(), self._shared, self._token, self._number, self._size).to_wire()
 
     def release(self) -> None:
-        """Gives the segment back to its pool when it is not published after all; does nothing after that or
-        after the pool was closed."""
+        """Return an unpublished segment to its pool. It has no effect after :meth:`publish` and on a closed pool."""
         if self.reserved:
             self.reserved = False
             self.since = time.monotonic()
             self.unlock()
 
     def give_back(self) -> None:
-        """Frees the memory as soon as nothing in this process refers to it."""
+        """Free the memory as soon as nothing in this process refers to it."""
         self.reserved = False
         if self._unpin is not None:
             self._unpin()
-        # It is not closed: a tensor that was made of it may be there still.
+        # The map is not closed: a tensor may still refer to it.
         self.memory = None
         self.kept.clear()
         discard_memory(self._descriptor, self._token)
 
     def _mark(self, number: int, size: int) -> None:
-        assert self.memory is not None  # one that was given back is in no pool
+        assert self.memory is not None  # a freed segment is in no pool
         _FRONT.pack_into(self.memory, 0, _MAGIC, self._token, number, size)
 
 
 def _make_in_thread(capacity: int, pin: Pin | None) -> "Future[Segment]":
-    """Gets a segment from the system, in a thread that nothing else waits for."""
+    """Allocate a segment in a thread that nothing else waits for."""
     coming: Future[Segment] = Future()
 
     def make() -> None:
         try:
             coming.set_result(Segment(capacity, pin))
-        except BaseException as error:  # noqa: BLE001  whatever it is, the next save tries once more, and reports it
+        except BaseException as error:  # noqa: BLE001  the next save tries again, and reports any error
             coming.set_exception(error)
 
     threading.Thread(target=make, name="offloop-segment", daemon=True).start()
@@ -180,12 +177,12 @@ def _make_in_thread(capacity: int, pin: Pin | None) -> "Future[Segment]":
 
 
 class SegmentPool:
-    """At most ``slots`` segments of one process, which is the only one that may use the pool.
+    """At most ``slots`` segments, for use by one process.
 
-    ``is_handled(seq, field)`` says whether every live consumer that asks for the field has handled event ``seq``; one
-    that has not is waited for at most ``hold_seconds``, for as long as it does not hold the segment itself. ``pin`` is
-    called once for the memory of each segment, to make it ready for copies from a device, in whichever thread gets that
-    memory, and what it returned before that memory is given back."""
+    ``is_handled(seq, field)`` returns whether every live consumer that requests the field has handled event ``seq``. A
+    late consumer delays the reuse by at most ``hold_seconds``, unless it holds the segment's lock. ``pin`` is called
+    with the memory of each new segment, in any thread, to prepare it for copies from a device; its result is called
+    before the memory is freed."""
 
     def __init__(
         self,
@@ -201,23 +198,25 @@ class SegmentPool:
         self._is_handled = is_handled
         self._pin = pin
         self._segments: list[Segment] = []
-        self._to_come: tuple[int, Future[Segment]] | None = None  # capacity of a segment that is on its way, and itself
+        self._to_come: tuple[int, Future[Segment]] | None = None  # capacity and result of a pending allocation
         self._pid = os.getpid()
 
     @property
     def size(self) -> int:
-        """Bytes of shared memory that the pool has, without what is on its way."""
+        """Bytes of shared memory in the pool, without a pending allocation."""
         self._receive_for(0)
         return sum(segment.capacity for segment in self._segments)
 
     @property
     def unhandled(self) -> int:
-        """Segments with something that not everyone who asked has handled yet, though there was time."""
+        """Number of segments that some requester has not handled, and may still take its time for."""
         return sum(segment.published is not None and not self._is_over(segment) for segment in self._segments)
 
     def reserve(self, nbytes: int, field: str) -> Segment | None:
-        """A segment with room for ``nbytes``, to be filled for ``field``. Waits for the system alone, where memory is
-        new: ``None`` when all are leased, or memory is short, which is logged."""
+        """Return a segment with room for ``nbytes``, to be filled for ``field``.
+
+        It waits only for new memory from the system. It returns ``None`` when all segments are in use, or memory is
+        short, which is logged."""
         if os.getpid() != self._pid:
             return None
         segment = self._free_segment(nbytes)
@@ -227,8 +226,9 @@ class SegmentPool:
         return segment
 
     def prepare(self, nbytes: int) -> None:
-        """Begins to get a segment for ``nbytes`` from the system, unless there is one, and returns at once: new memory
-        takes many times as long as a copy into memory that has been used."""
+        """Start to allocate a segment for ``nbytes``, unless there is one, without waiting.
+
+        New memory takes many times as long as a copy into used memory."""
         if os.getpid() != self._pid or self._to_come is not None or len(self._segments) >= self._limit:
             return
         if all(segment.capacity < nbytes for segment in self._segments):
@@ -236,22 +236,21 @@ class SegmentPool:
             self._to_come = capacity, _make_in_thread(capacity, self._pin)
 
     def trim(self) -> None:
-        """Gives memory back that was not used for two minutes. :meth:`reserve` does it too, with what it leaves."""
+        """Free memory that was not used for two minutes. :meth:`reserve` does this too."""
         now = time.monotonic()
         for segment in tuple(self._segments):
             if now - segment.since > IDLE_SECONDS and self._is_over(segment) and segment.lock():
                 self._give_back(segment)
 
     def close(self) -> None:
-        """Gives all memory back; readers keep what they have mapped."""
+        """Free all memory; readers keep what they have mapped."""
         if os.getpid() == self._pid:
             self._receive()
             for segment in tuple(self._segments):
                 self._give_back(segment)
 
     def _free_segment(self, nbytes: int) -> Segment | None:
-        """A segment with enough room, locked: the smallest that is free, a new one, or one in the place of a free one
-        that is too small."""
+        """Return a locked segment with enough room: the smallest free one, a new one, or one in place of a smaller."""
         self._receive_for(nbytes)
         free = sorted(filter(self._is_over, self._segments), key=lambda segment: segment.capacity)
         for segment in free:
@@ -266,14 +265,14 @@ class SegmentPool:
         try:
             segment = Segment(_capacity_for(nbytes), self._pin)
         except OSError as error:
-            # As text: with the error, a record that is kept keeps the memory.
+            # As text: a log record that keeps the error would keep the memory.
             _log.warning("no shared memory for %d bytes: %s", nbytes, str(error))
             return None
         self._add(segment)
         return segment
 
     def _receive_for(self, nbytes: int) -> None:
-        """Adds the segment that is on its way, if it has come or has the right size: getting another takes as long."""
+        """Add the pending segment, if it is ready or has the right size: another allocation would take as long."""
         if self._to_come is not None:
             capacity, coming = self._to_come
             if coming.done() or nbytes <= capacity < 2 * _capacity_for(nbytes):
@@ -310,33 +309,31 @@ def _capacity_for(nbytes: int) -> int:
 
 
 def open_segment(reference: SegmentReference) -> memoryview:
-    """The image that a reference stands for, read-only. The segment is leased until nothing refers to the memory.
+    """Map the image of a reference, read-only. The segment stays locked until nothing refers to the memory.
 
-    Raises SegmentElsewhereError: it is not on this machine, or not there any more; FieldNotAvailableError: the segment
-    holds something else already."""
+    Raises SegmentElsewhereError: it does not exist on this machine; FieldNotAvailableError: the segment was reused."""
     descriptor = lock_segment(reference)
     try:
         memory = map_memory(descriptor, IMAGE_OFFSET + reference.size)
     except (OSError, ValueError) as error:
         raise FieldNotAvailableError(f"a segment of {reference.size} bytes cannot be mapped: {error}") from None
     finally:
-        # The map has a descriptor of its own, for the same lock.
+        # The map has its own descriptor, with the same lock.
         os.close(descriptor)
     return memoryview(memory)[IMAGE_OFFSET:]
 
 
 def lock_segment(reference: SegmentReference) -> int:
-    """Opens a segment and takes its lease, which lasts until the descriptor that is returned is closed.
+    """Open and lock a segment for reading, until the returned descriptor is closed.
 
-    Raises SegmentElsewhereError: it is not on this machine, or not there any more; FieldNotAvailableError: the segment
-    holds something else already."""
+    Raises SegmentElsewhereError: it does not exist on this machine; FieldNotAvailableError: the segment was reused."""
     try:
         descriptor = open_memory(reference.pid, reference.fd, reference.token)
     except (OSError, ValueError):
         raise _elsewhere(reference) from None
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(os.close, descriptor)
-        # Before anything is done to it: it may be any file.
+        # Check the contents before locking: it may be any file.
         if _read_front(descriptor)[:2] != (_MAGIC, reference.token):
             raise _elsewhere(reference)
         try:
@@ -367,16 +364,16 @@ def _elsewhere(reference: SegmentReference) -> SegmentElsewhereError:
     )
 
 
-# -- in pieces, for consumers that cannot map them: the messages ``fetch_segment`` and ``segment_data`` ----------------
+# -- in pieces, for consumers that cannot map them: messages ``fetch_segment`` and ``segment_data`` -------------------
 
 
 def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray:
-    """The consumer's side: the image that the map ``segment`` of an event stands for, piece by piece.
+    """Fetch the image of an event's map ``segment``, piece by piece, for a consumer.
 
     Raises FieldNotAvailableError: the broker does not have it, or not any more; ProtocolError: the reference or an
     answer is malformed."""
     requested = SegmentReference.from_wire(reference)
-    # It grows with what comes: the size is a peer's claim.
+    # It grows with received data, because the size is a peer's claim.
     image = bytearray()
     while len(image) < requested.size:
         question = {"run": run, "segment": requested.to_wire(), "offset": len(image)}
@@ -394,11 +391,10 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
 
 
 def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """The broker's side: the answer to a request for a piece of a segment of one of the processes ``publishers``, those
-    of this machine that publish the run.
+    """Answer a request for a piece of a segment, at the broker. ``publishers`` are the run's processes on this machine.
 
-    Raises FieldNotAvailableError: the segment holds something else already, or is not on this machine; ProtocolError:
-    the request is malformed, or asks for what is not a segment of the run."""
+    Raises FieldNotAvailableError: the segment was reused, or is not on this machine; ProtocolError: the request is
+    malformed, or is not for a segment of the run."""
     reference = SegmentReference.from_wire(requested["segment"])
     offset = requested["offset"]
     if type(offset) is not int or not 0 <= offset <= reference.size:

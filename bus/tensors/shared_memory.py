@@ -1,8 +1,8 @@
-"""Memory that other processes of the same user can map, freed with the last process that has it.
+"""Memory that other processes of the same user can map, freed with the last process that uses it.
 
-On Linux it is a memfd: it has no name anywhere, so there is nothing that a killed process could leave behind, and
-others reach it as ``/proc/PID/fd/N``. Elsewhere it is a file in the temporary directory, which is removed at the end,
-or, after a kill, by the next process that makes such memory."""
+On Linux it is a memfd: it has no name, so a killed process leaves nothing behind; others open it as ``/proc/PID/fd/N``.
+Elsewhere it is a file in the temporary directory, removed at the end, or after a kill by the next process that makes
+such memory."""
 
 import contextlib
 import ctypes
@@ -20,10 +20,10 @@ from offloop.bus import processes
 HAS_MEMFD = hasattr(os, "memfd_create")
 
 NO_DESCRIPTOR = -1
-"""Stands for the descriptor of memory that is a file."""
+"""Descriptor of memory in a file."""
 
 SHARE = 0.9
-"""Of the memory that is available: this much may be taken for one segment."""
+"""Share of the available memory that one segment may take."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 _NAME = "offloop-segment"
@@ -34,11 +34,12 @@ _PIECE = 4 << 20
 
 
 def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple[int, int]:
-    """Makes memory of ``size`` bytes, identified by ``token``. Returns the descriptor of it, and the number by which
-    others find it. All of it is allocated at once, or the first ``allocate`` bytes: then :func:`allocate_memory` is to
-    come before more is written.
+    """Create memory of ``size`` bytes, identified by ``token``; return its descriptor, and the number for others.
 
-    Raises OSError: there is not so much."""
+    It is allocated now, completely or the first ``allocate`` bytes. The rest must be allocated by
+    :func:`allocate_memory` before it is written.
+
+    Raises OSError: too little memory is available."""
     if HAS_MEMFD:
         _keep_from_forks()
         descriptor = shared = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -59,27 +60,26 @@ def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple
 
 
 def allocate_memory(descriptor: int, offset: int, size: int) -> None:
-    """Allocates a part of memory that was made with ``allocate``. Raises OSError: there is not so much."""
+    """Allocate a further part of memory. Raise OSError if too little is available."""
     check_available(size)
-    # What is not there in full would be missed only when it is written to, by a signal that ends the process.
+    # If it were missing, a write to it would end the process by a signal.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, offset, size)
 
 
 def check_available(size: int) -> None:
-    """Raises OSError where less memory is available: the kernel would not refuse, but end processes until there is
-    room."""
+    """Raise OSError if less memory is available: the kernel would not refuse, but kill processes later."""
     if size > (available := memory_available()) * SHARE:
         raise OSError(errno.ENOMEM, f"{available} bytes are available, and a tenth of that is left to others")
 
 
 def memory_available() -> float:
-    """Bytes that this process can still allocate without swapping, if the system reports it."""
+    """Return the bytes that this process can still allocate without swapping, if the system reports it."""
     available = math.inf
     with contextlib.suppress(OSError, LookupError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
         available = 1024 * int(meminfo.partition("MemAvailable:")[2].split(maxsplit=1)[0])
-    # In a container, see "memory.max" and "memory.stat" in the kernel's description of cgroups, version 2.
+    # In a container: "memory.max" and "memory.stat" in the kernel's description of cgroups, version 2.
     with contextlib.suppress(OSError, LookupError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text())
         cache = int((_CGROUP / "memory.stat").read_text().partition("inactive_file ")[2].split(maxsplit=1)[0])
@@ -88,21 +88,21 @@ def memory_available() -> float:
 
 
 def discard_memory(descriptor: int, token: bytes) -> None:
-    """Gives memory back that this process has made; who has mapped it keeps it."""
+    """Free memory of this process; other processes keep it while they have it mapped."""
     os.close(descriptor)
     if not HAS_MEMFD:
         _path(os.getpid(), token).unlink(missing_ok=True)
 
 
 def open_memory(pid: int, shared: int, token: bytes) -> int:
-    """Opens what may be the memory of a process, to be read; that it is has to be seen from what is in it.
+    """Open what should be memory of a process, for reading. The caller must check its contents.
 
     Raises OSError: it does not exist, or is not a regular file."""
     if not HAS_MEMFD:
         return os.open(_path(pid, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     _keep_from_forks()
-    # To open a device or a pipe may wait, or do something. With O_PATH it is looked at without being opened, and it
-    # cannot become something else in between.
+    # Opening a device or a pipe may wait or have effects. O_PATH allows to check the file without opening it, and it
+    # cannot be replaced in between.
     place = os.open(f"/proc/{pid}/fd/{shared}", os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
@@ -113,19 +113,19 @@ def open_memory(pid: int, shared: int, token: bytes) -> int:
 
 
 def map_memory(descriptor: int, size: int, *, writable: bool = False) -> mmap.mmap:
-    """Maps memory from its beginning. The map keeps the descriptor's file open, and with it its lock, for as long as
-    there is anything that refers to the map. With ``writable`` the system has no work left with it when this
-    returns, where that can be requested; other threads continue meanwhile."""
+    """Map memory from its start. While anything refers to the map, it keeps the file and its lock.
+
+    With ``writable`` all pages are mapped on return, where the system supports it; other threads run meanwhile."""
     if not writable:
         return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if HAS_MEMFD:
-        # In pieces, because other allocations of the process wait for the piece; and not by MAP_POPULATE,
-        # because Python's other threads would wait for all of it.
+        # In pieces, because other allocations of the process wait for each call. MAP_POPULATE would make all other
+        # Python threads wait.
         libc, start = _libc(), ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for offset in range(0, size, _PIECE):
             if libc.madvise(start + offset, min(_PIECE, size - offset), _MADV_POPULATE_WRITE) != 0:
-                break  # before Linux 5.14: each page is mapped when it is written to
+                break  # before Linux 5.14 each page is mapped at its first write
     return memory
 
 
@@ -150,14 +150,14 @@ def _directory() -> Path:
 
 @functools.cache
 def _keep_from_forks() -> None:
-    """From the first such memory on: to look for it takes a forked process some time."""
+    """Register the cleanup of forked processes, on first use: it takes each of them some time."""
     os.register_at_fork(after_in_child=_let_go)
 
 
 def _let_go() -> None:
-    """Removes inherited memory from a forked process, so that a worker keeps neither the memory nor a lock.
+    """Remove inherited memory from a forked process, so that a worker keeps neither the memory nor a lock.
 
-    Objects that refer to it will still close and unmap it: so descriptors are replaced by ``/dev/null``, and maps by
+    Objects that refer to it will still close and unmap it. So descriptors are replaced by ``/dev/null``, and maps by
     empty private memory."""
     with contextlib.suppress(OSError):
         inherited = [int(name) for name in os.listdir("/proc/self/fd") if _is_memory(name)]

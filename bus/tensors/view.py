@@ -1,8 +1,8 @@
-"""Tensors as they travel: the bytes of a safetensors file, see https://huggingface.co/docs/safetensors#format.
+"""Tensors as bytes of a safetensors file, see https://huggingface.co/docs/safetensors#format.
 
-Eight bytes hold the length of a JSON header (little endian), the header names each tensor's dtype, shape and place, the
-tensors follow without holes. Nothing here needs torch, and numpy only :meth:`TensorView.numpy`. ``docs/protocol.md``
-says how such an image stands in an event: small ones in the event itself, others in shared memory."""
+Eight bytes hold the length of a JSON header (little endian), which has each tensor's dtype, shape and offsets. The
+tensors follow without holes. Nothing here needs torch, and only :meth:`TensorView.numpy` needs numpy. Small images are
+in their events, others in shared memory, see ``docs/protocol.md``."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 INLINE_BYTES = 1 << 20
-"""Up to this size an image travels in its event, and is recorded with it."""
+"""Largest image that is sent in its event, and recorded with it."""
 
 VERSION = 1
 MAX_HEADER = 100_000_000  # the format's own limit
@@ -31,7 +31,7 @@ MAX_BYTES = 1 << 48
 
 _METADATA = "__metadata__"
 
-# In the order in which the format's library puts them into a file: it sorts by dtype, the widest first, then by name.
+# In the order of the format's library: it sorts by dtype, the widest first, then by name.
 _BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
     **dict.fromkeys(("F32", "U32", "I32"), 32),
@@ -49,25 +49,25 @@ _NUMPY = {
 }
 
 Fetch = Callable[[Mapping[str, Any]], "Buffer"]
-"""Gets the image that a segment map stands for from elsewhere, see
+"""Fetches the image of a segment map from another machine, see
 :func:`offloop.bus.tensors.segments.fetch_segment`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class TensorView:
-    """One tensor of an image, without a copy; of no use once its :class:`Tensors` are closed.
+    """One tensor of an image, without a copy; unusable after its :class:`Tensors` were closed.
 
-    ``dtype`` is the name that safetensors has for it, such as ``"F32"``; ``data`` are its bytes, little endian and in
-    C order, read-only where they are shared memory."""
+    ``dtype`` is safetensors' name, such as ``"F32"``. ``data`` are its bytes, little endian and in C order, read-only
+    in shared memory."""
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
 
     def numpy(self) -> "numpy.ndarray[Any, Any]":
-        """The tensor as an array of the same memory; ``BF16``, which numpy lacks, as a copy in float32.
+        """Return the tensor as an array of the same memory; ``BF16``, which numpy lacks, as a float32 copy.
 
-        An array that is kept after its event keeps the memory with it: copy what is to stay.
+        An array kept after its event keeps the memory: copy it instead.
 
         Raises ConfigurationError: numpy has no such dtype."""
         import numpy
@@ -84,7 +84,7 @@ class TensorView:
 
 
 class Tensors(Mapping[str, TensorView]):
-    """The tensors of one image by name, in the order of their bytes; a context manager."""
+    """Tensors of one image by name, in the order of their bytes; a context manager."""
 
     def __init__(
         self, image: memoryview, entries: Mapping[str, "_Entry"], metadata: Mapping[str, str], data: int
@@ -99,18 +99,17 @@ class Tensors(Mapping[str, TensorView]):
 
     @classmethod
     def from_image(cls, image: "Buffer") -> "Tensors":
-        """Reads an image; the tensors are parts of it. Raises ProtocolError: it is none, or one that passes a limit."""
+        """Read an image; the tensors share its memory. Raise ProtocolError if it is malformed or exceeds a limit."""
         view = memoryview(image).cast("B")
         return cls(view, *_read_header(view))
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The strings that came with the tensors."""
+        """Strings stored with the tensors."""
         return self._metadata
 
     @property
     def image(self) -> memoryview:
-        """The whole image: written to a file, it is a safetensors file."""
         self._check()
         return self._image
 
@@ -131,8 +130,8 @@ class Tensors(Mapping[str, TensorView]):
             )
 
     def close(self) -> None:
-        """Gives the memory back. Arrays, views and images that are still in use keep it until they are not."""
-        # Nothing is released under those who may still look at it: that would end the process.
+        """Give up the memory; arrays, views and images in use keep it."""
+        # Nothing is released that someone may still read: that would crash the process.
         self._closed = True
         self._views, self._image = {}, memoryview(b"")
 
@@ -147,18 +146,17 @@ class Tensors(Mapping[str, TensorView]):
 
 
 def is_tensors(value: Any) -> bool:
-    """The value of a field stands for tensors."""
+    """Return whether a field's value represents tensors."""
     return isinstance(value, dict) and "$tensors" in value
 
 
 def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
-    """The tensors that the value of a field stands for, from the event or from shared memory.
+    """Open the tensors of a field's value, in the event or in shared memory.
 
-    Shared memory that is not that of a process on this machine is asked of ``fetch``, if there is one. Close them
-    when the event is handled: until then the trainer cannot use that memory again.
+    Shared memory on another machine is read by ``fetch``, if given. Close them when the event is handled: the trainer
+    reuses the memory only after that.
 
-    Raises FieldNotAvailableError: they are no longer to be had, and why; ProtocolError: the value or the image is
-    malformed."""
+    Raises FieldNotAvailableError: they are gone; ProtocolError: the value or the image is malformed."""
     if not isinstance(value, dict) or value.get("$tensors") != VERSION:
         raise ProtocolError(f"a field's tensors are not a map of version {VERSION}: a newer offloop may have sent them")
     image, reference, size = value.get("image"), value.get("segment"), value.get("bytes")
@@ -180,21 +178,21 @@ def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
 
 
 class ImageLayout(NamedTuple):
-    """The layout of an image that is yet to be filled."""
+    """Layout of an image to be filled."""
 
     header: bytes
-    """The first bytes of the image."""
+    """First bytes of the image."""
     starts: dict[str, int]
-    """Offset of each tensor's bytes behind the header; in the order of their bytes."""
+    """Offset of each tensor after the header, in the order of their bytes."""
     size: int
-    """Of the whole image, in bytes."""
+    """Size of the whole image in bytes."""
 
 
 class TensorPlaces(NamedTuple):
-    """The places of tensors of certain dtypes and shapes behind any header: computed once for many images.
+    """Positions of tensors after any header, computed once for many images.
 
-    An image is byte for byte the file that the library of the format writes for the same tensors; with more than one
-    entry in its metadata it differs in their order, which is the library's by chance and the given one here."""
+    An image has the same bytes as a file of the format's library. Only metadata with several entries may differ in
+    order, which is random in the library and the given one here."""
 
     entries: bytes
     """Their part of the header."""
@@ -202,7 +200,7 @@ class TensorPlaces(NamedTuple):
     size: int
 
     def layout(self, metadata: Mapping[str, str] | None = None, align: int = 8) -> ImageLayout:
-        """The layout with these strings; the data begin at a multiple of ``align``, of which 8 is the format's own."""
+        """Return the layout with these strings. Data begin at a multiple of ``align``; 8 is the format's own."""
         parts = [] if metadata is None else [_inner_json({_METADATA: dict(metadata)})]
         text = b"{%b}" % b",".join([*parts, *filter(None, [self.entries])])
         text += b" " * (-(len(text) + 8) % align)
@@ -213,9 +211,9 @@ class TensorPlaces(NamedTuple):
 
 
 def tensor_places(specs: Mapping[str, tuple[str, Sequence[int]]]) -> TensorPlaces:
-    """Finds a place for tensors of the given ``(dtype, shape)``.
+    """Compute positions of tensors of the given ``(dtype, shape)``.
 
-    Raises ConfigurationError: a name, dtype or shape that cannot stand in an image."""
+    Raises ConfigurationError: a name, dtype or shape is not allowed in an image."""
     entries: dict[str, Any] = {}
     starts: dict[str, int] = {}
     end = 0
@@ -267,14 +265,14 @@ _decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], int]:
-    """The entries of an image in the order of their bytes, its metadata, and where its data begin."""
+    """Return an image's entries in the order of their bytes, its metadata, and the offset of its data."""
     length = int.from_bytes(image[:8], "little")
     if len(image) < 8 or length > min(MAX_HEADER, len(image) - 8):
         raise ProtocolError(
             f"an image of {len(image)} bytes is not a safetensors file: its header does not fit into it"
         )
     header = bytes(image[8 : 8 + length])
-    # Its size in memory is bounded before it is built; each tensor has four names.
+    # Bound the memory of the decoded header before it is built; each tensor has four names.
     if header.count(b":") > 5 * MAX_TENSORS or header.count(b",") > MAX_ELEMENTS:
         raise ProtocolError(f"a safetensors file has more than {MAX_TENSORS} tensors")
     try:
@@ -298,11 +296,11 @@ def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], 
 
 
 def _size_of(dtype: Any, shape: Sequence[int]) -> int | None:
-    """Bytes of a tensor; ``None`` for one that cannot be."""
+    """Return a tensor's size in bytes; ``None`` if it is impossible."""
     are_sizes = all(type(size) is int and 0 <= size <= MAX_BYTES for size in shape)
     if not isinstance(dtype, str) or dtype not in _BITS or not are_sizes or len(shape) > MAX_DIMENSIONS:
         return None
-    # A dimension of none makes the others no smaller for those who multiply them in 64 bits.
+    # Readers that multiply in 64 bits must not overflow, so zero dimensions are ignored here.
     if math.prod(size or 1 for size in shape) > MAX_BYTES:
         return None
     bits = math.prod(shape) * _BITS[dtype]
