@@ -7,8 +7,7 @@
         def batch_end(self, state, logger):
             logger.log_metrics({"perplexity": math.exp(state.loss)})
 
-Run callbacks with the command ``consumer``, pass them to a ``Trainer``, or use :class:`Runner`.
-"""
+Run callbacks with the command ``consumer``, pass them to a ``Trainer``, or use :class:`Runner`."""
 
 from typing import TYPE_CHECKING
 

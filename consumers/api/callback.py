@@ -28,8 +28,7 @@ class CannotWorkError(ConfigurationError):
     """Raised by a callback that can never work in this run, such as one that watches a missing metric.
 
     It gets no more events and requests nothing of the training; other callbacks are not affected. A consumer
-    without callbacks exits.
-    """
+    without callbacks exits."""
 
 
 class Callback:
@@ -42,8 +41,7 @@ class Callback:
     Of several ranks a callback sees the events of the first one, whose times, losses and metrics are those of all
     ranks together; with :attr:`all_ranks` it sees the events of every rank, distinguished by ``state.rank``.
 
-    Reference: ``composer/core/callback.py``.
-    """
+    Reference: ``composer/core/callback.py``."""
 
     all_ranks: ClassVar[bool] = False
     """Send the events of every rank, not only those of the first one."""
@@ -55,31 +53,27 @@ class Callback:
     """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event that has
     them.
 
-    Other fields on demand are hidden from it.
-    """
+    Other fields on demand are hidden from it."""
 
     every: ClassVar[int | str] = 1
     """The interval of ``fields`` and of inner events, in batches or another unit.
 
     10 is for the batches 10, 20, ...; ``2ep`` and ``0.25dur`` are other units, see
     :func:`offloop.bus.types.intervals.is_due`. :data:`offloop.bus.BASE_EVENTS` are always published. An object may
-    set its own interval in ``__init__``.
-    """
+    set its own interval in ``__init__``."""
 
     max_delay: ClassVar[float | None] = None
     """Seconds, from 0 to 1, by which events may be late in a fast loop, which sends several together.
 
     ``None`` is the training's own ``max_delay``, 50 ms by default. The shortest delay of all consumers counts; a
-    very short one slows the training down, see ``docs/performance.md``.
-    """
+    very short one slows the training down, see ``docs/performance.md``."""
 
     background: ClassVar[bool | None] = None
     """Run with a separate stream, so that it delays no other callback.
 
     ``True`` gives it a thread, for slow methods. ``False`` lets it share a stream with other callbacks, which
     handle each event one after the other. ``None`` is ``False``, except for a callback with ``async`` methods: it
-    runs in the shared event loop, and while it waits, the others continue.
-    """
+    runs in the shared event loop, and while it waits, the others continue."""
 
     barrier_events: ClassVar[Collection[Event | str]] = ()
     """The events at which the callback may stop the training. A trainer with ``wait_for`` waits there for it."""
@@ -87,8 +81,7 @@ class Callback:
     resumes: ClassVar[bool] = True
     """Restore :meth:`state_dict` in a later attempt, from the checkpoint from which that attempt resumes.
 
-    ``False`` is for a state of one attempt, such as a position in its file.
-    """
+    ``False`` is for a state of one attempt, such as a position in its file."""
 
     keeps: ClassVar[Collection[str]] = ()
     """Attributes that make up :meth:`state_dict`: plain values, or dataclasses of plain values."""
@@ -99,8 +92,7 @@ class Callback:
     def check(self) -> None:
         """Raise ConfigurationError for what cannot work, such as a missing terminal.
 
-        The command ``consumer`` calls it before it looks for the run.
-        """
+        The command ``consumer`` calls it before it looks for the run."""
 
     def destinations(self) -> Sequence[LoggerDestination]:
         """Return destinations for this callback, in addition to the consumer's. Called once, before the first event."""
@@ -112,8 +104,7 @@ class Callback:
         By default the events whose methods the callback overrides, or :attr:`events` where it overrides
         :meth:`run_event`, with :attr:`fields` at intervals of :attr:`every`. Override it for other intervals.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid interval or name of a field.
-        """
+        Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid interval or name of a field."""
         if isinstance(self.fields, str):
             raise ConfigurationError(
                 f"fields of callback {type(self).__name__} is the text {self.fields!r}: give a tuple of names, such as "
@@ -125,15 +116,13 @@ class Callback:
     def prepare(self, stream: RunStream, logger: Logger) -> MaybeAwaitable:
         """Get ready before a stream of this callback alone is read from its start.
 
-        It may skip known history: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`.
-        """
+        It may skip known history: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
         """Receive the state of each host's ranks, about once a second, between two events.
 
         With ``--stream`` all hosts of the run, from the run's directory one. Recordings do not have it, so a
-        replay does not repeat what is logged here; log with the ``step`` of the windows. Not ``async``.
-        """
+        replay does not repeat what is logged here; log with the ``step`` of the windows. Not ``async``."""
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Handle a requested event; calls the event's method. An override replaces those methods."""
@@ -152,23 +141,20 @@ class Callback:
     def hold_open(self) -> None:
         """Keep visible what the user should see; called by ``consumer`` at its end, unless it was stopped.
 
-        The command ends when this returns. Ctrl-C raises ``KeyboardInterrupt`` here.
-        """
+        The command ends when this returns. Ctrl-C raises ``KeyboardInterrupt`` here."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that :meth:`load_state_dict` needs to continue from here.
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
-        once a second in a busy run, so keep it small. By default the attributes in :attr:`keeps`.
-        """
+        once a second in a busy run, so keep it small. By default the attributes in :attr:`keeps`."""
         return {name.lstrip("_"): msgspec.to_builtins(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; tuples are lists by then.
 
         Called before the first event, and in an attempt that resumes from a checkpoint between ``BEFORE_LOAD``
-        and ``AFTER_LOAD``.
-        """
+        and ``AFTER_LOAD``."""
         for name in self.keeps:
             before, value = getattr(self, name), state[name.lstrip("_")]
             setattr(self, name, msgspec.convert(value, type(before)) if is_dataclass(before) else value)

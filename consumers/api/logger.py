@@ -109,8 +109,7 @@ class RunContext:
     command: Callable[..., Outcome] | None = field(default=None, compare=False)
     """Sends the run a command, ``command("set", "lr", 0.1)``, and waits some seconds for its outcome.
 
-    ``None`` for a recording. This and the functions below may be called from any thread.
-    """
+    ``None`` for a recording. This and the functions below may be called from any thread."""
     answered: Callable[[], Sequence[Outcome]] = field(default=tuple, compare=False)
     """The answered commands of all senders, in order, as far as the stream was read."""
     run_id: str | None = None
@@ -136,8 +135,7 @@ class LoggerDestination:
 
     The constructor only takes options: it runs before the run is known, and in the trainer's process when the
     destination is given to a ``Trainer``. Open files and connections in :meth:`open`. Use no clock: equal streams
-    are to give equal output.
-    """
+    are to give equal output."""
 
     max_delay: ClassVar[float | None] = None
     """Seconds by which its values may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
@@ -148,8 +146,7 @@ class LoggerDestination:
     A thread feeds it from a :class:`~offloop.consumers.delivery.spool.Spool`, so it delays no callback. After an
     error it is closed, opened again after a pause, and given the same values again: it has to find out which have
     arrived. :meth:`load_state_dict` is called before each :meth:`open` but the first. A
-    :class:`~offloop.bus.errors.ConfigurationError` before anything was sent ends the attempts.
-    """
+    :class:`~offloop.bus.errors.ConfigurationError` before anything was sent ends the attempts."""
 
     writes_to_terminal: ClassVar[bool] = False
     """It writes to the terminal, so it is refused beside a callback that draws on the whole terminal."""
@@ -160,8 +157,7 @@ class LoggerDestination:
     acknowledges: ClassVar[bool] = True
     """With ``background``: values are safe when a method returns, and not only when :meth:`close` returns.
 
-    Otherwise it may be given everything since it was opened again.
-    """
+    Otherwise it may be given everything since it was opened again."""
 
     drain_seconds: float = 30.0
     """With ``background``: seconds that the consumer waits at its end while nothing can be sent."""
@@ -178,14 +174,12 @@ class LoggerDestination:
     where: str | None = None
     """A path, an address, or a command to look at its output, shown at the consumer's end.
 
-    Known once it was opened; ``None`` for nothing.
-    """
+    Known once it was opened; ``None`` for nothing."""
 
     def check(self) -> None:
         """Raise :class:`offloop.bus.errors.ConfigurationError` for what cannot work, such as a missing package.
 
-        Called in the process and thread of the consumer, before :meth:`open`.
-        """
+        Called in the process and thread of the consumer, before :meth:`open`."""
         if self.requires is not None:
             require(f"logger {self.requires[0]}", *self.requires)
 
@@ -198,8 +192,7 @@ class LoggerDestination:
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Receive everything that was logged during one event: a row for each step, in the order of first use.
 
-        Called after all callbacks have handled the event; ``state`` is the event's snapshot.
-        """
+        Called after all callbacks have handled the event; ``state`` is the event's snapshot."""
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         """Receive values that describe the run as a whole, from callbacks and from the run itself."""
@@ -232,20 +225,17 @@ class LoggerDestination:
         """Write out buffered values.
 
         Called when no more events are ready, at least every 50 ms while some are, and before :meth:`close`; not
-        called with ``background``.
-        """
+        called with ``background``."""
 
     def on_commit(self) -> None:
         """Learn that nothing so far comes again: the last :meth:`state_dict` is stored, or the run has finished.
 
-        Never called where nothing is stored.
-        """
+        Never called where nothing is stored."""
 
     def on_abandon(self) -> None:
         """Release what is held back: the run has finished, but nothing is stored, because another destination failed.
 
-        Everything comes again if this consumer is restarted.
-        """
+        Everything comes again if this consumer is restarted."""
 
     def close(self) -> None:
         """Close files and connections, once, after every callback is closed; also when the consumer is interrupted."""
@@ -254,16 +244,14 @@ class LoggerDestination:
         """Return the position to which :meth:`load_state_dict` goes back.
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events and stored
-        next: when it returns, everything before it has to be safe, such as synced to the disk.
-        """
+        next: when it returns, everything before it has to be safe, such as synced to the disk."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to what :meth:`state_dict` returned; tuples are lists by then.
 
         Called before :meth:`open` by a consumer that resumes. Take back what was written after that position:
-        those events come again.
-        """
+        those events come again."""
 
 
 class Logger:
@@ -301,8 +289,7 @@ class Logger:
         """Log values that describe the run as a whole; they replace the run's own values of the same names.
 
         Numbers, texts, booleans, ``None``, and lists and maps of these stay as they are; others are logged as
-        their texts.
-        """
+        their texts."""
         self._hyperparameters |= {str(name): _as_plain(value) for name, value in hyperparameters.items()}
 
     def log_images(

@@ -12,8 +12,7 @@ from offloop.bus.types.timestamp import TrainingTime
 def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
     """Return the snapshot with the events and fields of this demand only; ``None`` without any.
 
-    A callback sees the same live and in a replay, beside any other callbacks.
-    """
+    A callback sees the same live and in a replay, beside any other callbacks."""
     event = snapshot.event
     if event not in demand.events:
         return None

@@ -29,8 +29,7 @@ class ActivationMonitor(Callback):
         ignore_module_types: leave out modules whose name contains one of these, such as ``dropout``.
 
     Reference: ``composer/callbacks/activation_monitor.py``, which logs the outputs row by row; here they are logged as
-    a whole.
-    """
+    a whole."""
 
     def __init__(self, interval: int | str | Time = "25ba", ignore_module_types: Sequence[str] | None = None) -> None:
         self._interval = str(Time.from_input(interval, TimeUnit.BATCH))

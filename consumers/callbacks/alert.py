@@ -37,8 +37,7 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 # Fields that are present without a request.
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
 _LOSSES, _METRICS = "loss/", "metrics/"
-_PAUSES = (1.0, 2.0)
-"""Seconds between the attempts to reach a webhook."""
+_PAUSES = (1.0, 2.0)  # seconds between the attempts to reach a webhook
 
 
 _RULE = re.compile(
@@ -71,23 +70,17 @@ _IS: dict[str, Callable[[float], bool]] = {
 @dataclass(frozen=True)
 class Rule:
     text: str
-    name: str | None
-    """Its metric or field; ``None`` for every number of the training."""
-    key: str | None
-    """The entry of a field that is a map."""
-    test: str
-    """``<``, ``>=``, ... or ``nan``, ``inf``, ``finite``."""
-    limit: float
-    """The number to compare with, where the test takes one."""
-    duration: Time | None
-    """How long it has to hold."""
+    name: str | None  # its metric or field; None for every number of the training
+    key: str | None  # the entry of a field that is a map
+    test: str  # <, >=, ... or nan, inf, finite
+    limit: float  # the number to compare with, where the test takes one
+    duration: Time | None  # how long it has to hold
 
     @classmethod
     def parse(cls, text: str) -> "Rule":
         """Parse ``METRIC OPERATOR NUMBER``, ``METRIC is KIND`` or ``nan``, each optionally with ``for DURATION``.
 
-        Raises ConfigurationError with the number of the first wrong character, from 1.
-        """
+        Raises ConfigurationError with the number of the first wrong character, from 1."""
         if (found := _RULE.match(text)) is None:
             raise _unreadable(text, 0, "the name of a metric, or nan")
         name, key, test, kind, number = found.group("name", "key", "test", "kind", "number")
@@ -166,8 +159,7 @@ def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
 class Notice(NamedTuple):
     """A rule has begun to hold for long enough, or no longer holds."""
 
-    id: str
-    """The same whenever the same events are handled, so that a receiver can detect repetitions."""
+    id: str  # the same whenever the same events are handled, so that a receiver can detect repetitions
     status: AlertStatus
     rule: str
     metric: str
@@ -176,8 +168,7 @@ class Notice(NamedTuple):
     attempt: int
     epoch: int
     batch: int
-    time: float
-    """Time of the event: seconds since 1970, UTC."""
+    time: float  # time of the event: seconds since 1970, UTC
 
     def to_json(self) -> bytes:
         return json.dumps(plain(self._asdict())).encode()
@@ -224,8 +215,7 @@ class Alert(Callback):
     ``docs/flight.md``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), an invalid
-    ``webhook``, and a missing ``command``.
-    """
+    ``webhook``, and a missing ``command``."""
 
     background: ClassVar[bool] = True
 

@@ -20,12 +20,10 @@ class Together(Generic[T]):
     """Collects the reports of ranks or hosts about the same batches.
 
     ``fit(reset_time=True)`` restarts the count: a lower number at a later time of the same source. No two clocks are
-    compared. When more than ``most_open`` batches wait for reports, the oldest waits no longer.
-    """
+    compared. When more than ``most_open`` batches wait for reports, the oldest waits no longer."""
 
     def __init__(self, most_open: int) -> None:
-        self.open: dict[Place, dict[Hashable, T]] = {}
-        """Batches that wait for reports, with the reports by source."""
+        self.open: dict[Place, dict[Hashable, T]] = {}  # batches that wait for reports, with the reports by source
         self._most_open = most_open
         self._newest: dict[Hashable, tuple[int, int, int]] = {}
         self._settled: Place = 0, 0
@@ -35,8 +33,7 @@ class Together(Generic[T]):
     ) -> list[tuple[int, dict[Hashable, T]]]:
         """Add a report of a batch that ended at ``time_ns``, ``None`` for one without a measurement.
 
-        ``is_all`` decides whether the reports of a batch are complete. Returns settled batches, as :meth:`settle`.
-        """
+        ``is_all`` decides whether the reports of a batch are complete. Returns settled batches, as :meth:`settle`."""
         restarts, newest, before_ns = self._newest.get(source, (self._settled[0], -1, 0))
         if batch > newest or time_ns > before_ns:
             restarts += batch <= newest
@@ -77,24 +74,18 @@ _MEET_IN_FORWARD = 4
 class Arrival(NamedTuple):
     """The arrival of a rank at the common work of one batch; nanoseconds of its own clock."""
 
-    forward: int | None
-    """The beginning of its first forward pass."""
-    backward: tuple[int, ...]
-    """The beginnings of its backward passes: one for each microbatch."""
-    ended: int
-    """The end of the batch, which all ranks reach together."""
+    forward: int | None  # the beginning of its first forward pass
+    backward: tuple[int, ...]  # the beginnings of its backward passes: one for each microbatch
+    ended: int  # the end of the batch, which all ranks reach together
 
 
 class LastArrival(NamedTuple):
     """The rank that arrived last, in one batch or on average in a window of about the same batches on all hosts."""
 
-    host: str
-    """Empty where the ranks of one host are compared."""
+    host: str  # empty where the ranks of one host are compared
     rank: int
-    waited: float
-    """Mean seconds that the others waited for it."""
-    step: float
-    """Seconds per batch, the mean of all ranks; NaN where no host reports it."""
+    waited: float  # mean seconds that the others waited for it
+    step: float  # seconds per batch, the mean of all ranks; NaN where no host reports it
 
 
 class Straggler(NamedTuple):
@@ -104,8 +95,7 @@ class Straggler(NamedTuple):
     rank: int | None
     times: int
     waited: float
-    step: float
-    """As in :class:`LastArrival`, the means over those times."""
+    step: float  # as in LastArrival, the means over those times
 
     def costs(self, compared: int) -> float:
         """Return the share of the others' time spent waiting for it, of ``compared`` batches."""
@@ -133,8 +123,7 @@ def last_to_arrive(arrivals: Mapping[int, Arrival]) -> tuple[int, int] | None:
     whichever had the longer wait. Ranks with shards of the weights meet in the forward pass already: they start the
     backward pass together although they came to the forward pass one after the other.
 
-    Each time is relative to the end of the batch on the same rank, so the ranks' clocks need not agree.
-    """
+    Each time is relative to the end of the batch on the same rank, so the ranks' clocks need not agree."""
     computing = {rank: arrival for rank, arrival in arrivals.items() if arrival.backward}
     found = max(
         _last(computing, lambda arrival: arrival.backward[0]),
@@ -162,8 +151,7 @@ class HostArrivals:
     """Finds the last arrivals in windows of all hosts about the same batches.
 
     A rank's :data:`~offloop.bus.protocol.host_windows.ARRIVAL` is relative to the end of a batch, which ranks that
-    train together reach together: no two clocks are compared.
-    """
+    train together reach together: no two clocks are compared."""
 
     def __init__(self) -> None:
         self._windows: Together[HostWindow] = Together(_MOST_OPEN)

@@ -67,8 +67,7 @@ class CheckpointSaver(Callback):
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid name or interval, and
     :class:`offloop.consumers.CannotWorkError` when several metrics have the name. Reference:
-    ``composer/callbacks/checkpoint_saver.py``, which has no ``monitor``.
-    """
+    ``composer/callbacks/checkpoint_saver.py``, which has no ``monitor``."""
 
     background = True
 
@@ -133,8 +132,7 @@ class CheckpointSaver(Callback):
         """Return the requests for checkpoints and for the events with values to compare them by.
 
         A checkpoint is requested at every interval and at the end of the training; once more when the model has been
-        evaluated after that, or the training was stopped after the events of its last batch.
-        """
+        evaluated after that, or the training was stopped after the events of its last batch."""
         events: dict[Event, EventDemand] = {Event.FIT_START: EventDemand()}
         if self._interval is not None:
             due = EventDemand(self._interval, {self._field: self._interval})

@@ -36,8 +36,7 @@ ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
 
 _log = logging.getLogger("offloop")
 
-ModelSource: TypeAlias = str | Callable[[], Any]
-"""A class or function that builds a model, or ``package.module:function``."""
+ModelSource: TypeAlias = str | Callable[[], Any]  # A class or function that builds a model, or package.module:function
 
 Names: TypeAlias = Sequence[str] | None
 
@@ -56,8 +55,7 @@ def _write(
 ) -> None:
     """Write a module in its current mode, so that it can be run without its code.
 
-    ``arguments`` are those of a call. Batches of the file's model may have another size, unless the module fixes it.
-    """
+    ``arguments`` are those of a call. Batches of the file's model may have another size, unless the module fixes it."""
     import torch
 
     if save_format == "torchscript":
@@ -120,8 +118,7 @@ class ExportForInferenceCallback(Callback):
     Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments and a missing package; at ``FIT_END``
     for weights that do not fit and a model that cannot be called or exported. Weights that went through shared memory
     are not recorded, so a replay has nothing to export. Needs ``pip install 'offloop[export]'``. Reference:
-    ``composer/callbacks/export_for_inference.py``.
-    """
+    ``composer/callbacks/export_for_inference.py``."""
 
     background: ClassVar[bool] = True
 
@@ -328,8 +325,7 @@ def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]")
     """Copy weights of the same names into a module, or of one part of the trained model.
 
     Returns the prefix of the part's names, such as ``"net."``; "" for the whole. Raises ConfigurationError when they do
-    not fit.
-    """
+    not fit."""
     import torch
 
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}

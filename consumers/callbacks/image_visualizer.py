@@ -47,8 +47,7 @@ class ImageVisualizer(Callback):
 
     Inputs that are not images are skipped, with a warning. Large batches go through shared memory and are not recorded,
     so a replay has no images of them. Unlike Composer's it does not change the labels. Needs ``pip install
-    'offloop[images]'``. Reference: ``composer/callbacks/image_visualizer.py``.
-    """
+    'offloop[images]'``. Reference: ``composer/callbacks/image_visualizer.py``."""
 
     def __init__(
         self,
@@ -123,8 +122,7 @@ def segmentation_masks(
     """Return the masks ``prediction`` and ``ground_truth`` of up to ``count`` images, (images, height, width).
 
     ``outputs`` are of shape (images, classes, height, width), ``targets`` of shape (images, height, width); targets
-    below 0 become the number after the last class, in a copy. Raises ConfigurationError for other shapes.
-    """
+    below 0 become the number after the last class, in a copy. Raises ConfigurationError for other shapes."""
     import numpy as np
 
     if outputs.ndim != 4 or targets.ndim != 3:

@@ -9,8 +9,7 @@ class LRMonitor(Callback):
     """Learning rate of every parameter group, after each batch.
 
     Logs ``lr-OPTIMIZER/groupN`` at ``BATCH_END``: the rate of the next batch, because schedulers have stepped by then.
-    Reference: ``composer/callbacks/lr_monitor.py``.
-    """
+    Reference: ``composer/callbacks/lr_monitor.py``."""
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         for optimizer, rates in state.lr.items():

@@ -42,8 +42,7 @@ class MemoryMonitor(Callback):
         dist_aggregate_batch_interval: how often, in batches from the first one on, to log ``..._avg``, ``..._min`` and
             ``..._max`` over all ranks as well.
 
-    Reference: ``composer/callbacks/memory_monitor.py``.
-    """
+    Reference: ``composer/callbacks/memory_monitor.py``."""
 
     resumes = False
     keeps = ("_reports",)

@@ -71,8 +71,7 @@ class MLPerfCallback(Callback):
     All times are those of the events, so a replay writes the same file. Unknown values, such as the ``submitter``, are
     left out of the results and empty in the description. A result file of another run is refused; a further attempt of
     a run appends. ``cache_clear_cmd`` is run without a shell when the consumer begins: leave it out of a replay.
-    Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging.
-    """
+    Reference: ``composer/callbacks/mlperf.py``; format: https://github.com/mlcommons/logging."""
 
     background: ClassVar[bool] = True
     resumes: ClassVar[bool] = False
@@ -272,8 +271,7 @@ def _line(state: Snapshot, key: str, value: Any = None, kind: str = "POINT_IN_TI
 class _ResultFile(FileDestination):
     """A file that begins with the first line of this run, because all of it is written again.
 
-    Refuses a file with other content, unless it is to ``append`` to it.
-    """
+    Refuses a file with other content, unless it is to ``append`` to it."""
 
     name = "mlperf"
     elsewhere = "index=N"

@@ -21,8 +21,7 @@ class MonitoredMetric:
     """The newest value of a metric, by its full name (``metrics/eval/MulticlassAccuracy``) or short name (``loss``).
 
     Without a name it is the metric by which evaluations compare: the first by name of those whose greatest value is the
-    best, or else of those whose least value is. See :class:`offloop.bus.types.metrics.MetricNames`.
-    """
+    best, or else of those whose least value is. See :class:`offloop.bus.types.metrics.MetricNames`."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name

@@ -29,8 +29,7 @@ class OptimizerMonitor(Callback):
         batch_log_interval: how often, in batches: 10 for the batches 10, 20, ...
         only_global: log ``l2_norm/grad/global`` alone.
 
-    Reference: ``composer/callbacks/optimizer_monitor.py``.
-    """
+    Reference: ``composer/callbacks/optimizer_monitor.py``."""
 
     def __init__(
         self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10, only_global: bool = False

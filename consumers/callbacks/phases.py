@@ -38,25 +38,20 @@ _PAUSE_NS = 50_000_000
 
 
 class Report(NamedTuple):
-    step: float
-    """Seconds from the end of the batch before to the end of this one."""
-    seconds: Mapping[str, float]
-    """By part of the batch."""
+    step: float  # seconds from the end of the batch before to the end of this one
+    seconds: Mapping[str, float]  # by part of the batch
     arrival: Arrival
 
 
 class Sample(NamedTuple):
     """One batch, over all ranks that reported it."""
 
-    step: float
-    """Seconds from the end of the batch before to the end of this one."""
-    seconds: list[float]
-    """For each of :data:`~offloop.bus.types.phases.PARTS`."""
+    step: float  # seconds from the end of the batch before to the end of this one
+    seconds: list[float]  # for each of PARTS
     last: LastArrival | None
     longer_in: str | None = None
     """The phase, before the ranks met, on which the last rank spent most more time than the others."""
-    longer: float = 0.0
-    """Seconds that it spent longer on it."""
+    longer: float = 0.0  # seconds that it spent longer on it
 
 
 class Verdict(NamedTuple):
@@ -64,8 +59,7 @@ class Verdict(NamedTuple):
 
     share: float
     needed: float
-    kind: str
-    """Stays the same while only the numbers change."""
+    kind: str  # stays the same while only the numbers change
     text: str
 
     def weight(self, known: str | None) -> float:
@@ -264,11 +258,9 @@ class _Evaluation:
     """Cost of evaluations, in nanoseconds, from the first rank's events."""
 
     began: int | None = None
-    before: int = 0
-    """The batches before the last evaluation, or before the training began."""
+    before: int = 0  # the batches before the last evaluation, or before the training began
     spent: int = 0
-    batches: int = 0
-    """Between the last two evaluations."""
+    batches: int = 0  # between the last two evaluations
 
     def end(self, time_ns: int, batch: int) -> None:
         """Add an evaluation; several after the same batch count together."""

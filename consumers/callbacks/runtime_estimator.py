@@ -25,8 +25,7 @@ class RuntimeEstimator(Callback):
     the end of the batch before, so the wait for the data counts once.
 
     Without a ``max_duration`` it estimates nothing, with one line on standard error. Reference:
-    ``composer/callbacks/runtime_estimator.py``.
-    """
+    ``composer/callbacks/runtime_estimator.py``."""
 
     resumes = False
     keeps = ("_left_to_skip", "_disabled", "_start_ns", "_start_part", "_epoch_batches", "_evaluations")

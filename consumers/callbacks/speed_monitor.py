@@ -49,8 +49,7 @@ class SpeedMonitor(Callback):
     not hours; they continue where a training resumes from a checkpoint.
 
     ``gpu_flops_available`` is the device's peak in FLOPs per second, by default its published figure, if known.
-    Reference: ``composer/callbacks/speed_monitor.py``.
-    """
+    Reference: ``composer/callbacks/speed_monitor.py``."""
 
     def __init__(
         self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: TimeUnitName = "hours"
@@ -134,8 +133,7 @@ def peak_flops(device_name: str | None, precision: str | None) -> float | None:
     """Return a device's peak in floating point operations per second; ``None`` for an unknown device.
 
     ``device_name`` as CUDA names it (``NVIDIA A100-SXM4-80GB``); ``precision`` is ``fp32``, ``tf32``, ``fp16``,
-    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``.
-    """
+    ``bf16`` or ``fp8``, with or without ``amp_``. Reference: ``composer/callbacks/speed_monitor.py``."""
     if device_name is None or precision is None:
         return None
     kind = precision.lower().removeprefix("amp_")

@@ -43,8 +43,7 @@ class StallMonitor(Callback):
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
     recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
-    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`.
-    """
+    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`."""
 
     events = BASE_EVENTS | _EVALUATION_BATCHES
     resumes = False
@@ -171,8 +170,7 @@ class StallMonitor(Callback):
 @dataclass
 class _Seen:
     steps: list[float] = field(default_factory=list)
-    evaluation_steps: list[float] = field(default_factory=list)
-    """Seconds of the last batches."""
+    evaluation_steps: list[float] = field(default_factory=list)  # seconds of the last batches
     count: int = 0
     last_ns: int = 0
     last_event: str | None = None

@@ -37,8 +37,7 @@ class Stopper(Callback, ABC):
 
     With ``on_batch`` a metric of the training is checked after each batch too, and not only after each epoch. An
     unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which lists the known ones: at the
-    start of a training that publishes the labels of its evaluators, otherwise at the first evaluation.
-    """
+    start of a training that publishes the labels of its evaluators, otherwise at the first evaluation."""
 
     keeps = ("_has_seen_label", "_is_announced")
 
@@ -127,8 +126,7 @@ def _metrics_of(state: Snapshot) -> list[str]:
 def in_precision_of(value: float, other: float) -> float:
     """Return the other number in single precision if the value is a single.
 
-    Otherwise 0.3 as a metric, computed in single precision, would be greater than the threshold 0.3.
-    """
+    Otherwise 0.3 as a metric, computed in single precision, would be greater than the threshold 0.3."""
     return _single(other) if _single(value) == value else other
 
 
@@ -170,8 +168,7 @@ class EarlyStopper(Stopper):
     in batches at ``BATCH_END``. Any number is better than NaN. Numbers are compared in the precision of the metric.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid ``comp`` or ``patience``. Reference:
-    ``composer/callbacks/early_stopper.py``.
-    """
+    ``composer/callbacks/early_stopper.py``."""
 
     def __init__(
         self,
@@ -239,8 +236,7 @@ class ThresholdStopper(Stopper):
     Checks the metric when :class:`EarlyStopper` does, with the same precision.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for an invalid ``comp``. Reference:
-    ``composer/callbacks/threshold_stopper.py``.
-    """
+    ``composer/callbacks/threshold_stopper.py``."""
 
     def __init__(
         self,

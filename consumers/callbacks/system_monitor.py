@@ -13,8 +13,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 
-_FRESH_SECONDS = 60.0
-"""Age of an event up to which the measurement at its arrival is logged for it."""
+_FRESH_SECONDS = 60.0  # age of an event up to which the measurement at its arrival is logged for it
 
 _COMBINED: dict[str, Callable[[list[float]], float]] = {
     "utilization_percent": fmean,
@@ -45,8 +44,7 @@ class SystemMonitor(Callback):
     ``gpu_available``: ``True`` raises when NVML shows no GPU, ``False`` does not look, ``None`` reports a missing GPU
     once on standard error. Events older than a minute, as in a replay, are skipped. A training on another machine than
     the consumer is reported once. Needs ``pip install 'offloop[system]'``. Reference:
-    ``composer/callbacks/system_metrics_monitor.py``.
-    """
+    ``composer/callbacks/system_metrics_monitor.py``."""
 
     keeps = ("_logged_ns", "_said_host")
 

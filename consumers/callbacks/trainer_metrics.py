@@ -30,8 +30,7 @@ class TrainerMetrics(Callback):
 
     Differences: the ``time/...`` of a batch are logged together with its loss at ``BATCH_END`` and not when it begins,
     the microbatch size and the hyperparameters of the trainer are not logged (the run reports them itself), and values
-    of algorithms and ``Publisher.log`` arrive with the next event, under their own steps.
-    """
+    of algorithms and ``Publisher.log`` arrive with the next event, under their own steps."""
 
     events = BASE_EVENTS  # any event may bring values that algorithms logged
 

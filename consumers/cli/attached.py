@@ -5,8 +5,7 @@ and whether to report at the end where loggers wrote. A pickle of ``{"callbacks"
 The line comes first because unpickling imports the user's modules, which needs the trainer's ``sys.path``. A text among
 the callbacks and loggers is a name, as for ``consumer``. With ``describe`` in the line nothing is run: the last line on
 standard output is then the demand of these callbacks as JSON, see :func:`describe`. The pickle comes from the parent
-process through a pipe; nothing else is ever unpickled.
-"""
+process through a pipe; nothing else is ever unpickled."""
 
 import contextlib
 import json
@@ -32,8 +31,7 @@ from offloop.consumers.runner.runner import run_session
 if TYPE_CHECKING:
     from offloop.bus.plugins.registry import Registry
 
-NAME = "callbacks"
-"""Name of the consumer of a trainer's own callbacks."""
+NAME = "callbacks"  # name of the consumer of a trainer's own callbacks
 
 
 def run_attached(
@@ -41,8 +39,7 @@ def run_attached(
 ) -> int:
     """Run a trainer's callbacks until its run ends; return the exit code, 1 after an error.
 
-    ``run`` is the run's directory. Loggers receive the trainer's metrics too; the default logger is the console.
-    """
+    ``run`` is the run's directory. Loggers receive the trainer's metrics too; the default logger is the console."""
     made = list(callbacks)
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())

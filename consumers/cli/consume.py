@@ -110,8 +110,7 @@ class ConsumerOptions:
         """Return the named run or recording, or the live run, waiting for it if necessary.
 
         Waits for the next attempt of a named run that is being restarted. Raises RunNotFoundError, RecordingError or
-        BrokerError.
-        """
+        BrokerError."""
         if self.replay is not None and not self.replay.exists():
             # A name that is not a run's either is reported as a file.
             with contextlib.suppress(RunNotFoundError, ConfigurationError):
@@ -196,8 +195,7 @@ class _Streams:
     def gave_nothing(self) -> bool:
         """True if the replays had no event that callbacks with separate streams request.
 
-        The shared stream is the first, and brings the run's hyperparameters too.
-        """
+        The shared stream is the first, and brings the run's hyperparameters too."""
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
@@ -217,8 +215,7 @@ class _Streams:
 def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateStore:
     """Return the store of a consumer's progress: in ``directory``, or in the run's own, or in NATS for a run there.
 
-    Raises ConfigurationError, RunDirectoryError or BrokerError.
-    """
+    Raises ConfigurationError, RunDirectoryError or BrokerError."""
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
     if directory is None and isinstance(found.place, NatsRuns):
@@ -246,8 +243,7 @@ def _print_list() -> None:
 def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDestination]) -> list[LoggerDestination]:
     """Return the destinations that work beside callbacks that draw on the whole terminal.
 
-    Default destinations are left out. Raises ConfigurationError when two would write to the terminal.
-    """
+    Default destinations are left out. Raises ConfigurationError when two would write to the terminal."""
     owners = [
         shown for shown, callback in zip(unique_names(callbacks), callbacks, strict=True) if callback.owns_terminal
     ]

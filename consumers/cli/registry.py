@@ -63,8 +63,7 @@ def create_selected(
     """Create the callbacks and loggers of those names, each once, with options such as ``speed.window_size=50``.
 
     See :func:`offloop.bus.plugins.registry.options_for`. Raises ConfigurationError for an invalid name, option or
-    value, or an option of none of the names.
-    """
+    value, or an option of none of the names."""
     found_callbacks = {name: CALLBACKS.find(name) for name in callbacks}
     found_loggers = {name: LOGGERS.find(name) for name in loggers}
     options = options_for({**found_callbacks, **found_loggers}, assignments)

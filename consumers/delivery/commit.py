@@ -1,8 +1,7 @@
 """The progress of a consumer, in a form that can be stored.
 
 Everything that a :class:`~offloop.consumers.runner.runner.Runner` knows between two events is one :class:`Committed`,
-stored as a whole or not at all. Events after the last commit are handled again, after their output was taken back.
-"""
+stored as a whole or not at all. Events after the last commit are handled again, after their output was taken back."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,11 +18,9 @@ from offloop.bus.types.event import Event
 
 Content = TypeVar("Content")
 
-COMMIT_EVENTS = 1000
-"""Handled events between two commits, by default."""
+COMMIT_EVENTS = 1000  # handled events between two commits, by default
 
-MAX_BYTES = 256 * 1024 * 1024
-"""Limit of the packed form."""
+MAX_BYTES = 256 * 1024 * 1024  # limit of the packed form
 
 _CHECKSUM_BYTES = 4
 
@@ -31,8 +28,7 @@ _CHECKSUM_BYTES = 4
 class CallbackState(NamedTuple):
     name: str
     errors: int
-    disabled: bool
-    """It gets no more events."""
+    disabled: bool  # it gets no more events
     state: dict[str, Any]
 
 
@@ -44,8 +40,7 @@ class DestinationState(NamedTuple):
 class WorkerProgress(NamedTuple):
     """A background callback, and the position of its stream."""
 
-    positions: Mapping[int, tuple[int, int]]
-    """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
+    positions: Mapping[int, tuple[int, int]]  # rank to (seq, base_seq) of the last event that need not come again
     callback: CallbackState
 
 
@@ -55,23 +50,16 @@ class Committed:
 
     run_name: str
     attempt: int
-    positions: Mapping[int, tuple[int, int]]
-    """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
-    last: bytes | None
-    """The last handled event, see :func:`pack_snapshot`."""
-    handled: int
-    """Events that at least one callback received."""
+    positions: Mapping[int, tuple[int, int]]  # rank to (seq, base_seq) of the last event that need not come again
+    last: bytes | None  # the last handled event, see pack_snapshot
+    handled: int  # events that at least one callback received
     callbacks: tuple[CallbackState, ...]
     destinations: tuple[DestinationState, ...]
-    gaps: tuple[Gap, ...]
-    """Known lost events."""
-    ending: Ending | None
-    """How the run ended, once everything is handled, closed and written."""
-    damage: str | None
-    """The unreadable part of the recording, at the end."""
+    gaps: tuple[Gap, ...]  # known lost events
+    ending: Ending | None  # how the run ended, once everything is handled, closed and written
+    damage: str | None  # the unreadable part of the recording, at the end
     workers: tuple[WorkerProgress, ...] = ()
-    named: tuple[str, ...] = ()
-    """The hyperparameters that callbacks have logged."""
+    named: tuple[str, ...] = ()  # the hyperparameters that callbacks have logged
 
     def pack(self) -> bytes:
         """Return the stored form. Raises ConfigurationError, with the name, for a state that cannot be stored."""
@@ -111,8 +99,7 @@ def seal(content: object) -> bytes:
 def unseal(packed: bytes, kind: type[Content]) -> Content:
     """Return the content that was given to :func:`seal`; tuples within states are lists.
 
-    Raises RecordingError when it is damaged; its message follows the name of the file.
-    """
+    Raises RecordingError when it is damaged; its message follows the name of the file."""
     content = packed[_CHECKSUM_BYTES:]
     if zlib.crc32(content).to_bytes(_CHECKSUM_BYTES) != packed[:_CHECKSUM_BYTES]:
         raise RecordingError("is damaged: its checksum does not hold")

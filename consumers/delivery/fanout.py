@@ -24,8 +24,7 @@ class Fanout:
 
     One that raises is shown with its traceback, once, and gets nothing more until it is closed, so that its output
     has no holes. A ``BrokenPipeError`` (the reader of our output is gone) is not shown: ``on_broken_pipe`` gets it,
-    in the thread that delivers.
-    """
+    in the thread that delivers."""
 
     def __init__(
         self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]
@@ -33,10 +32,8 @@ class Fanout:
         self._destinations = dict(destinations)
         self._on_broken_pipe = on_broken_pipe
         self._failed: dict[str, LoggerDestination] = {}
-        self.only_sends = False
-        """True while closing, when only servers are left to wait for."""
-        self.named: set[str] = set()
-        """The hyperparameters that callbacks have logged, which replace those of the run."""
+        self.only_sends = False  # true while closing, when only servers are left to wait for
+        self.named: set[str] = set()  # the hyperparameters that callbacks have logged, which replace those of the run
         self.lock = threading.RLock()
         """Held while anything is delivered, and by the thread that stores positions from the first to the last,
         so that they belong together."""

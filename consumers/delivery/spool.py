@@ -16,8 +16,7 @@ from offloop.consumers.delivery.commit import pack_snapshot, unpack_snapshot
 from offloop.consumers.delivery.fanout import RAISED
 from offloop.consumers.delivery.spool_file import Offset, SpoolDirectory
 
-PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Seconds between two attempts to send; the last one is repeated."""
+PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds between two attempts to send; the last one is repeated
 
 _PATIENCE_SECONDS = 1.0
 _DIRECTORY = "consumers"
@@ -45,8 +44,7 @@ class Spool(LoggerDestination):
 
     :meth:`close` waits until everything is sent, and gives up when nothing could be sent for
     ``destination.drain_seconds``, or for ``destination.finish_seconds`` while an image or a file is on its way.
-    Then :attr:`problem` says what the destination lacks. ``pause`` waits for a number of seconds, in tests.
-    """
+    Then :attr:`problem` says what the destination lacks. ``pause`` waits for a number of seconds, in tests."""
 
     background = True
 

@@ -25,24 +25,19 @@ _FILE_BYTES = 16 * 1024 * 1024
 class Offset(NamedTuple):
     """A position between two records."""
 
-    bytes: int = 0
-    """Counted from the first record ever written."""
-    records: int = 0
-    """Number of the next record, from 0."""
+    bytes: int = 0  # counted from the first record ever written
+    records: int = 0  # number of the next record, from 0
 
 
 class SpoolPosition(NamedTuple):
     """Progress of the sending, so that a resuming process sends nothing twice."""
 
-    base: int
-    """Bytes of deleted records, all of which were sent."""
-    offset: Offset
-    """Position of the next record to read."""
+    base: int  # bytes of deleted records, all of which were sent
+    offset: Offset  # position of the next record to read
     sent: int
     """Number of sent records. More than before ``offset`` when the consumer went back: it logs them again, and they
     are left out."""
-    destination: dict[str, Any]
-    """``state_dict()`` of the destination."""
+    destination: dict[str, Any]  # state_dict() of the destination
 
 
 class SpoolDirectory:
@@ -50,8 +45,7 @@ class SpoolDirectory:
 
     One thread appends records and another reads them; they hold a lock for everything else. A record is a length of
     four bytes, most significant first, and MessagePack. The first one of a file is at ``BASE``, as :class:`Offset`
-    counts; a file of 16 MiB is followed by another, and deleted when all of it was sent.
-    """
+    counts; a file of 16 MiB is followed by another, and deleted when all of it was sent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

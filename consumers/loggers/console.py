@@ -55,8 +55,7 @@ class ConsoleLogger(LoggerDestination):
     single device, activations, norms of single parameters, and how the run was started. ``hide=`` hides nothing.
 
     At most ``most`` metrics, or hyperparameters, are shown, and the number of the others: first losses and metrics of
-    the model, then by the order of their first values.
-    """
+    the model, then by the order of their first values."""
 
     writes_to_terminal = True
     max_delay = 0.1

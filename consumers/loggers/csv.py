@@ -18,8 +18,7 @@ class CsvLogger(FileDestination):
 
     The columns are ``step``, ``time`` (seconds since 1970) and the metrics in the order of their first values; a metric
     that a row lacks is left empty. A new metric replaces the file by one with a wider header. Hyperparameters are left
-    out. Equal streams give files with equal bytes.
-    """
+    out. Equal streams give files with equal bytes."""
 
     name = "csv"
     blank = "step,time\n"

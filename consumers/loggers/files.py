@@ -22,14 +22,11 @@ class FileDestination(LoggerDestination):
     The second attempt of a run writes ``metrics-2.NAME``, and so on. The output of an event is written at once, so
     other programs can follow the file. A file with content is refused without ``overwrite``, except by a consumer that
     resumes: it truncates the file to the committed part. A file has one writer at a time. In the run's directory only a
-    regular file is written, and no symbolic link is followed.
-    """
+    regular file is written, and no symbolic link is followed."""
 
-    name = ""
-    """Its short name, for messages."""
+    name = ""  # its short name, for messages
 
-    elsewhere = "path=FILE"
-    """The option that makes it write another file, for messages."""
+    elsewhere = "path=FILE"  # the option that makes it write another file, for messages
 
     blank = ""
 
@@ -110,8 +107,7 @@ class FileDestination(LoggerDestination):
     def replace_file(self, pieces: Iterable[str], expected: tuple[int, int] | None = None) -> None:
         """Replace the open file in one atomic write, and continue in the new one.
 
-        Raises ConfigurationError if its length and checksum are not the ``expected`` ones.
-        """
+        Raises ConfigurationError if its length and checksum are not the ``expected`` ones."""
         path, old = self.opened_path, self._opened
         temporary = path.with_name(f".{path.name}.new")
         file = _open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -26,8 +26,7 @@ class JsonlLogger(FileDestination):
     The keys are ``step``, ``time`` (seconds since 1970) and the metrics. The JSON is strict: NaN and infinities are the
     strings ``NaN``, ``Infinity`` and ``-Infinity``. Hyperparameters are an object with the key ``hyperparameters`` in
     place of ``step``. Equal streams give files with equal bytes. Rows of a history are in the file at most 50 ms after
-    their event, rows of a live run at once.
-    """
+    their event, rows of a live run at once."""
 
     name = "jsonl"
 

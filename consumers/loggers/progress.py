@@ -76,8 +76,7 @@ class ProgressLogger(LoggerDestination):
 
     Everything comes from the events themselves: add the logger ``console`` for the values that callbacks log.
 
-    Reference: ``composer/loggers/progress_bar_logger.py``.
-    """
+    Reference: ``composer/loggers/progress_bar_logger.py``."""
 
     writes_to_terminal = True
     max_delay = 0.1

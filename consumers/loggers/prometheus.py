@@ -29,8 +29,7 @@ class PrometheusLogger(LoggerDestination):
     are the highest logged step and its time; ``run_info`` has the hyperparameters as labels and the value 1. A metric
     of one of these names gets a ``_`` at its end. Texts, images, tables and files are left out.
 
-    ``port=0`` takes a free port; standard error names it. Anyone who can reach ``address`` can read the values.
-    """
+    ``port=0`` takes a free port; standard error names it. Anyone who can reach ``address`` can read the values."""
 
     requires = ("prometheus", "prometheus_client")
 

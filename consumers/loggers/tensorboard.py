@@ -34,8 +34,7 @@ class TensorboardLogger(FileDestination):
 
     With ``log_dir`` each run has a directory in it, of its name and the start of its id. Every attempt writes a
     separate file, and TensorBoard shows them as one run: of a step that was trained twice, the later attempt. Equal
-    streams give files with equal bytes.
-    """
+    streams give files with equal bytes."""
 
     name = "tensorboard"
     elsewhere = "log_dir=DIR"
@@ -46,8 +45,7 @@ class TensorboardLogger(FileDestination):
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._run_name = ""
         self._begins_again = False
-        self._waiting: dict[str, Any] = {}
-        """Hyperparameters for the dashboard, which shows only the first entry."""
+        self._waiting: dict[str, Any] = {}  # hyperparameters for the dashboard, which shows only the first entry
         self._waiting_since = (0.0, 0)
 
     def open(self, context: RunContext) -> None:

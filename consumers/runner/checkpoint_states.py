@@ -24,8 +24,7 @@ from offloop.consumers.runner.dispatcher import Dispatcher, Handling
 from offloop.consumers.runner.entries import CallbackEntry
 from offloop.consumers.runner.state_file import read_state, write_state
 
-STATE_DIR = "consumers"
-"""Folder in a run's directory for the states of consumers."""
+STATE_DIR = "consumers"  # folder in a run's directory for the states of consumers
 
 _KEPT = 100
 
@@ -38,8 +37,7 @@ class CheckpointStates:
 
     A consumer that had not reached the checkpoint continues from an earlier state, or from the beginning, and
     handles the events in between from the recording of the attempt, without logging. Where that is impossible, the
-    callbacks begin anew, with a message.
-    """
+    callbacks begin anew, with a message."""
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
         self._name = name

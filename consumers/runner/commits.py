@@ -25,8 +25,7 @@ class Commits:
     ``shared`` runs the callbacks that share a stream, ``workers`` the others, which are complete at
     :meth:`restore`. After a destination has failed, or an error has ended the run before its stream, nothing is
     committed: the next consumer begins before that failure. The other destinations may send what they have all the
-    same, unless there are workers.
-    """
+    same, unless there are workers."""
 
     def __init__(
         self,
@@ -39,8 +38,7 @@ class Commits:
         statistics: Callable[[], RunnerStatistics],
     ) -> None:
         self.restored: Committed | None = None
-        self.problem: str | None = None
-        """Why the last attempt to commit failed; ``None`` after a success."""
+        self.problem: str | None = None  # why the last attempt to commit failed; None after a success
         self._progress = progress
         self._every = every
         self._shared = shared

@@ -39,8 +39,7 @@ class CallbackError(OffloopError):
 class Handling:
     """Shared by the dispatchers of a runner: the handling of errors, and the known source of the run.
 
-    ``keeps_positions`` keeps positions, skips events before them, and delivers after each event.
-    """
+    ``keeps_positions`` keeps positions, skips events before them, and delivers after each event."""
 
     def __init__(
         self, on_error: OnError = "continue", keeps_positions: bool = False, at_checkpoint: AtCheckpoint | None = None
@@ -50,8 +49,7 @@ class Handling:
         self.at_checkpoint = at_checkpoint
         self.source = Source()
         self.first_error: BaseException | None = None
-        self.dispatchers: list[Dispatcher] = []
-        """The dispatcher of the shared stream is the first."""
+        self.dispatchers: list[Dispatcher] = []  # the dispatcher of the shared stream is the first
 
     @property
     def entries(self) -> "list[CallbackEntry]":
@@ -83,8 +81,7 @@ class Handling:
 class _Target(NamedTuple):
     entry: CallbackEntry
     call: Callable[[Snapshot, Logger], Awaitable[None] | None]
-    sees_all: bool
-    """It receives every such event as it is, unless that has fields on demand."""
+    sees_all: bool  # it receives every such event as it is, unless that has fields on demand
 
 
 class Dispatcher:
@@ -92,8 +89,7 @@ class Dispatcher:
 
     Ends with the stream, or at :meth:`stop` or :meth:`fail`; then closes the callbacks. ``fanout`` receives what
     was logged after each event, and is flushed when nothing more is ready, and from time to time before that. With
-    ``logs_hyperparameters`` it logs the run's own hyperparameters.
-    """
+    ``logs_hyperparameters`` it logs the run's own hyperparameters."""
 
     def __init__(
         self,
@@ -113,14 +109,10 @@ class Dispatcher:
         self.positions: dict[int, tuple[int, int]] = {}
         """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
         self.last: Snapshot | None = None
-        self.handled = 0
-        """Events that at least one callback received."""
-        self.fields_since: dict[str, int] = {}
-        """Requested field to the number of the batch with which it came first."""
-        self.fatal: Exception | None = None
-        """The error that ended it before its stream."""
-        self.stopping = False
-        """It stops after the current event."""
+        self.handled = 0  # events that at least one callback received
+        self.fields_since: dict[str, int] = {}  # requested field to the number of the batch with which it came first
+        self.fatal: Exception | None = None  # the error that ended it before its stream
+        self.stopping = False  # it stops after the current event
         self.interrupted = False
         self.stream = stream
         self._keeps_positions = handling.keeps_positions

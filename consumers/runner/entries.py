@@ -31,8 +31,7 @@ class EventForwarder(Callback):
 def requested_events(callbacks: Iterable[Callback]) -> set[Event]:
     """Return the events that callbacks request, and those with hyperparameters, which are always logged.
 
-    Raises ConfigurationError for a callback that handles nothing, which is a misspelt method.
-    """
+    Raises ConfigurationError for a callback that handles nothing, which is a misspelt method."""
     events: set[Event] = set(WITH_HYPERPARAMETERS)
     for callback in callbacks:
         requested = callback.demand().events
@@ -51,14 +50,11 @@ class Subscription:
 
     events: frozenset[Event]
     demand: Demand
-    barrier_events: frozenset[Event] = frozenset()
-    """The events at which a callback may stop the training."""
-    name: str | None = None
-    """The consumer's."""
+    barrier_events: frozenset[Event] = frozenset()  # the events at which a callback may stop the training
+    name: str | None = None  # the consumer's
     after: Mapping[int, tuple[int, int]] | None = None
     """Rank to ``(seq, base_seq)`` of the last snapshot that need not come again."""
-    max_delay: float | None = None
-    """Seconds by which events may be late, whatever the callbacks request."""
+    max_delay: float | None = None  # seconds by which events may be late, whatever the callbacks request
 
     @classmethod
     def of(
@@ -87,8 +83,7 @@ def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) 
     """Return a line for people about each callback that waits for what a run's source never gives.
 
     Base events do not count for a callback that receives all of them. Iterations never count: most trainings have
-    none.
-    """
+    none."""
     lines: list[str] = []
     waiting = [entry for entry in entries if entry.demand.events]
     idle = 0
@@ -130,10 +125,8 @@ class CallbackEntry:
     callback: Callback
     name: str
     errors: int = 0
-    disabled: bool = False
-    """It raised (``on_error``), and gets no more events, also from the next consumer."""
-    ended: bool = False
-    """It cannot work, and gets no more events; the next consumer tries it again."""
+    disabled: bool = False  # it raised (on_error), and gets no more events, also from the next consumer
+    ended: bool = False  # it cannot work, and gets no more events; the next consumer tries it again
     closed: bool = False
 
     def __post_init__(self) -> None:

@@ -23,10 +23,8 @@ Stream: TypeAlias = Subscriber | MergedSubscriber | Recording | Replay
 
 
 class HostRanks(NamedTuple):
-    host: str | None = None
-    """``None`` for the host of the first rank."""
-    ranks: tuple[int, ...] = ()
-    """Empty for all ranks."""
+    host: str | None = None  # None for the host of the first rank
+    ranks: tuple[int, ...] = ()  # empty for all ranks
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,10 @@ class FoundRun:
 
     place: "Place"
     name: str
-    attempt: int
-    """The newest one."""
-    status: str
-    """``live``, ``paused``, or how the newest attempt ended."""
-    is_live: bool
-    """A broker serves it, or its trainer is about to start one again."""
-    info: RunInfo | None = None
-    """Its folder; ``None`` in NATS."""
+    attempt: int  # the newest one
+    status: str  # live, paused, or how the newest attempt ended
+    is_live: bool  # A broker serves it, or its trainer is about to start one again
+    info: RunInfo | None = None  # its folder; None in NATS
     chosen: tuple[HostRanks, ...] = ()
     """In NATS, the ranks to read, from the recordings of their hosts; by default all of the first rank's host."""
     remark: str = ""
@@ -65,8 +59,7 @@ class FoundRun:
     def attach(self, subscription: Subscription) -> Stream:
         """Its stream: live with its whole history, or from the recording without a broker.
 
-        Raises RunError when, with ``after``, another attempt of the run has begun meanwhile.
-        """
+        Raises RunError when, with ``after``, another attempt of the run has begun meanwhile."""
         stream = self.place.attach(self, subscription)
         if isinstance(stream, Recording) or not subscription.after or stream.attempt == self.attempt:
             return stream
@@ -80,17 +73,14 @@ class FoundRun:
 class FolderRuns:
     """A folder of runs, by default the usual one; as a text it follows ``waiting for a run`` in messages.
 
-    The methods raise RunDirectoryError when the folder, or a run of it, cannot be read.
-    """
+    The methods raise RunDirectoryError when the folder, or a run of it, cannot be read."""
 
-    is_elsewhere = False
-    """True when its runs can only be read."""
+    is_elsewhere = False  # true when its runs can only be read
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = directory
         self.in_words = in_words(runs_dir(directory))
-        self.label = os.path.abspath(runs_dir(directory))
-        """Its path or address, for pages."""
+        self.label = os.path.abspath(runs_dir(directory))  # its path or address, for pages
 
     def __str__(self) -> str:
         return f"in {self.in_words}"
@@ -127,8 +117,7 @@ class FolderRuns:
 class NatsRuns:
     """The runs in the NATS servers at ``address``, with the methods of :class:`FolderRuns`.
 
-    They raise BrokerError when the servers do not answer.
-    """
+    They raise BrokerError when the servers do not answer."""
 
     is_elsewhere = True
 
@@ -199,17 +188,14 @@ def place_of(runs_dir: str | os.PathLike[str] | None, stream: str | None) -> Pla
 Say: TypeAlias = Callable[[str], None]
 
 _POLL = 0.2
-_PAUSES = 9
-"""Between two looks into a folder of many runs, this many times the duration of the last look passes."""
-_RESTART = 60.0
-"""Seconds to wait for a training that is started again."""
+_PAUSES = 9  # between two looks into a folder of many runs, this many times the duration of the last look passes
+_RESTART = 60.0  # seconds to wait for a training that is started again
 
 
 def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> FoundRun:
     """Choose ranks of a run in NATS, from their hosts; with ``wait``, as soon as those are known.
 
-    ``say`` reports what it waits for. Raises ConfigurationError or BrokerError.
-    """
+    ``say`` reports what it waits for. Raises ConfigurationError or BrokerError."""
     if not isinstance(run.place, NatsRuns):
         raise ConfigurationError(f"run {run.name!r} is {run.place}: ranks are chosen of a run in NATS")
     from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -250,8 +236,7 @@ def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
     """Return the run of that name; with ``wait``, as soon as it exists.
 
     Waits a limited time for the next attempt of a training that is being restarted. ``say`` reports what it waits
-    for, and the run's remark. Raises RunNotFoundError or BrokerError.
-    """
+    for, and the run's remark. Raises RunNotFoundError or BrokerError."""
 
     def look() -> FoundRun | None:
         try:
@@ -303,8 +288,7 @@ def live_or_wait(place: Place, say: Say) -> FoundRun:
     """Return the newest live run, or else the next one to begin.
 
     ``say`` reports what it waits for, how to read the newest run, other live runs, and the run's remark. Raises
-    BrokerError when the servers do not answer.
-    """
+    BrokerError when the servers do not answer."""
     known = place.list()
     live = [run for run in known if run.is_live]
     if live:

@@ -123,8 +123,7 @@ class Runner:
         """Run one more callback over a separate stream; call it before :meth:`run`.
 
         With ``background`` it runs in a thread, otherwise as a task of the loop, so that it delays no other
-        callback. It shares the destinations, and its position is committed with the others'.
-        """
+        callback. It shares the destinations, and its position is committed with the others'."""
         worker = CallbackWorker(as_stream(stream), name, callback, self._fanout, self._handling)
         self._workers.append(worker)
         self._handling.dispatchers.append(worker)
@@ -249,8 +248,7 @@ def run_session(
 
     ``progress`` keeps the progress and is closed at the end, ``checkpoint_states`` keeps the states at checkpoints.
     ``on_start`` is called when all is open, with the shared stream and the progress committed before. Raises the
-    errors of :meth:`Runner.run`.
-    """
+    errors of :meth:`Runner.run`."""
     watchers = [EventForwarder(destination) for destination in destinations if destination.watches]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition([*callbacks, *watchers])

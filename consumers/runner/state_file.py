@@ -40,8 +40,7 @@ class StateStore(ABC):
     def load(self) -> Committed | None:
         """Return the last committed progress, or None.
 
-        Raises RecordingError, ConfigurationError or RunDirectoryError.
-        """
+        Raises RecordingError, ConfigurationError or RunDirectoryError."""
         packed = self._read()
         if packed is None:
             return None
@@ -63,8 +62,7 @@ class StateStore(ABC):
     def commit(self, committed: Committed) -> None:
         """Replace the progress in one atomic write.
 
-        Raises RunDirectoryError, ReplacedError or ConfigurationError.
-        """
+        Raises RunDirectoryError, ReplacedError or ConfigurationError."""
         self._write(committed.pack())
 
     @abstractmethod
@@ -89,8 +87,7 @@ class StateStore(ABC):
 class StateFile(StateStore):
     """A store in ``DIRECTORY/NAME-ATTEMPT.state``, with a lock until :meth:`close` or the end of the process.
 
-    A commit replaces the whole file and syncs it to the disk. Raises ConfigurationError or RunDirectoryError.
-    """
+    A commit replaces the whole file and syncs it to the disk. Raises ConfigurationError or RunDirectoryError."""
 
     def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
         self.path = directory / f"{name}-{attempt}.state"
@@ -137,8 +134,7 @@ class StateFile(StateStore):
 class StateBucket(StateStore):
     """A store in a key-value bucket of the NATS servers at ``address``, for any machine.
 
-    ``say`` receives what the user waits for. Raises ConfigurationError or BrokerError.
-    """
+    ``say`` receives what the user waits for. Raises ConfigurationError or BrokerError."""
 
     def __init__(
         self, address: str, name: str, run_name: str, attempt: int, say: Callable[[str], None] = print

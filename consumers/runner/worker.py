@@ -12,8 +12,7 @@ from offloop.consumers.delivery.commit import CallbackState, WorkerProgress
 from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher, Handling
 
-LOOK_SECONDS = 0.05
-"""Seconds between two checks whether another thread is done."""
+LOOK_SECONDS = 0.05  # seconds between two checks whether another thread is done
 
 _NOTE_SECONDS = 1.0
 
@@ -22,8 +21,7 @@ class CallbackWorker(Dispatcher):
     """Runs one callback with a separate stream; its output is delivered between that of the others.
 
     A callback with ``background`` has a thread, another one is a task of the event loop in which :meth:`start` is
-    called. Where positions are kept, it notes its progress after it has logged, and once a second.
-    """
+    called. Where positions are kept, it notes its progress after it has logged, and once a second."""
 
     def __init__(self, stream: RunStream, name: str, callback: Callback, fanout: Fanout, handling: Handling) -> None:
         # The shared stream brings the hyperparameters.

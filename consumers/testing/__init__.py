@@ -6,8 +6,7 @@
     assert logged.last["perplexity"] < 2
 
 Everything here works with any test framework. pytest has the fixtures ``recording``, ``replay`` and ``golden``, see
-:mod:`offloop.pytest_plugin`.
-"""
+:mod:`offloop.pytest_plugin`."""
 
 from typing import TYPE_CHECKING
 

@@ -26,23 +26,17 @@ class Display:
     """Draws a view from :meth:`open` to :meth:`close`, four times a second at most.
 
     ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does. Only one display
-    is open: opening another closes it, for a replay that is repeated.
-    """
+    is open: opening another closes it, for a replay that is repeated."""
 
     _opened: "ClassVar[Display | None]" = None
 
     def __init__(self, run: RunView) -> None:
         self.left = threading.Event()
-        self.started = threading.Event()
-        """Set when the run is being read, so that it can be left."""
-        self.is_over = False
-        """Only the display is left to quit."""
-        self.failure: Exception | None = None
-        """The error that ended the drawing."""
-        self.went_back = False
-        """It was left for the table of runs."""
-        self.is_gone = False
-        """The terminal is gone."""
+        self.started = threading.Event()  # set when the run is being read, so that it can be left
+        self.is_over = False  # only the display is left to quit
+        self.failure: Exception | None = None  # the error that ended the drawing
+        self.went_back = False  # it was left for the table of runs
+        self.is_gone = False  # the terminal is gone
         self._view = run
         self._screen = TerminalScreen(self._note_output)
         self._shown = Shown()

@@ -50,20 +50,13 @@ _KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output
 
 @dataclass
 class Shown:
-    page: str = "run"
-    """``run`` or ``log``."""
-    scroll: int = 0
-    """Lines above the visible metrics, or below the visible log."""
-    find: str = ""
-    """Part of the names of the shown metrics, in any case."""
-    is_typing: bool = False
-    """:attr:`find` is being typed."""
-    commands: bool = True
-    """The training accepts commands."""
-    leaving: tuple[str, ...] = ("q quit",)
-    """The keys that leave the page, with their meanings."""
-    message: str | None = None
-    """A question, or the result of a command, in place of the keys."""
+    page: str = "run"  # run or log
+    scroll: int = 0  # lines above the visible metrics, or below the visible log
+    find: str = ""  # part of the names of the shown metrics, in any case
+    is_typing: bool = False  # find is being typed
+    commands: bool = True  # the training accepts commands
+    leaving: tuple[str, ...] = ("q quit",)  # the keys that leave the page, with their meanings
+    message: str | None = None  # A question, or the result of a command, in place of the keys
 
 
 def frame(view: RunView, shown: Shown, width: int, height: int) -> "list[Text]":
@@ -292,8 +285,7 @@ def sparkline(points: "Points", width: int) -> "Text":
     """Return a curve in one line.
 
     Each character shows the point of its part of the axis that is farthest from the mean; a red ``!`` marks NaN and
-    infinities.
-    """
+    infinities."""
     from rich.text import Text
 
     line = Text()

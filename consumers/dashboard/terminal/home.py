@@ -25,8 +25,7 @@ from offloop.consumers.runner.places import FolderRuns
 if TYPE_CHECKING:
     from rich.text import Text
 
-NAME = "run"
-"""The column of names, always the first."""
+NAME = "run"  # the column of names, always the first
 
 _GAP = 2
 _SHORTEST_NAME = 12
@@ -34,8 +33,7 @@ _NAME_SHARE = 0.4
 _LONGEST = 14
 _LONGEST_TEXT = 30
 _LEAST_WITH_DETAILS = 8
-_AROUND = 3
-"""Lines without runs: the title, the heads of columns, the keys."""
+_AROUND = 3  # lines without runs: the title, the heads of columns, the keys
 _DAY_SECONDS = 86_400
 _DRAW_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
@@ -46,18 +44,14 @@ _PAGES = {"page up": -1, "page down": 1}
 
 @dataclass
 class TableShown:
-    find: str = ""
-    """As in :meth:`offloop.bus.index.table.RunTable.choose`."""
-    found: str = ""
-    """The last valid filter."""
+    find: str = ""  # as in choose
+    found: str = ""  # the last valid filter
     is_typing: bool = False
     sort: str = NEWEST_FIRST
     archived: bool = False
     run: str | None = None
-    place: int = 0
-    """Its place among the found runs."""
-    first: int = 0
-    """Place of the first visible run."""
+    place: int = 0  # its place among the found runs
+    first: int = 0  # place of the first visible run
     widths: dict[str, int] = field(default_factory=dict)
     """Greatest widths of columns so far, so that they do not move while values change."""
 
@@ -82,8 +76,7 @@ def show_all_runs(runs_dir: str | os.PathLike[str] | None = None, every: int | s
     """Show the table of all runs of a folder, and chosen runs, until the user quits.
 
     The only live run is shown at once, and the first one of an empty folder. Raises ConfigurationError without a
-    terminal.
-    """
+    terminal."""
     require_terminal()
     _AllRuns(FolderRuns(runs_dir), every).work()
 

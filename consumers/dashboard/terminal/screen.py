@@ -67,13 +67,11 @@ class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
     The display would overwrite printed lines: they go to ``on_output``, and the last 1,000 texts are printed when the
-    terminal is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped.
-    """
+    terminal is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped."""
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
         self.on_output = on_output
-        self.is_typing = False
-        """Report letters as they are, also those that are keys of movement."""
+        self.is_typing = False  # report letters as they are, also those that are keys of movement
         self._is_open = False
         self._lock = threading.RLock()
         self._before: list[Any] = []

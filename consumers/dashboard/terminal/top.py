@@ -20,8 +20,7 @@ class Top(RunTap):
     terminal when that is restored. ``consumer --callbacks top`` without a run shows a table of all runs.
 
     ``every`` is the interval, in batches, at which the phases are measured. Without a terminal, the command ends with
-    :class:`offloop.bus.errors.ConfigurationError`.
-    """
+    :class:`offloop.bus.errors.ConfigurationError`."""
 
     owns_terminal = True
 

@@ -17,15 +17,12 @@ from offloop.consumers.dashboard.view.metrics import SPEED_WINDOW
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 
-MAX_BYTES = 32 << 20
-"""Limit of one zoom: some 400,000 batches; longer parts show the summary."""
-TAIL_BYTES = 1 << 20
-"""The end of a recording that is read event by event, for the newest values of every rank."""
+MAX_BYTES = 32 << 20  # limit of one zoom: some 400,000 batches; longer parts show the summary
+TAIL_BYTES = 1 << 20  # the end of a recording that is read event by event, for the newest values of every rank
 _STRETCH_BYTES = 8 << 20
 _REQUESTED_PARTS = 2
 
-_Place: TypeAlias = tuple[int, int, int]
-"""First and last offset, and the rank."""
+_Place: TypeAlias = tuple[int, int, int]  # first and last offset, and the rank
 
 
 class Part(NamedTuple):

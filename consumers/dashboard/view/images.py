@@ -11,13 +11,10 @@ from offloop.consumers.api.logger import Images
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_NAMES = 16
-"""Names with images, the newest."""
+MAX_NAMES = 16  # names with images, the newest
 MAX_STEPS = 500
-MAX_BYTES = 64 << 20
-"""Bytes of all images of a run together."""
-OF_ONE_STEP = 8
-"""Images kept of one call."""
+MAX_BYTES = 64 << 20  # bytes of all images of a run together
+OF_ONE_STEP = 8  # images kept of one call
 
 
 _step = attrgetter("step")
@@ -25,10 +22,8 @@ _step = attrgetter("step")
 
 class StepImages(NamedTuple):
     step: int
-    pixels: "tuple[np.ndarray[Any, Any], ...]"
-    """Bytes, each of height, width and channels."""
-    logged: int
-    """The number of logged images, of which some may not be kept."""
+    pixels: "tuple[np.ndarray[Any, Any], ...]"  # bytes, each of height, width and channels
+    logged: int  # the number of logged images, of which some may not be kept
 
     @property
     def size(self) -> int:

@@ -16,8 +16,7 @@ from offloop.consumers.runner.places import FolderRuns, Place
 
 _LOOK_SECONDS = 1.0
 _READ_SECONDS = 0.3
-_RESTS = 10
-"""Looking takes at most one part in this number of a processor, unless there are runs to read."""
+_RESTS = 10  # looking takes at most one part in this number of a processor, unless there are runs to read
 _LEAVE_SECONDS = 5.0
 
 
@@ -31,12 +30,9 @@ class RunLibrary:
         self._wake = threading.Event()
         self._leaves = False
         self._thread = threading.Thread(target=self._follow, name="offloop-library", daemon=True)
-        self.table = RunTable({})
-        """The current runs; a new table after a change."""
-        self.waiting: int | None = None
-        """Number of unread runs; ``None`` before the first look at the place."""
-        self.problem: str | None = None
-        """Why the place cannot be read, or the index not be stored."""
+        self.table = RunTable({})  # the current runs; a new table after a change
+        self.waiting: int | None = None  # number of unread runs; None before the first look at the place
+        self.problem: str | None = None  # why the place cannot be read, or the index not be stored
 
     def start(self) -> None:
         self._thread.start()
@@ -73,8 +69,7 @@ class RunLibrary:
     def remove(self, run: str) -> None:
         """Remove an ended run with its folder.
 
-        Raises RunNotFoundError, RunIsLiveError, RunDirectoryError or ConfigurationError.
-        """
+        Raises RunNotFoundError, RunIsLiveError, RunDirectoryError or ConfigurationError."""
         path = self._path(run)
         with self._lock:
             self._known(run)

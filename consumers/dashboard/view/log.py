@@ -18,13 +18,10 @@ _OTHERS = {
 
 
 class LogEntry(NamedTuple):
-    number: int
-    """Counts the lines of a run from 1."""
-    time: float
-    """Seconds since 1970, UTC."""
+    number: int  # counts the lines of a run from 1
+    time: float  # seconds since 1970, UTC
     rank: int
-    kind: str
-    """``event``, ``begin`` (of an evaluation), ``command``, ``text``, ``alert``, ``end``, ``note`` or ``output``."""
+    kind: str  # event, begin (of an evaluation), command, text, alert, end, note or output
     text: str
 
 

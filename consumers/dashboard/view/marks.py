@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from offloop.bus.types.commands import COMMANDS
 
-MOST_OF_A_KIND = 256
-"""Of more marks of a kind, every second one is removed, repeatedly."""
+MOST_OF_A_KIND = 256  # of more marks of a kind, every second one is removed, repeatedly
 
 EVALUATION, CHECKPOINT, ATTEMPT, COMMAND = "evaluation", "checkpoint", "attempt", "command"
 """Kinds beside the names of commands; the last one is for unknown commands."""
@@ -15,14 +14,10 @@ _LONGEST = 300
 
 
 class Mark(NamedTuple):
-    number: int
-    """Counts the marks of a run from 1."""
-    kind: str
-    """A command's name, ``command``, ``checkpoint``, ``evaluation`` or ``attempt``."""
-    batch: int
-    """Number of trained batches."""
-    time: float
-    """Seconds since 1970, UTC."""
+    number: int  # counts the marks of a run from 1
+    kind: str  # A command's name, command, checkpoint, evaluation or attempt
+    batch: int  # number of trained batches
+    time: float  # seconds since 1970, UTC
     text: str
 
 
@@ -30,13 +25,11 @@ class PlacedMark(NamedTuple):
     mark: Mark
     sample: float
     epoch: float
-    seconds: float
-    """Since the run's start."""
+    seconds: float  # since the run's start
 
 
 class Placed(NamedTuple):
-    generation: object
-    """Changes when earlier marks are removed or move: the caller requests all again."""
+    generation: object  # changes when earlier marks are removed or move: the caller requests all again
     marks: list[PlacedMark]
 
 
@@ -51,8 +44,7 @@ class Marks:
     """All marks of a run; of very many of a kind, evenly spread ones."""
 
     def __init__(self) -> None:
-        self.generation = 0
-        """Grows when marks are removed."""
+        self.generation = 0  # grows when marks are removed
         self._kinds: dict[str, _Kind] = {}
         self._count = 0
 

@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.series import Floats
 
 
-MAX_POINTS = 8_000_000
-"""Points of all series together, at 16 bytes each; beyond, the longest is thinned."""
+MAX_POINTS = 8_000_000  # points of all series together, at 16 bytes each; beyond, the longest is thinned
 
-MAX_SERIES = 2_000
-"""Further names are left out."""
+MAX_SERIES = 2_000  # further names are left out
 
-SPEED_WINDOW = 100
-"""Batches over which throughput is measured, as by :class:`~offloop.consumers.callbacks.SpeedMonitor`."""
+SPEED_WINDOW = 100  # batches over which throughput is measured, as by SpeedMonitor
 
 _SETTLE_EVERY = 4096
 _NAN = float("nan")
@@ -43,8 +40,7 @@ class Metrics:
         self.series: dict[str, Series] = {}
         self.clock = Clock()
         self.is_imported = False
-        self.first_left_out: str | None = None
-        """The first name beyond the limit."""
+        self.first_left_out: str | None = None  # the first name beyond the limit
         self._lock = lock
         self._max_points = max_points
         self._loss: Series | None = None

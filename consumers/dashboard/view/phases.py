@@ -21,12 +21,9 @@ _PUBLISHING = _PLACES["publishing"]
 class PhaseView(NamedTuple):
     """Seconds of each phase in the measured batches of a rank."""
 
-    batches: "Floats"
-    """Number of batches trained at the end of each; of several shown as one, the last."""
-    seconds: "dict[str, Floats]"
-    """Phase to the seconds in each of the batches; of several shown as one, the mean."""
-    on_device: bool
-    """Forward to optimizer were measured on the GPU."""
+    batches: "Floats"  # number of batches trained at the end of each; of several shown as one, the last
+    seconds: "dict[str, Floats]"  # phase to the seconds in each of the batches; of several shown as one, the mean
+    on_device: bool  # forward to optimizer were measured on the GPU
 
     def shares(self, last: int | None = None) -> dict[str, float]:
         """Share of each phase in the last rows; the sum is 1. Empty without rows."""
@@ -38,10 +35,8 @@ class PhaseView(NamedTuple):
 class PublishingView(NamedTuple):
     """Cost of publishing in the training thread: medians of the last measured batches."""
 
-    microseconds: float | None
-    """A batch; ``None`` before a measurement."""
-    share: float | None
-    """Share of a step's time, from 0 to 1."""
+    microseconds: float | None  # A batch; None before a measurement
+    share: float | None  # share of a step's time, from 0 to 1
 
 
 class RankPhases:

@@ -16,14 +16,10 @@ class ProgressView(NamedTuple):
     batch: int
     sample: int
     token: int
-    elapsed: float
-    """Seconds from the first event to the last one."""
-    fraction: float | None
-    """The finished part of the training, from 0 to 1; ``None`` without a planned duration."""
-    seconds_left: float | None
-    """Estimated from the last event on; ``None`` while unknown."""
-    max_duration: str | None
-    """The planned duration, such as ``90ep``; a stopped training has reached less."""
+    elapsed: float  # seconds from the first event to the last one
+    fraction: float | None  # the finished part of the training, from 0 to 1; None without a planned duration
+    seconds_left: float | None  # estimated from the last event on; None while unknown
+    max_duration: str | None  # the planned duration, such as 90ep; a stopped training has reached less
 
 
 def progress_of(reached: Reached, seconds: float) -> ProgressView | None:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     Floats32 = NDArray[np.float32]
 
-FEW_RANKS = 16
-"""Up to this number, the ranks of one host are lines instead of a map."""
+FEW_RANKS = 16  # up to this number, the ranks of one host are lines instead of a map
 
 _FIRST = (STEP, ARRIVAL, MEMORY, LOSS, THROUGHPUT, GRADIENT_NORM)
 _MOST_NAMED = 3
@@ -43,30 +42,23 @@ class RankView(NamedTuple):
     seconds_per_batch: float | None
     last_share: float | None
     """Share of the last windows of batches in which it arrived last, from 0 to 1; ``None`` for too few windows."""
-    late: float | None
-    """Mean seconds after the first rank to arrive."""
-    behind: int
-    """Batches behind the rank with the most."""
-    host: str = ""
-    """Empty for a run on one host."""
+    late: float | None  # mean seconds after the first rank to arrive
+    behind: int  # batches behind the rank with the most
+    host: str = ""  # empty for a run on one host
 
 
 class HostView(NamedTuple):
-    name: str
-    """Empty for a run on one host."""
+    name: str  # empty for a run on one host
     ranks: tuple[int, ...]
-    batch: int
-    """Batches trained by each of its ranks."""
-    silent: float | None
-    """Seconds since its last window, where those are more than usual."""
+    batch: int  # batches trained by each of its ranks
+    silent: float | None  # seconds since its last window, where those are more than usual
 
 
 class Waiting(NamedTuple):
     """The rank that the others wait for."""
 
     cell: int
-    seconds: float
-    """Mean of a batch."""
+    seconds: float  # mean of a batch
 
 
 class FirstNan(NamedTuple):
@@ -170,8 +162,7 @@ class RankMap:
         """Return the values at the ends of the colours of a heat map.
 
         From the least to the greatest, without outliers far beyond the others' noise, and wide enough that noise does
-        not look like a difference.
-        """
+        not look like a difference."""
         import numpy as np
 
         finite = self._finite(quantity).astype(np.float64)
@@ -259,8 +250,7 @@ class RankTiming:
     """Follows every rank by the windows of its host; without windows they are made of the ends of batches."""
 
     def __init__(self) -> None:
-        self.batches: dict[int, int] = {}
-        """Trained batches of each rank with events."""
+        self.batches: dict[int, int] = {}  # trained batches of each rank with events
         self._of_events: HostWindows | None = None
         self._hosts: dict[str, _Host] = {}
         self._ordered: list[_Host] = []

@@ -49,33 +49,22 @@ class RunView(LoggerDestination):
     For any thread. Its size is bounded: ``max_points`` of all series together, :data:`MAX_SERIES`,
     :data:`offloop.consumers.dashboard.view.images.MAX_BYTES` of images, 1,000 hyperparameters, the last 2,000 lines of
     the log. Losses, learning rates, metrics and throughput come from the events of the first rank, under the names of
-    the callbacks ``metrics``, ``lr`` and ``speed``.
-    """
+    the callbacks ``metrics``, ``lr`` and ``speed``."""
 
     def __init__(self, run_name: str, attempt: int = 1, max_points: int = MAX_POINTS) -> None:
         require("a dashboard", "dashboard", "numpy")
         self.run_name = run_name
         self.attempt = attempt
-        self.version = 0
-        """Grows with each change."""
-        self.refined = 0
-        """Grows with each :meth:`refine`."""
-        self.error: str | None = None
-        """The text of the failure that ended the run."""
-        self.is_loading = False
-        """Only a summary is shown, while the history is being read."""
-        self.reason: str | None = None
-        """The reason of a stop, and its sender."""
-        self.trouble: str | None = None
-        """Why watching has failed."""
-        self.key = secrets.token_hex(8)
-        """Its name in the addresses of its images and files."""
-        self.command: Callable[..., Outcome] | None = None
-        """Sends a command to the training; ``None`` for a recording."""
-        self.run_dir: Path | None = None
-        """Its directory, if on this machine."""
-        self.history: History | None = None
-        """The recording behind the summary."""
+        self.version = 0  # grows with each change
+        self.refined = 0  # grows with each refine
+        self.error: str | None = None  # the text of the failure that ended the run
+        self.is_loading = False  # only a summary is shown, while the history is being read
+        self.reason: str | None = None  # the reason of a stop, and its sender
+        self.trouble: str | None = None  # why watching has failed
+        self.key = secrets.token_hex(8)  # its name in the addresses of its images and files
+        self.command: Callable[..., Outcome] | None = None  # sends a command to the training; None for a recording
+        self.run_dir: Path | None = None  # its directory, if on this machine
+        self.history: History | None = None  # the recording behind the summary
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points)

@@ -20,16 +20,14 @@ Axis: TypeAlias = Literal["batch", "sample", "epoch", "time"]
 _COLUMN_OF_AXIS = {"batch": 0, "sample": 1, "epoch": 2, "time": 3}
 _THINNED_TOGETHER = 16
 _FIRST_ROOM = 64
-_MANY = 4
-"""Fewer buckets are computed one by one."""
+_MANY = 4  # fewer buckets are computed one by one
 
 
 class Points(NamedTuple):
     """The points of a series to draw, in order."""
 
     xs: "Floats"
-    ys: "Floats"
-    """As they were logged, with NaN and infinities."""
+    ys: "Floats"  # as they were logged, with NaN and infinities
 
     @property
     def not_finite(self) -> list[tuple[float, float]]:
@@ -51,8 +49,7 @@ class Parts(NamedTuple):
 class NumericTable:
     """Rows of numbers that grow at the end, at 8 bytes a number.
 
-    New numbers are gathered by column, which costs some 30 nanoseconds each, and moved in many rows at a time.
-    """
+    New numbers are gathered by column, which costs some 30 nanoseconds each, and moved in many rows at a time."""
 
     def __init__(self, width: int) -> None:
         import numpy as np
@@ -127,8 +124,7 @@ class NumericTable:
 class Clock(NumericTable):
     """Batches, samples, epochs and seconds since the run's start: a row for each batch.
 
-    Beyond a million rows it drops every second one; places between two rows are interpolated.
-    """
+    Beyond a million rows it drops every second one; places between two rows are interpolated."""
 
     MAX_ROWS = 1 << 20
 
@@ -176,8 +172,7 @@ class Series:
     """One metric: a value for each step, in the order of the steps; of several values for a step the last one.
 
     It may be read from any thread, under the lock that it shares with its view. ``before_reading`` adds pending values.
-    Callers of the methods that change it hold the lock.
-    """
+    Callers of the methods that change it hold the lock."""
 
     def __init__(
         self, name: str, clock: Clock, lock: "threading.RLock", before_reading: Callable[[], object] = lambda: None
@@ -235,8 +230,7 @@ class Series:
         """Return points to draw between ``first`` and ``last`` on an axis, with one more at either side for the lines.
 
         Of more than ``width`` points, each ``width``-th part of the axis keeps its first, last, least and greatest
-        point, and one of each of NaN, infinity and minus infinity. Raises ConfigurationError for an unknown axis.
-        """
+        point, and one of each of NaN, infinity and minus infinity. Raises ConfigurationError for an unknown axis."""
         import numpy as np
 
         with self._lock:
@@ -331,8 +325,7 @@ class Series:
 def kept_points(values: "Floats", starts: "Indices") -> "Indices":
     """Return the points that stand for all, in buckets that begin at ``starts``.
 
-    Of each bucket the first, last, least and greatest, and the first of each of NaN, infinity and minus infinity.
-    """
+    Of each bucket the first, last, least and greatest, and the first of each of NaN, infinity and minus infinity."""
     import numpy as np
 
     ends = np.append(starts[1:], len(values))
@@ -404,14 +397,10 @@ class GroupPoints(NamedTuple):
     """The values of a group to draw at places on an axis."""
 
     xs: "Floats"
-    mean: "Floats"
-    """Mean over the runs of their means near the place; NaN without a value."""
-    low: "Floats"
-    """The least value of any run there."""
-    high: "Floats"
-    """The greatest."""
-    runs: "Floats"
-    """The number of runs with a finite value there."""
+    mean: "Floats"  # mean over the runs of their means near the place; NaN without a value
+    low: "Floats"  # the least value of any run there
+    high: "Floats"  # the greatest
+    runs: "Floats"  # the number of runs with a finite value there
 
 
 def common_places(
@@ -419,8 +408,7 @@ def common_places(
 ) -> "Floats":
     """Return common places on an axis for several series, between ``first`` and ``last``.
 
-    The places of their points, or ``most`` at equal distances if those are more.
-    """
+    The places of their points, or ``most`` at equal distances if those are more."""
     import numpy as np
 
     spans = [span for span in (one.span(x) for one in series) if span is not None]

@@ -28,10 +28,8 @@ from offloop.consumers.runner.entries import Subscription
 from offloop.consumers.runner.places import FoundRun, Stream
 from offloop.consumers.runner.runner import Runner
 
-_SHOWN_SECONDS = 0.25
-"""Interval at which an unfinished summary is shown."""
-READERS = 2
-"""Runs of one page whose recordings are read at the same time; more threads would only delay the page."""
+_SHOWN_SECONDS = 0.25  # interval at which an unfinished summary is shown
+READERS = 2  # runs of one page whose recordings are read at the same time; more threads would only delay the page
 
 
 class RunTap(Callback):
@@ -87,16 +85,14 @@ class RunTap(Callback):
         self._run.end(ending)
 
 
-Source: TypeAlias = Path | Callable[[], FoundRun]
-"""A recording, or a function that finds a run."""
+Source: TypeAlias = Path | Callable[[], FoundRun]  # A recording, or a function that finds a run
 
 
 class RunFollower(threading.Thread):
     """Reads one attempt of a run to its end.
 
     ``every`` is the interval of the measurement of phases, in batches. ``turns`` limits the followers that read
-    recordings at the same time. Until its turn a run shows the summary beside its ``recording``.
-    """
+    recordings at the same time. Until its turn a run shows the summary beside its ``recording``."""
 
     def __init__(
         self,

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from offloop.bus.errors import ConfigurationError, require
 
-FIRST_PORT = 8420
-"""The port of a dashboard, unless it is taken or another one is given."""
+FIRST_PORT = 8420  # the port of a dashboard, unless it is taken or another one is given
 
 _TOKEN_BYTES = 32
 _MIN_TOKEN = 16
@@ -28,18 +27,15 @@ class Role(Enum):
     """The permissions of a person who opened the dashboard."""
 
     VIEW = "view"
-    COMMAND = "command"
-    """See everything, and send commands."""
+    COMMAND = "command"  # see everything, and send commands
 
 
 class Opening(NamedTuple):
     """A request for a page."""
 
     role: Role
-    view_link: str
-    """The address of the same page for viewers; empty without tokens."""
-    asked: Sequence[tuple[str, str]]
-    """Names and values in the address."""
+    view_link: str  # the address of the same page for viewers; empty without tokens
+    asked: Sequence[tuple[str, str]]  # names and values in the address
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class Tokens:
     def load(cls, path: Path) -> "Tokens":
         """Read the file, or create one that only its owner can read.
 
-        Raises ConfigurationError when it cannot be read or written, others can read it, or it lacks a token.
-        """
+        Raises ConfigurationError when it cannot be read or written, others can read it, or it lacks a token."""
         if not path.exists():
             return cls._make(path)
         try:
@@ -102,14 +97,12 @@ class Listening:
     """The address and protection of a dashboard."""
 
     host: str = "127.0.0.1"
-    port: int | None = None
-    """``None`` for the first free one from 8420 on."""
+    port: int | None = None  # None for the first free one from 8420 on
     tokens: Path | None = None
     certificate: Path | None = None
     certificate_key: Path | None = None
     open_browser: bool = False
-    as_flags: bool = False
-    """Messages write ``--port 8420`` instead of ``port=8420``."""
+    as_flags: bool = False  # messages write --port 8420 instead of port=8420
 
     def option(self, name: str, value: str) -> str:
         return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"

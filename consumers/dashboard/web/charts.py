@@ -19,8 +19,7 @@ from offloop.consumers.dashboard.web.frames import look_in
 if TYPE_CHECKING:
     import numpy as np
 
-PHASES_PREFIX = "phases"
-"""Prefix of the names of charts of phases."""
+PHASES_PREFIX = "phases"  # prefix of the names of charts of phases
 
 _PHASES_GROUP = "step"
 
@@ -32,41 +31,30 @@ _TAIL_WIDTH = 64
 _MAX_GROWTH = 2
 _MAX_TAILS = 60
 _MOST_KEPT = 2048
-_MOST_PARTS = 3_200
-"""Limit of all lines of a chart: a browser without a GPU draws this sixty times a second."""
+_MOST_PARTS = 3_200  # limit of all lines of a chart: a browser without a GPU draws this sixty times a second
 # Beyond, a number does not fit into 32 bits.
 _LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37
 _DECIMALS = 4
 
 
 class Chart(NamedTuple):
-    id: str
-    """The metric's name; for phases, their prefix and the run's number."""
-    kind: str
-    """``metric`` or ``phases``."""
+    id: str  # the metric's name; for phases, their prefix and the run's number
+    kind: str  # metric or phases
     title: str
-    scale: Scale = ()
-    """The units of its values; empty for plain numbers, and for phases."""
-    ranks: Sequence[int] = ()
-    """Of phases: the ranks to choose from."""
+    scale: Scale = ()  # the units of its values; empty for plain numbers, and for phases
+    ranks: Sequence[int] = ()  # of phases: the ranks to choose from
 
 
 class Look(msgspec.Struct, frozen=True):
     """State of the charts in a browser."""
 
     x: Axis = "batch"
-    range: tuple[float, float] | None = None
-    """The chosen part of the axis; ``None`` for everything."""
-    visible: dict[str, int] = {}
-    """Chart to its width in pixels."""
-    hidden: bool = False
-    """The page is in a background tab, or its window minimised."""
-    marks: bool = False
-    """Marks are shown in charts."""
-    rank: int = 0
-    """The rank whose phases are shown."""
-    left_out: frozenset[int] = frozenset()
-    """The numbers of the runs whose lines are hidden."""
+    range: tuple[float, float] | None = None  # the chosen part of the axis; None for everything
+    visible: dict[str, int] = {}  # chart to its width in pixels
+    hidden: bool = False  # the page is in a background tab, or its window minimised
+    marks: bool = False  # marks are shown in charts
+    rank: int = 0  # the rank whose phases are shown
+    left_out: frozenset[int] = frozenset()  # the numbers of the runs whose lines are hidden
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
@@ -78,8 +66,7 @@ class Look(msgspec.Struct, frozen=True):
     def buckets(self, chart: str, lines: int = 1) -> int:
         """Return the number of parts of the axis, each with its least and greatest value.
 
-        Many lines have fewer parts each. Browsers of about the same width share results.
-        """
+        Many lines have fewer parts each. Browsers of about the same width share results."""
         wanted = min(self.visible[chart] // _PIXELS_TOGETHER, _MOST_PARTS // max(lines, 1))
         return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
 
@@ -113,10 +100,8 @@ class _Sent:
     shown: tuple[object, ...]
     version: int
     last_x: float
-    whole: int
-    """Number of points when it was sent as a whole."""
-    tail: int = 0
-    """Number of points added since."""
+    whole: int  # number of points when it was sent as a whole
+    tail: int = 0  # number of points added since
     tails: int = 0
 
 

@@ -60,8 +60,7 @@ def ui(
     ones are followed. Every attempt of a run has its own lines; in NATS, the newest one and later ones.
 
     RUNS_DIR is a folder of runs; several may be given. Default, unless --runs-dir or --stream is given:
-    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder.
-    """
+    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."""
     if wait and not arguments:
         raise click.UsageError("--wait is for runs that do not exist yet: name them, as in 'offloop ui NAME --wait'")
     from offloop.consumers.dashboard.web.follow import FollowedRuns

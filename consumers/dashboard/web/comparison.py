@@ -14,8 +14,7 @@ from offloop.bus.types.units import Scale, difference, number_text
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.frames import look_in
 
-OF_RUNS = ("status", "tags")
-"""Columns that need no hyperparameter."""
+OF_RUNS = ("status", "tags")  # columns that need no hyperparameter
 
 MOST_COLUMNS = 200
 _LONGEST = 200
@@ -23,25 +22,20 @@ _LONGEST_VALUE = 60
 _KEYS = ("group", "singles", "baseline")
 _STARTED_WITH = "config/"
 _Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST)]
-NAMED = 8
-"""Runs with a colour from the stylesheet: ``--run-0`` and so on in ``page.css``."""
+NAMED = 8  # runs with a colour from the stylesheet: --run-0 and so on in page.css
 
 _HUES = 17
 _DASHES = 3
-_APART = 7
-"""Neighbours in a list are far from one another."""
+_APART = 7  # neighbours in a list are far from one another
 _FIRST = 212
 
 
 class Comparison(msgspec.Struct, frozen=True):
     """The comparison chosen by a user."""
 
-    group: _Name | None = None
-    """Runs with the same value of this column are drawn as one."""
-    singles: bool = False
-    """Lines of single runs are drawn too."""
-    baseline: _Name | None = None
-    """The name of the run that the others are compared with."""
+    group: _Name | None = None  # runs with the same value of this column are drawn as one
+    singles: bool = False  # lines of single runs are drawn too
+    baseline: _Name | None = None  # the name of the run that the others are compared with
 
     @classmethod
     def from_query(cls, asked: Sequence[tuple[str, str]]) -> "Comparison":
@@ -57,10 +51,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CurveGroup:
-    label: str
-    """For people: ``lr = 0.01``."""
-    members: tuple[int, ...]
-    """The numbers of its runs."""
+    label: str  # for people: lr = 0.01
+    members: tuple[int, ...]  # the numbers of its runs
     color: int
 
     @property
@@ -85,13 +77,11 @@ class Compared:
         self._goals = goals_in(self._told)
         self._tags_of = tags_of
         self.singles = comparison.singles
-        self.column = self._find(comparison.group)
-        """The whole name of the column that groups runs."""
+        self.column = self._find(comparison.group)  # the whole name of the column that groups runs
         # Of several attempts, the newest.
         wanted = comparison.baseline or ""
         named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.run_name]
-        self.baseline = named[-1] if named else None
-        """The number of the run that others are compared with."""
+        self.baseline = named[-1] if named else None  # the number of the run that others are compared with
         self.groups = self._groups() if self.column is not None else ()
 
     def _find(self, name: str | None) -> str | None:
@@ -212,8 +202,7 @@ def _order(value: Any) -> tuple[int, float, str]:
 def look_of(number: int, count: int) -> tuple[str, int]:
     """Return the colour of a run or group, for styles, and its kind of line: 0 is solid.
 
-    Of more than eight each has a hue, and beyond 17 another kind of line.
-    """
+    Of more than eight each has a hue, and beyond 17 another kind of line."""
     if count <= NAMED:
         return f"var(--run-{number % NAMED})", 0
     hue = round(_FIRST + number * _APART % _HUES * 360 / _HUES) % 360

@@ -1,7 +1,6 @@
 """Addresses for data that is too large for a page: images, files of a run, all values of a chart.
 
-The gate of the server admits only those who may see the page; a run is named by a key that only its pages have.
-"""
+The gate of the server admits only those who may see the page; a run is named by a key that only its pages have."""
 
 import csv
 import io
@@ -28,11 +27,9 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
     from starlette.responses import Response
 
-PATH = "/run-content"
-"""Prefix of the addresses of this module."""
+PATH = "/run-content"  # prefix of the addresses of this module
 
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")
-"""Endings of files that are shown as images."""
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")  # endings of files that are shown as images
 TEXT_ENDINGS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".yaml", ".yml", ".tsv", ".toml")
 """Endings of files that are shown as plain texts."""
 
@@ -165,8 +162,7 @@ def file_name(labels: Sequence[str], chart: str) -> str:
 def csv_lines(runs: Sequence[RunView], chart: str, rank: int = 0) -> Iterator[bytes]:
     """Yield the lines of the file: a metric in :data:`COLUMNS`, phases of the first run with a column each.
 
-    Times are in seconds since the run's start, phases in seconds.
-    """
+    Times are in seconds since the run's start, phases in seconds."""
     if chart == PHASES_PREFIX:
         yield from _phase_lines(runs[0], rank)
         return

@@ -15,14 +15,11 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
 from offloop.bus.types.units import Scale, scale_of
 
-MOST_RUNS = 10_000
-"""Limit of drawn runs."""
+MOST_RUNS = 10_000  # limit of drawn runs
 
-NO_COLOR = "-"
-"""In place of a column: nothing is coloured."""
+NO_COLOR = "-"  # in place of a column: nothing is coloured
 
-OTHERS = "(others)"
-"""In place of texts beyond the limit."""
+OTHERS = "(others)"  # in place of texts beyond the limit
 
 _USUAL_AXES = 7
 _MOST_AXES = 16

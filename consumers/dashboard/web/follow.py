@@ -25,14 +25,11 @@ class FollowedRuns:
     def __init__(self, where: Place | Places, every: int) -> None:
         self.runs: list[RunView] = []
         self.viewers = 0
-        self.left = 0.0
-        """When the last viewer left."""
+        self.left = 0.0  # when the last viewer left
         self._where = where
         self._every = every
-        self._known: dict[str, set[int]] = {}
-        """Run, by its path or by its name in NATS, to the followed attempts."""
-        self._names: dict[str, str] = {}
-        """Run to its requested name."""
+        self._known: dict[str, set[int]] = {}  # run, by its path or by its name in NATS, to the followed attempts
+        self._names: dict[str, str] = {}  # run to its requested name
         self._followers: list[RunFollower] = []
         self._turns = threading.Semaphore(READERS)
         self._started = False
@@ -42,8 +39,7 @@ class FollowedRuns:
         """Add a run by its name, its directory, or a recording; return True if it has begun.
 
         With ``wait`` it may begin later, otherwise RunNotFoundError is raised. Raises errors of unreadable recordings
-        and places.
-        """
+        and places."""
         if isinstance(self._where, FolderRuns) and Path(name).is_file():
             recording = Recording(name)
             self._follow(recording.path, recording.run_name, recording.attempt)

@@ -53,8 +53,7 @@ class Frames:
         self._drawing = False
         self._again = False
         self._number = 0
-        self.shown: dict[str, Any] = {}
-        """What the browser has."""
+        self.shown: dict[str, Any] = {}  # what the browser has
 
     def news(self, whole: Mapping[str, Any], part: str = "") -> dict[str, Any]:
         """Return what the browser lacks, which counts as sent. A ``part`` has separate names."""
@@ -79,8 +78,7 @@ class Frames:
     async def draw(self, element: "Element", frame: dict[str, Any]) -> tuple[bool, object]:
         """Pass a frame to the element's method ``frame``; return whether it is drawn, and in how many seconds.
 
-        After a failure the browser's state is unknown, and everything is sent again.
-        """
+        After a failure the browser's state is unknown, and everything is sent again."""
         self._number += 1
         try:
             told = await element.run_method("frame", {**frame, "number": self._number}, timeout=_DRAWN_SECONDS)

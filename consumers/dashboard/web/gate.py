@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offloop.consumers.dashboard.web.access import Role, Tokens, is_loopback
 
-ROLE = "offloop.role"
-"""Key of the :class:`Role` in a request's scope."""
+ROLE = "offloop.role"  # key of the Role in a request's scope
 
 _TO_PAGES = ("event", "javascript_response", "ack")
 # No data leaves the page for other sites. NiceGUI needs inline and generated scripts.
@@ -40,8 +39,7 @@ class Gate:
 
     On loopback everyone may command; then the ``Host`` header has to name this machine, so that no other web page gets
     here by a name that resolves to 127.0.0.1. With tokens, one in the address becomes a cookie. A request from a page
-    of another site, by its ``Origin``, is always refused.
-    """
+    of another site, by its ``Origin``, is always refused."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None, host: str, cookie: str, secure: bool) -> None:
         self._app = app
@@ -128,8 +126,7 @@ def guard_sockets() -> None:
 
     NiceGUI reads the page of a message from the message itself, so that anyone who learns the id of a page could press
     its buttons. Other and malformed messages are ignored, and so are browsers' messages for the server's log, which
-    would bring foreign text to a terminal.
-    """
+    would bring foreign text to a terminal."""
     from nicegui import core
 
     handlers = core.sio.handlers["/"]

@@ -23,8 +23,7 @@ from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_s
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
 
-MOST_COMPARED = 50
-"""Limit of compared runs."""
+MOST_COMPARED = 50  # limit of compared runs
 
 _FRAME_SECONDS = 0.5
 _MOST_ROWS = 400
@@ -51,13 +50,10 @@ _KEYS = (
 class CompareLook(msgspec.Struct, frozen=True):
     """Grouping and baseline of the table in a browser."""
 
-    group: str = ""
-    """The column that groups them."""
-    folded: bool = False
-    """Groups are closed except for those in ``toggled``; otherwise these are the closed ones."""
+    group: str = ""  # the column that groups them
+    folded: bool = False  # groups are closed except for those in toggled; otherwise these are the closed ones
     toggled: frozenset[str] = frozenset()
-    baseline: str = ""
-    """The run that others are compared with."""
+    baseline: str = ""  # the run that others are compared with
 
     def is_closed(self, group: Group) -> bool:
         return self.folded != (group.text in self.toggled)
@@ -191,8 +187,7 @@ class HomePage:
         self._runs = runs
         self._opening = opening
         self._look: TableLook | None = None
-        self._found = ""
-        """The last valid filter."""
+        self._found = ""  # the last valid filter
         self._seen: object = None
         self._frames = Frames(self._send_frame)
 

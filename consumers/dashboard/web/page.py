@@ -26,8 +26,7 @@ from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_s
 if TYPE_CHECKING:
     from nicegui.events import GenericEventArguments
 
-FRAME_SECONDS = 0.5
-"""Shortest interval between two updates of a page, however many events come."""
+FRAME_SECONDS = 0.5  # shortest interval between two updates of a page, however many events come
 
 _DRAWING_SHARE = 0.15
 """Limit of the browser's time for charts: it may run on the training's machine, or draw without a GPU."""
@@ -93,8 +92,7 @@ def facts(progress: ProgressView, publishing: PublishingView, status: str) -> st
 def rest_after(drawing_seconds: object) -> float:
     """Return the seconds from one frame to the next, for a browser's reported drawing time.
 
-    Invalid values count as 0: a browser may send anything.
-    """
+    Invalid values count as 0: a browser may send anything."""
     if isinstance(drawing_seconds, bool) or not isinstance(drawing_seconds, int | float) or not drawing_seconds > 0:
         return FRAME_SECONDS
     # Bounded first: a number too large for a float cannot be divided.
@@ -105,13 +103,11 @@ def rest_after(drawing_seconds: object) -> float:
 class Page:
     """The page of one browser. It gets a frame when it has drawn the one before, and fewer charts if it is slow.
 
-    A hidden browser gets no charts. The user's actions are answered at once.
-    """
+    A hidden browser gets no charts. The user's actions are answered at once."""
 
     def __init__(self, runs: Sequence[RunView], opening: Opening, home: str = "", problems: Sequence[str] = ()) -> None:
         self._runs = runs
-        self._home = home
-        """The address of the page of all runs, if any."""
+        self._home = home  # the address of the page of all runs, if any
         self._problems = problems
         self._opening = opening
         self._comparison = Comparison.from_query(opening.asked)
@@ -120,8 +116,7 @@ class Page:
         self._lines = Lines()
         self._marks = MarkNews()
         self._look = Look()
-        self._answers: dict[int, str] = {}
-        """Number of a run to the outcome of its last command."""
+        self._answers: dict[int, str] = {}  # number of a run to the outcome of its last command
         self._seen: object = None
         self._frames = Frames(self._send_frame)
         self._rests_until = 0.0

@@ -14,8 +14,7 @@ class PanelData(NamedTuple):
 
     runs: Sequence[RunView] = ()
     labels: Sequence[str] = ()
-    baseline: int | None = None
-    """The number of the run that the others are compared with."""
+    baseline: int | None = None  # the number of the run that the others are compared with
     folders: dict[Path, RunFolder] = {}  # noqa: RUF012  never changed
     """Contents of the runs' directories."""
 

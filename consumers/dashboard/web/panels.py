@@ -26,14 +26,12 @@ from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
 from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, look_into
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
 
-LOG_LINES = 500
-"""Lines of the log on a page; the view keeps more."""
+LOG_LINES = 500  # lines of the log on a page; the view keeps more
 
 _LONGEST_CELL = 300
 _LOOK_SECONDS = 0.5
 _REST_SECONDS = 3.0
-_RESTS = 10
-"""Reading directories takes at most one part in this number of a processor."""
+_RESTS = 10  # reading directories takes at most one part in this number of a processor
 
 
 class Panels:
@@ -185,8 +183,7 @@ def _has_words(row: Mapping[str, str], words: Sequence[str]) -> bool:
 def hyperparameter_rows(told: Sequence[Mapping[str, Any]], baseline: int | None = None) -> list[dict[str, str]]:
     """Return a row for each name with the value of each run: differing ones first, with marks.
 
-    Each value that differs from the baseline's has a mark too.
-    """
+    Each value that differs from the baseline's has a mark too."""
     rows = []
     for name in chosen_first({name: None for values in told for name in values}):
         texts = [value_text(values[name]) if name in values else "" for values in told]
@@ -206,8 +203,7 @@ def _compared(text: str, texts: Sequence[str], baseline: int | None) -> str:
     return f"≠ {text[:_LONGEST_CELL] or 'nothing'}"
 
 
-_MOST_ROWS = 200
-"""Limit of alerts, and of checkpoints of a run, the newest."""
+_MOST_ROWS = 200  # limit of alerts, and of checkpoints of a run, the newest
 
 _LONGEST = 2000
 _SHOWN_METRICS = 4

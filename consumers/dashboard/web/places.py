@@ -12,8 +12,7 @@ from offloop.bus.index.table import RunTable
 from offloop.consumers.dashboard.view.library import RunLibrary
 from offloop.consumers.runner.places import FolderRuns, FoundRun, NatsRuns, Place
 
-KEEP_SECONDS = 30.0
-"""Seconds to keep following a run after its last browser left: pages are reloaded."""
+KEEP_SECONDS = 30.0  # seconds to keep following a run after its last browser left: pages are reloaded
 
 
 def places_of(folders: Sequence[str], stream: str | None) -> list[Place]:

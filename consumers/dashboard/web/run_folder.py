@@ -14,31 +14,26 @@ from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
 from offloop.bus.runs.alerts import RunAlert, read_alerts
 from offloop.bus.runs.directory import RunInfo, read_run
 
-MOST_FILES = 1000
-"""Limit of listed files of a run."""
+MOST_FILES = 1000  # limit of listed files of a run
 
 _FRESH_SECONDS = 1.5
 _MOST_KNOWN = 200
 
 
 class RunFile(NamedTuple):
-    path: str
-    """Relative to the run's directory."""
+    path: str  # relative to the run's directory
     size: int
-    time: float
-    """Time of the last change, in seconds since 1970."""
+    time: float  # time of the last change, in seconds since 1970
 
 
 class RunFolder(NamedTuple):
     path: Path
-    run: RunInfo | None
-    """``None`` if it cannot be read."""
+    run: RunInfo | None  # None if it cannot be read
     annotations: Annotations
     checkpoints: tuple[Checkpoint, ...]
     alerts: list[RunAlert]
     files: list[RunFile]
-    is_cut: bool
-    """Not all files are listed."""
+    is_cut: bool  # not all files are listed
 
 
 _known: dict[Path, tuple[float, RunFolder]] = {}

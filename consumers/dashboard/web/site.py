@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI, Request
 
-ALL_RUNS = "/all"
-"""The path of the table of all runs."""
+ALL_RUNS = "/all"  # the path of the table of all runs
 
-CHOSEN_RUNS = "/runs"
-"""The path of the page of the runs in its address: ``?run=A&run=B``."""
+CHOSEN_RUNS = "/runs"  # the path of the page of the runs in its address: ?run=A&run=B
 
 _LONGEST = 200
 _PORTS_TRIED = 100
@@ -43,8 +41,7 @@ class Site:
     """Serves the table of all runs of some places, the page of chosen ones, and ``/``: ``runs``, or else the table.
 
     Pages without viewers cost nothing. A process has one site at a time. Raises ConfigurationError for invalid options
-    or missing packages.
-    """
+    or missing packages."""
 
     _running = threading.Lock()
 
@@ -58,8 +55,7 @@ class Site:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._stopping = False
-        self.url = ""
-        """The page's address, once it has begun."""
+        self.url = ""  # the page's address, once it has begun
         self._pages: dict[str, Callable[[Opening], None]] = {}
         self._home = ""
         self._stops: list[Callable[[], None]] = []
@@ -76,8 +72,7 @@ class Site:
         """Begin to serve, and report the address on standard error.
 
         Raises ConfigurationError when the port is in use, the host is not one of this machine, or this process has a
-        dashboard already.
-        """
+        dashboard already."""
         if not self._running.acquire(blocking=False):
             raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
         try:

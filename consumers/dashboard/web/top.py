@@ -19,14 +19,12 @@ _READING_MS = 10_000
 class PageTop:
     """The header of a page, with the link for viewers and the list of keys.
 
-    Scripts add the link to all runs and the choice of a theme.
-    """
+    Scripts add the link to all runs and the choice of a theme."""
 
     def __init__(self, role: Role, view_link: str, keys: Sequence[tuple[str, str]]) -> None:
         from nicegui import ui
 
-        self.view_link = view_link
-        """The address of the same page for viewers; empty without tokens."""
+        self.view_link = view_link  # the address of the same page for viewers; empty without tokens
         with ui.element("header").classes("top"):
             ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
             ui.html('<span id="home"></span>', sanitize=False)
