@@ -80,8 +80,6 @@ class Arrival(NamedTuple):
 
 
 class LastArrival(NamedTuple):
-    """The rank that arrived last, in one batch or on average in a window of about the same batches on all hosts."""
-
     host: str  # empty where the ranks of one host are compared
     rank: int
     waited: float  # mean seconds that the others waited for it

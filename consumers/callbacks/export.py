@@ -290,7 +290,6 @@ def _with_tuples(tree: Any) -> Any:
 
 
 def builder_of(model: ModelSource) -> Callable[[], Any]:
-    """Return the function that builds the model. Raises ConfigurationError."""
     found: Any = _resolve(model) if isinstance(model, str) else model
     # A module can be called too, and would be pickled with its weights.
     if not callable(found) or (hasattr(found, "state_dict") and not isinstance(found, type)):

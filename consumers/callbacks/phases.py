@@ -44,8 +44,6 @@ class Report(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One batch, over all ranks that reported it."""
-
     step: float  # seconds from the end of the batch before to the end of this one
     seconds: list[float]  # for each of PARTS
     last: LastArrival | None
@@ -263,7 +261,6 @@ class _Evaluation:
     batches: int = 0  # between the last two evaluations
 
     def end(self, time_ns: int, batch: int) -> None:
-        """Add an evaluation; several after the same batch count together."""
         if self.began is None:
             return
         spent, self.began = time_ns - self.began, None

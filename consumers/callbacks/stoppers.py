@@ -61,8 +61,7 @@ class Stopper(Callback, ABC):
         """Record the metric's value at an event; return True to end the training."""
 
     @abstractmethod
-    def reason(self, value: float, state: Snapshot) -> str:
-        """Return the reason to end the training at that value."""
+    def reason(self, value: float, state: Snapshot) -> str: ...
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         labels = state.fields.get("evaluators")

@@ -42,8 +42,6 @@ from offloop.consumers.runner.state_file import StateBucket, StateFile, StateSto
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions:
-    """The options of the command; its help describes each."""
-
     callbacks: list[str]
     loggers: list[str]
     options: tuple[str, ...]
@@ -71,12 +69,10 @@ class ConsumerOptions:
 
     @property
     def replay_option(self) -> str | None:
-        """The first given option of replaying."""
         given = {"--rate": self.rate, "--start": self.start, "--until": self.until, "--loop": self.loop or None}
         return next((name for name, value in given.items() if value is not None), None)
 
     def check(self) -> None:
-        """Raise for options that exclude each other, or for an invalid value."""
         if not self.callbacks:
             raise click.UsageError("--callbacks is empty: give at least one; '--list' shows the known ones")
         if self.replay and (self.run or self.wait):
@@ -102,7 +98,6 @@ class ConsumerOptions:
             check_max_delay(self.max_delay, "--max-delay")
 
     def create(self) -> tuple[list[Callback], list[LoggerDestination]]:
-        """Create the callbacks and loggers."""
         made, destinations = create_selected(self.callbacks, self.loggers, self.options)
         return made, _beside_terminal(made, destinations)
 

@@ -103,5 +103,4 @@ def consumer(**options: Any) -> int:
 
 
 def main() -> None:
-    """Run the command."""
     run_command(consumer)

@@ -48,8 +48,6 @@ class Scalar(float):
 
 
 class _Metrics(dict[str, Any]):
-    """Metrics by name, with an error that says when they are available."""
-
     def __init__(self, values: Mapping[str, Any], event: Event) -> None:
         super().__init__(values)
         self._event = event
@@ -62,8 +60,6 @@ class _Metrics(dict[str, Any]):
 
 
 class MetricValue:
-    """A metric's value in place of Composer's metric."""
-
     def __init__(self, value: Any) -> None:
         self._value = value
 
@@ -84,7 +80,6 @@ class ComposerState:
 
     @property
     def loss(self) -> Scalar | None:
-        """The loss of the last batch."""
         if self._snapshot.event in _OF_A_MICROBATCH:
             raise AttributeError("loss")  # Python asks __getattr__ then, which says why
         loss = self._snapshot.loss

@@ -38,8 +38,6 @@ class DestinationState(NamedTuple):
 
 
 class WorkerProgress(NamedTuple):
-    """A background callback, and the position of its stream."""
-
     positions: Mapping[int, tuple[int, int]]  # rank to (seq, base_seq) of the last event that need not come again
     callback: CallbackState
 
@@ -118,7 +116,6 @@ def _plain(value: Any) -> Any:
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """Return the snapshot as a frame of the protocol, with all its fields."""
     encode = event_encoder(Topic(snapshot.run_name, snapshot.event.value, snapshot.rank), snapshot.attempt)
     previous = snapshot.previous_timestamp
     return encode(
@@ -133,7 +130,6 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def unpack_snapshot(frame: bytes) -> Snapshot:
-    """Return the snapshot of a frame. Raises ProtocolError or ValueError."""
     topic, body = split_frame(frame)
     if topic is None:
         raise ValueError("a stored event is none")

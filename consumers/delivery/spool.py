@@ -165,7 +165,7 @@ class Spool(LoggerDestination):
         return self._frame[1]
 
     def _send(self) -> None:
-        """Return the thread: attempts until everything is sent, or after a final error."""
+        """Attempt to send until everything is sent, or until a final error."""
         failures = 0
         while not self._abandoned.is_set():
             before = self._delivered
@@ -292,7 +292,6 @@ class Spool(LoggerDestination):
 
     @property
     def _missing(self) -> int:
-        """Number of entries that may not have arrived."""
         position = self._opened.position
         return max(0, self._final.records - max(position.offset.records, position.sent))
 

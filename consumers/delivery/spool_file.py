@@ -23,8 +23,6 @@ _FILE_BYTES = 16 * 1024 * 1024
 
 
 class Offset(NamedTuple):
-    """A position between two records."""
-
     bytes: int = 0  # counted from the first record ever written
     records: int = 0  # number of the next record, from 0
 
@@ -125,7 +123,6 @@ class SpoolDirectory:
         return kept
 
     def sync(self) -> None:
-        """Return when everything that was appended is on the disk."""
         os.fsync(self._opened.fileno())
 
     def set_sent(self, offset: Offset, destination: dict[str, Any]) -> None:
@@ -138,7 +135,6 @@ class SpoolDirectory:
             self._records(base).unlink()
 
     def forget_sent(self) -> None:
-        """Delete all records and files, after everything was sent."""
         if self._bases[-1] < self.end.bytes:
             self._append_to(self.end.bytes)
         self.set_sent(self.end, self.position.destination)

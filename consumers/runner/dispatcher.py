@@ -215,7 +215,6 @@ class Dispatcher:
         self.fanout.deliver(logger, snapshot)
 
     async def close(self) -> None:
-        """Close the callbacks, and deliver what they log meanwhile."""
         state = self.last or Snapshot.build(Event.INIT, run_name=self.context.run_name)
         self._logger.begin(state)
         ending = None if self.interrupted or self.fatal is not None else self.stream.ending

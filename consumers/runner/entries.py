@@ -17,8 +17,6 @@ from offloop.consumers.api.logger import Logger, LoggerDestination
 
 
 class EventForwarder(Callback):
-    """Passes to a destination the events that it watches."""
-
     def __init__(self, destination: LoggerDestination) -> None:
         self.shown_as = f"events of {type(destination).__name__}"
         self.events = destination.watches  # type: ignore[misc]
@@ -64,7 +62,6 @@ class Subscription:
         after: Mapping[int, tuple[int, int]] | None = None,
         max_delay: float | None = None,
     ) -> "Subscription":
-        """Return the request of several callbacks together. Raises ConfigurationError for an invalid one."""
         events, barrier_events = frozenset(requested_events(callbacks)), frozenset(barrier_events_of(callbacks))
         return cls(events, demand_of(callbacks), barrier_events, name, after, max_delay)
 
@@ -133,7 +130,6 @@ class CallbackEntry:
         self.demand = self.callback.demand()
 
     def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
-        """Return the method for that event: ``run_event``, or the one that it would call."""
         callback = self.callback
         if callback.overrides("run_event"):
             return partial(callback.run_event, event)

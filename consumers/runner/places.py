@@ -43,12 +43,10 @@ class FoundRun:
 
     @property
     def key(self) -> str:
-        """Distinguishes it from other runs of its place."""
         return self.name if self.info is None else str(self.info.path)
 
     @property
     def option(self) -> str:
-        """The option by which ``consumer`` reads it as it is."""
         return f"--run {self.name}" if self.info is None else f"--replay {shlex.quote(str(self.info.path))}"
 
     @property
@@ -86,11 +84,9 @@ class FolderRuns:
         return f"in {self.in_words}"
 
     def list(self) -> Sequence[FoundRun]:
-        """Its runs, the newest first."""
         return [self._found(info) for info in list_runs(self.directory)]
 
     def find(self, name: str) -> FoundRun:
-        """Return the run of that name or folder. Raises RunNotFoundError."""
         return self._found(find_run(name, self.directory))
 
     def _found(self, info: RunInfo) -> FoundRun:
@@ -256,7 +252,7 @@ def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
 
 
 def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) -> FoundRun:
-    """Return run with its next attempt, if a process of this machine may be about to begin it; unchanged otherwise."""
+    """Wait for the run's next attempt, if a process of this machine may be about to begin it."""
     pid = run.place.find_restart(run)
     if pid is None:
         return run
@@ -276,7 +272,7 @@ def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) 
 
 
 def newest_run(place: Place, say: Say) -> FoundRun:
-    """Return newest run, live or not; ``say`` reports its name and remark. Raises RunNotFoundError or BrokerError."""
+    """Return the newest run, and report its name and remark. Raises RunNotFoundError or BrokerError."""
     known = place.list()
     if not known:
         raise RunNotFoundError(f"there is no run {place} yet: leave out '--last' to wait for one")

@@ -17,7 +17,6 @@ from offloop.consumers.delivery.commit import MAX_BYTES, Committed, unseal
 
 
 def check_name(name: str) -> str:
-    """Return a consumer's name. Raises ConfigurationError where it breaks the rules for run names."""
     try:
         return check_run_name(name)
     except InvalidRunNameError as error:
@@ -34,7 +33,6 @@ class StateStore(ABC):
 
     @cached_property
     def found(self) -> Committed | None:
-        """The progress at first: read once."""
         return self.load()
 
     def load(self) -> Committed | None:

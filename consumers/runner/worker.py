@@ -59,7 +59,6 @@ class CallbackWorker(Dispatcher):
             self._work.cancel()
 
     async def finish(self) -> None:
-        """Let the callback be closed, and wait for that."""
         self._may_close.set()
         if self._work is not None:
             await self._work

@@ -123,7 +123,6 @@ def _run(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 
 def _metrics(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    """Return a line for each metric below one for its group."""
     text, short = shown.find.lower(), view.metric_names().short
     rows: list[tuple[str, str | None]] = []
     for group, names in view.groups().items():
@@ -229,14 +228,12 @@ def _footer(view: RunView, shown: Shown, width: int) -> "Text":
 
 
 def text_line(text: str = "", style: str = "") -> "Text":
-    """Return an escaped text in one line."""
     from rich.text import Text
 
     return Text(one_line(text) if text.strip() else text, style)
 
 
 def rule(title: str, width: int, right: str = "") -> "Text":
-    """Return a line with a title at its left, and ``right`` where it fits."""
     title = one_line(title)
     line = text_line()
     line.append("── ", "dim")
@@ -304,7 +301,6 @@ def sparkline(points: "Points", width: int) -> "Text":
 
 
 def stacked_bar(shares: Sequence[tuple[str, float, str]], width: int) -> "Text":
-    """Parts of a whole side by side: the letter, the share and the style of each."""
     from rich.text import Text
 
     line = Text()

@@ -222,14 +222,12 @@ def _ignore(_line: str) -> None:
 
 
 def rows_of(height: int) -> int:
-    """Return the number of visible runs."""
     return max(height - _AROUND - (height >= _LEAST_WITH_DETAILS), 1)
 
 
 def table_frame(
     table: RunTable, shown: TableShown, folder: str, state: str | None, width: int, height: int
 ) -> "list[Text]":
-    """Return the lines of the whole terminal; ``state`` is a further message, such as the number of unread runs."""
     chosen, error = shown.choose(table)
     lines = [_title(table, chosen, shown, folder, state, width)]
     room = rows_of(height)

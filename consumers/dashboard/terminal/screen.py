@@ -118,7 +118,6 @@ class TerminalScreen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
         try:
             size = os.get_terminal_size(self._output)
         except OSError:
@@ -127,7 +126,6 @@ class TerminalScreen:
         return size.columns or 80, size.lines or 24
 
     def draw(self, lines: Sequence["Text"], width: int, height: int) -> None:
-        """Show lines, cut to the width; only changed lines are written."""
         from rich.console import Console
 
         # Colours of the real terminal; NO_COLOR is obeyed.
@@ -156,7 +154,6 @@ class TerminalScreen:
         return not self._drawn
 
     def redraw(self) -> None:
-        """Make the next drawing write everything."""
         with self._lock:
             self._drawn = []
             if self._is_open:

@@ -90,7 +90,6 @@ class History:
         return self._offsets[place] if place < len(self._offsets) else self._until
 
     def _offsets_around(self, begin: float, end: float) -> tuple[int, int]:
-        """Offsets of batches, with margins for lines and throughput."""
         first, last = bisect_right(self._batches, begin - SPEED_WINDOW) - 2, bisect_left(self._batches, end) + 1
         return self._offset(first), self._offset(last)
 

@@ -39,7 +39,6 @@ class ImageHistory:
         self._kept: dict[str, list[StepImages]] = {}
 
     def take(self, entry: Images) -> None:
-        """Add images; they replace those of the same name and step."""
         # Not under the lock: converting floats takes a while.
         new = StepImages(entry.step, tuple(map(as_bytes, entry.images[:OF_ONE_STEP])), len(entry.images))
         with self._lock:
@@ -58,7 +57,6 @@ class ImageHistory:
             return {name: [(one.step, one.logged) for one in kept] for name, kept in self._kept.items()}
 
     def at(self, name: str, step: int) -> StepImages | None:
-        """Return the images of a name at a step, or the last ones before it."""
         with self._lock:
             kept = self._kept.get(name, [])
             place = bisect_right(kept, step, key=_step)

@@ -44,7 +44,6 @@ class RunLibrary:
             self._thread.join(_LEAVE_SECONDS)
 
     def look(self) -> bool:
-        """Read changes for a short time; return True if more are left."""
         with self._lock:
             try:
                 waiting = self._index.refresh(_READ_SECONDS)
@@ -58,7 +57,6 @@ class RunLibrary:
         return waiting > 0
 
     def annotate(self, run: str, **changes: Any) -> None:
-        """Change the annotations of a run. Raises RunNotFoundError, ConfigurationError or RunDirectoryError."""
         path = self._path(run)
         with self._lock:
             entry = self._known(run)

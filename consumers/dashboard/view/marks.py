@@ -41,8 +41,6 @@ class _Kind:
 
 
 class Marks:
-    """All marks of a run; of very many of a kind, evenly spread ones."""
-
     def __init__(self) -> None:
         self.generation = 0  # grows when marks are removed
         self._kinds: dict[str, _Kind] = {}

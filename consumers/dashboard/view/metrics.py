@@ -54,7 +54,6 @@ class Metrics:
         self._unsettled = 0
 
     def batch_end(self, body: EventBody, seconds: float) -> None:
-        """Add a batch that ended ``seconds`` after the run's start."""
         timestamp, fields, context = body.timestamp, body.fields, body.context
         batch, epoch, flops = timestamp.batch, float(timestamp.epoch), fields.get("flops_per_batch")
         add_batch, add_sample, add_epoch, add_seconds, add_token, add_trained, add_flops = self._appends
@@ -121,7 +120,6 @@ class Metrics:
         self._measure_speed(now, before, (now[:, _BATCH] - before[:, _BATCH]) * now[:, _FLOPS])
 
     def refine(self, other: "Metrics") -> None:
-        """Replace the values of a part of the run by those of ``other``."""
         self.settle()
         other.settle()
         self.clock.refine(other.clock)
@@ -148,7 +146,6 @@ class Metrics:
                 self._take(f"metrics/{label}/", metrics.get(label), batch)
 
     def logged(self, field: Any) -> None:
-        """Add the field ``logged``: the metrics of algorithms, by step."""
         for entry in field if isinstance(field, list) else ():
             if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
                 self._take("", entry[1], entry[0])

@@ -57,7 +57,6 @@ class RunProgress:
             self._estimate()
 
     def event(self, state: Snapshot) -> None:
-        """Add another event of the first rank."""
         if self.first_ns is None:
             self.first_ns = state.time_ns
         self.last = state

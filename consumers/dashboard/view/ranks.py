@@ -55,15 +55,11 @@ class HostView(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The rank that the others wait for."""
-
     cell: int
     seconds: float  # mean of a batch
 
 
 class FirstNan(NamedTuple):
-    """The first value of a quantity that was not finite."""
-
     quantity: str
     batch: int
     rank: int
@@ -120,14 +116,12 @@ class RankMap:
 
     @property
     def quantities(self) -> list[str]:
-        """The known quantities, the most important first."""
         places = {name: place for place, name in enumerate(_FIRST)}
         known = {name for one in self._windows for name in one.quantities}
         return sorted(known, key=lambda name: (places.get(name, len(places)), name))
 
     @property
     def silent(self) -> list[HostView]:
-        """The silent hosts, those that are furthest behind first."""
         return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
 
     def values(self, quantity: str) -> "Floats32":
@@ -152,7 +146,6 @@ class RankMap:
         return values[np.isfinite(values)]
 
     def median(self, quantity: str) -> float:
-        """Return the median of the finite values; NaN without any."""
         import numpy as np
 
         finite = self._finite(quantity)
@@ -178,7 +171,6 @@ class RankMap:
         return low, max(high, low + calm) if high > low or calm else low + 1.0
 
     def slowest(self, quantity: str, most: int) -> list[int]:
-        """Return the cells with the greatest values, of throughput those with the least."""
         import numpy as np
 
         values = self.values(quantity)
@@ -187,7 +179,6 @@ class RankMap:
         return [int(cell) for cell in found[np.lexsort((found, keys))][:most]]
 
     def name(self, cell: int) -> str:
-        """Return a rank with its host, in words."""
         host = self._host_of[cell].name
         return f"rank {self.ranks[cell]}" + (f" on {one_line(host)}" if host else "")
 

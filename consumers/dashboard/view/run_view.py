@@ -120,7 +120,6 @@ class RunView(LoggerDestination):
             self._ranks.add_windows(window for window in windows if window.attempt == self.attempt)
 
     def begin_within(self, began_ns: int, is_imported: bool) -> None:
-        """Set the start of the run of which this is a part, and whether it was imported."""
         with self._lock:
             self._first_ns, self._metrics.is_imported = began_ns, is_imported
 
@@ -159,7 +158,6 @@ class RunView(LoggerDestination):
                 self.see(found)
 
     def open(self, context: RunContext) -> None:
-        """Set the run, whose commands and checkpoints are shown from now on."""
         with self._lock:
             self.run_name, self.attempt, self._context = context.run_name, context.attempt, context
             self.command, self.run_dir = context.command, context.run_dir
@@ -211,7 +209,6 @@ class RunView(LoggerDestination):
                     self._go_on()
 
     def note(self, kind: str, text: str) -> None:
-        """Add a line to the log, at the time of the last event."""
         with self._lock:
             self.version += 1
             self._log.add(self._time, 0, kind, text)
@@ -262,11 +259,9 @@ class RunView(LoggerDestination):
 
     @property
     def can_command(self) -> bool:
-        """True if commands would reach a training."""
         return self.command is not None and self.status in ("live", "paused")
 
     def send(self, name: str, *arguments: Argument, sender: str = "the web page") -> Outcome:
-        """Send a command and wait for its outcome, some seconds at most. Raises OffloopError if it cannot be sent."""
         if self.command is None or not self.can_command:
             raise OffloopError(f"run {self.run_name} takes no commands: it is {self.status}")
         return self.command(name, *arguments, reason=sent_by(sender))
@@ -290,7 +285,6 @@ class RunView(LoggerDestination):
             return self._progress.view()
 
     def batches_at(self, x: Axis, first: float, last: float) -> tuple[float, float]:
-        """Return the batches at two places of an axis; infinite beyond its ends."""
         import numpy as np
 
         with self._lock:
@@ -299,7 +293,6 @@ class RunView(LoggerDestination):
             return begin, end
 
     def refine(self, part: "RunView") -> None:
-        """Replace a part of the run by a view of that part at full resolution."""
         with self._lock:
             self.version += 1
             self.refined += 1
@@ -331,7 +324,6 @@ class RunView(LoggerDestination):
             return self._metrics.series[name]
 
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
-        """Return the phases of the measured steps of a rank; of more than ``width``, means of several."""
         with self._lock:
             return self._phases.get(rank, RankPhases()).view(width)
 
@@ -341,12 +333,10 @@ class RunView(LoggerDestination):
             return sorted(rank for rank, phases in self._phases.items() if len(phases))
 
     def publishing(self) -> PublishingView:
-        """Return the cost of publishing in the training thread of the first rank."""
         with self._lock:
             return self._phases.get(0, RankPhases()).publishing()
 
     def reached(self, rank: int) -> int:
-        """Trained batches of a rank whose events have come."""
         with self._lock:
             return self._ranks.batches.get(rank, 0)
 
@@ -386,7 +376,6 @@ class RunView(LoggerDestination):
 
     @property
     def last_ns(self) -> int:
-        """The time of the last event of the first rank: nanoseconds since 1970."""
         last = self._progress.last
         return 0 if last is None else last.time_ns
 

@@ -24,14 +24,11 @@ _MANY = 4  # fewer buckets are computed one by one
 
 
 class Points(NamedTuple):
-    """The points of a series to draw, in order."""
-
     xs: "Floats"
     ys: "Floats"  # as they were logged, with NaN and infinities
 
     @property
     def not_finite(self) -> list[tuple[float, float]]:
-        """The points whose value is NaN or infinite, which a line cannot show."""
         import numpy as np
 
         odd = ~np.isfinite(self.ys)
@@ -65,7 +62,6 @@ class NumericTable:
 
     @property
     def gathered(self) -> int:
-        """Number of gathered rows."""
         return len(self._gathered[-1])
 
     def rows(self) -> "Floats":
@@ -75,11 +71,9 @@ class NumericTable:
         return self._rows[: self._count]
 
     def settled(self) -> "Floats":
-        """Return the rows without gathered ones."""
         return self._rows[: self._count]
 
     def take_gathered(self) -> "Floats":
-        """Remove and return the gathered rows."""
         import numpy as np
 
         rows = np.column_stack([np.frombuffer(column) for column in self._gathered])
@@ -88,7 +82,6 @@ class NumericTable:
         return rows
 
     def extend(self, rows: "Floats", place: int | None = None) -> None:
-        """Add rows at the end, or in place of the rows from ``place`` on."""
         begin = self._count if place is None else place
         end = begin + len(rows)
         if end > len(self._rows):
@@ -101,7 +94,6 @@ class NumericTable:
         self._count = end
 
     def replace(self, rows: "Floats") -> None:
-        """Replace all rows."""
         self._rows, self._count = rows.copy(order="F"), len(rows)
 
     def limit(self, most: int) -> None:
@@ -199,7 +191,6 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """The value of the highest step; ``None`` before the first."""
         with self._lock:
             rows = self._read()
             return float(rows[-1, 1]) if len(rows) else None
@@ -250,7 +241,6 @@ class Series:
             return Points(clock.read(steps[kept], x), values[kept])
 
     def span(self, x: Axis = "batch") -> tuple[float, float] | None:
-        """Its first and last place on an axis; ``None`` without values."""
         with self._lock:
             rows = self._read()
             if not len(rows):
@@ -295,7 +285,6 @@ class Series:
         self.append_step(step)
 
     def extend(self, points: "Floats") -> None:
-        """Add rows of step and value."""
         import numpy as np
 
         self._taken += len(points)
@@ -394,8 +383,6 @@ PartsOf: TypeAlias = Callable[[Series, "Floats", Axis], Parts]
 
 
 class GroupPoints(NamedTuple):
-    """The values of a group to draw at places on an axis."""
-
     xs: "Floats"
     mean: "Floats"  # mean over the runs of their means near the place; NaN without a value
     low: "Floats"  # the least value of any run there

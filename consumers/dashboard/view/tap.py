@@ -112,7 +112,6 @@ class RunFollower(threading.Thread):
         self._left = False
 
     def run(self) -> None:
-        """Add every event; a failure is shown on the page."""
         try:
             if self._recording is not None:
                 self._feed.show_summary(self._recording)

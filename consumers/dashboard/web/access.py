@@ -24,15 +24,11 @@ _TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},}}")
 
 
 class Role(Enum):
-    """The permissions of a person who opened the dashboard."""
-
     VIEW = "view"
     COMMAND = "command"  # see everything, and send commands
 
 
 class Opening(NamedTuple):
-    """A request for a page."""
-
     role: Role
     view_link: str  # the address of the same page for viewers; empty without tokens
     asked: Sequence[tuple[str, str]]  # names and values in the address
@@ -40,8 +36,6 @@ class Opening(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The secrets in links: one for each role."""
-
     command: str
     view: str
 
@@ -94,8 +88,6 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Listening:
-    """The address and protection of a dashboard."""
-
     host: str = "127.0.0.1"
     port: int | None = None  # None for the first free one from 8420 on
     tokens: Path | None = None

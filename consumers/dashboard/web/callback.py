@@ -61,7 +61,6 @@ class Dashboard(RunTap):
 
     @property
     def url(self) -> str:
-        """The page's address; empty before the server has started."""
         return "" if self._server is None else self._server.url
 
     def destinations(self) -> Sequence[LoggerDestination]:

@@ -46,8 +46,6 @@ class Chart(NamedTuple):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """State of the charts in a browser."""
-
     x: Axis = "batch"
     range: tuple[float, float] | None = None  # the chosen part of the axis; None for everything
     visible: dict[str, int] = {}  # chart to its width in pixels
@@ -95,8 +93,6 @@ def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str,
 
 @dataclass
 class _Sent:
-    """The part of a line that a browser has."""
-
     shown: tuple[object, ...]
     version: int
     last_x: float
@@ -106,8 +102,6 @@ class _Sent:
 
 
 class Lines:
-    """The lines that one browser has, and their new parts."""
-
     def __init__(self) -> None:
         self._parts: OrderedDict[tuple[object, ...], Parts] = OrderedDict()
         self._sent: dict[tuple[str, int | str, Axis], _Sent] = {}
@@ -169,7 +163,6 @@ class Lines:
         return {"c": chart, "r": run, "o": look.x, "a": 0, **_numbers(points)}
 
     def _groups(self, chart: str, runs: Sequence[RunView], look: Look, compared: Compared) -> list[dict[str, Any]]:
-        """Return the mean and range of each changed group."""
         members: dict[str, list[Series]] = {}
         for group in compared.groups:
             for number in compared.shown_members(group):
@@ -278,8 +271,6 @@ def _short(ys: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 
 class MarkNews:
-    """The marks that one browser has, and its new ones."""
-
     def __init__(self) -> None:
         self._sent: dict[int, tuple[object, int]] = {}
 

@@ -31,8 +31,6 @@ _FIRST = 212
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The comparison chosen by a user."""
-
     group: _Name | None = None  # runs with the same value of this column are drawn as one
     singles: bool = False  # lines of single runs are drawn too
     baseline: _Name | None = None  # the name of the run that the others are compared with
@@ -57,7 +55,6 @@ class CurveGroup:
 
     @property
     def id(self) -> str:
-        """Its key in the browser."""
         return f"group {self.label}"
 
 
@@ -131,7 +128,6 @@ class Compared:
         return [number for number in group.members if number not in self._hidden]
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines in the browser, in order."""
         runs = [self._run(number, look) for number, look in enumerate(self.looks())]
         if self.column is None:
             return runs
@@ -155,11 +151,9 @@ class Compared:
         return line | {"baseline": True} if number == self.baseline else line
 
     def draws(self, number: int) -> bool:
-        """Return True if a run has a separate line."""
         return self.column is None or self.singles or number == self.baseline
 
     def looks(self) -> list[tuple[str, int]]:
-        """Return the colour and the kind of line of each run."""
         found = [look_of(number, len(self._runs)) for number in range(len(self._runs))]
         for group in self.groups:
             for number in group.members:

@@ -59,7 +59,6 @@ def key_of(run: RunView) -> str:
 
 
 def address_of(run: RunView, what: str) -> str:
-    """Return the address of ``image`` or ``file`` of a run."""
     return f"{PATH}/{quote(key_of(run))}/{what}"
 
 
@@ -154,7 +153,6 @@ def has_chart(run: RunView, chart: str, rank: int = 0) -> bool:
 
 
 def file_name(labels: Sequence[str], chart: str) -> str:
-    """Return a file name of the run, or of the number of runs, and the chart."""
     runs = labels[0] if len(labels) == 1 else f"{len(labels)}-runs"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{runs}-{chart}").strip("-.")[:_LONGEST_NAME] or "chart"
 

@@ -30,8 +30,6 @@ _LOOKED_AT = 500
 
 
 class ExploreLook(msgspec.Struct, frozen=True):
-    """State of the plots in a browser. A column without a name is the default."""
-
     view: Literal["scatter", "parallel"] = "scatter"
     x: str = ""
     y: str = ""

@@ -64,7 +64,6 @@ class FollowedRuns:
             self.runs.append(view)
 
     def look(self) -> None:
-        """Add the runs and attempts that have begun since."""
         for name, run in list(self._placeholders.items()):
             try:
                 if not self.add(name, wait=True):
@@ -118,7 +117,6 @@ class FollowedRuns:
             follower.stop()
 
     def stop(self) -> None:
-        """Stop all of them, and wait for it."""
         self.leave()
         for follower in self._followers:
             follower.join(_LEAVE_SECONDS)

@@ -63,7 +63,6 @@ class Frames:
         return changed
 
     async def refresh(self) -> None:
-        """Send changes, and wait until they are drawn."""
         self._again = True
         if self._drawing:
             return

@@ -48,8 +48,6 @@ _KEYS = (
 
 
 class CompareLook(msgspec.Struct, frozen=True):
-    """Grouping and baseline of the table in a browser."""
-
     group: str = ""  # the column that groups them
     folded: bool = False  # groups are closed except for those in toggled; otherwise these are the closed ones
     toggled: frozenset[str] = frozenset()
@@ -117,7 +115,6 @@ def _cell(entry: RunEntry, column: Column, chosen: Chosen, base: RunEntry | None
 
 
 def key_of(run: str) -> str:
-    """Return the name of a run for a browser, which must be UTF-8."""
     try:
         run.encode()
     except UnicodeEncodeError:
@@ -126,8 +123,6 @@ def key_of(run: str) -> str:
 
 
 class TableLook(msgspec.Struct, frozen=True):
-    """State of the table in a browser."""
-
     find: str = ""
     sort: str = NEWEST_FIRST
     columns: tuple[str, ...] | None = None

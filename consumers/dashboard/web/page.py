@@ -49,7 +49,6 @@ COMMANDS = ("pause", "resume", "checkpoint", "stop")
 
 
 async def send_for(role: Role, run: RunView, command: str, *arguments: str | float) -> str:
-    """Send a command for a person with that role; return the outcome in words."""
     if role is not Role.COMMAND:
         return f"'{command}' was not sent: this link is for viewing only"
     try:
@@ -59,7 +58,6 @@ async def send_for(role: Role, run: RunView, command: str, *arguments: str | flo
 
 
 def facts(progress: ProgressView, publishing: PublishingView, status: str) -> str:
-    """Return the progress of a run and the cost of watching it, in one line."""
     if status == "waiting":
         return "no event has come yet"
     if progress.batch == 0 and progress.max_duration is None and progress.elapsed == 0:
@@ -194,7 +192,6 @@ class Page:
             self._seen = None
 
     def _cards(self, runs: list[RunView], labels: list[str], looks: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-        """Return the state of each run for its card."""
         cards = []
         for number, (run, label, (color, dash)) in enumerate(zip(runs, labels, looks, strict=True)):
             status, progress = run.status, run.progress()

@@ -10,8 +10,6 @@ from offloop.consumers.dashboard.web.run_folder import RunFolder
 
 
 class PanelData(NamedTuple):
-    """The data of all panels at one moment."""
-
     runs: Sequence[RunView] = ()
     labels: Sequence[str] = ()
     baseline: int | None = None  # the number of the run that the others are compared with

@@ -35,8 +35,6 @@ _RESTS = 10  # reading directories takes at most one part in this number of a pr
 
 
 class Panels:
-    """The panels of one browser. Closed ones are not updated."""
-
     def __init__(self, compares: bool = False) -> None:
         from nicegui import ui
 
@@ -122,7 +120,6 @@ class ImagesPanel(Panel):
 
 
 def galleries_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the runs of each name of images, with their steps and numbers of images."""
     galleries: dict[str, dict[str, Any]] = {}
     for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
         for name, steps in run.images.steps().items():
@@ -225,8 +222,6 @@ _FILE = """
 
 
 class AboutPanel(Panel):
-    """The facts, tags, note and attempts of runs."""
-
     def __init__(self) -> None:
         super().__init__("About the run", "info", is_open=False)
         with self.box:
@@ -249,7 +244,6 @@ class AboutPanel(Panel):
 
 
 def facts_of(run: RunInfo, folder: RunFolder) -> dict[str, str]:
-    """Return the tags, note and start of a run, as far as known."""
     said = folder.annotations
     facts = {"tags": ", ".join(said.tags), "note": said.note, **dict(start_lines(describe_start(run)))}
     facts["directory"] = str(run.path.absolute())
@@ -277,8 +271,6 @@ def _attempts_of(label: str, run: RunInfo) -> list[dict[str, Any]]:
 
 
 class AlertsPanel(Panel):
-    """The alerts of runs' consumers, the newest first."""
-
     def __init__(self) -> None:
         super().__init__("Alerts", "notifications", is_open=True)
         with self.box:
@@ -308,7 +300,6 @@ class AlertsPanel(Panel):
 
 
 def alerts_text(run: RunView, folders: Mapping[Path, RunFolder]) -> tuple[str, bool]:
-    """Return the number of alerts of an attempt in words, and whether one is firing."""
     folder = None if run.run_dir is None else folders.get(run.run_dir)
     alerts = [] if folder is None else [alert for alert in folder.alerts if alert.attempt == run.attempt]
     count = sum(alert.status == FIRING for alert in alerts)
@@ -327,8 +318,6 @@ def note_alerts(runs: Sequence[RunView], folders: Mapping[Path, RunFolder]) -> N
 
 
 class CheckpointsPanel(Panel):
-    """The checkpoints of runs, the newest first, with their metrics."""
-
     def __init__(self) -> None:
         super().__init__("Checkpoints", "save", is_open=True)
         with self.box:
@@ -355,7 +344,6 @@ class CheckpointsPanel(Panel):
 
 
 def metrics_at(attempts: Sequence[RunView], checkpoint: Checkpoint) -> dict[str, float]:
-    """Return a checkpoint's rating, and the evaluations of the training at its batch."""
     values = {} if checkpoint.metric is None or checkpoint.value is None else {checkpoint.metric: checkpoint.value}
     if checkpoint.batch is None:
         return values

@@ -16,7 +16,6 @@ KEEP_SECONDS = 30.0  # seconds to keep following a run after its last browser le
 
 
 def places_of(folders: Sequence[str], stream: str | None) -> list[Place]:
-    """Return the places of a command, each folder once; by default the usual folder."""
     by_path = dict(zip(map(os.path.realpath, folders), folders, strict=True))
     places: list[Place] = [FolderRuns(folder) for folder in by_path.values()]
     if stream is not None:
@@ -40,7 +39,6 @@ class Places:
         return label, name
 
     def is_elsewhere(self, key: str) -> bool:
-        """Return True for a run that is read-only here."""
         place = self._by_label.get(self.split(key)[0])
         return place is not None and place.is_elsewhere
 
@@ -87,12 +85,10 @@ class AllRuns:
 
     @property
     def has_several(self) -> bool:
-        """True if names of runs begin with their place."""
         return len(self._places.items()) > 1
 
     @property
     def table(self) -> RunTable:
-        """The current table; another one after each change."""
         with self._lock:
             libraries = self._libraries
             if not self.has_several:
@@ -110,13 +106,11 @@ class AllRuns:
 
     @property
     def waiting(self) -> int | None:
-        """Number of unread runs; ``None`` before the first look at any place."""
         known = [library.waiting for library in self._libraries.values() if library.waiting is not None]
         return sum(known) if known else None
 
     @property
     def problems(self) -> list[str]:
-        """Messages about places that cannot be read, or whose index cannot be stored."""
         return [library.problem for library in self._libraries.values() if library.problem]
 
     def is_elsewhere(self, run: str) -> bool:

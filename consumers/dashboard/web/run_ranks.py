@@ -24,16 +24,12 @@ _DIGITS = 4
 
 
 class RanksLook(msgspec.Struct, frozen=True):
-    """State of the ranks in a browser."""
-
     seen: bool = False
     run: int = 0
     quantity: str = ARRIVAL
 
 
 class RanksPanel(Panel):
-    """The ranks of all hosts side by side."""
-
     def __init__(self) -> None:
         from nicegui import ui
 
@@ -64,7 +60,6 @@ class RanksPanel(Panel):
 
 
 def ranks_frame(runs: Sequence[RunView], labels: Sequence[str], look: RanksLook) -> dict[str, Any]:
-    """Return the data of the ranks for a browser."""
     chosen = [number for number, run in enumerate(runs) if run.rank_count > 1]
     if not chosen:
         return {"map": None, "rows": [], "runs": []}

@@ -59,7 +59,6 @@ def _icon_button(icon: str, label: str) -> "Button":
 
 
 async def is_sure(question: Sequence[str], yes: str, no: str) -> bool:
-    """Ask before an irreversible action: a heading, and lines below it."""
     from nicegui import ui
 
     with ui.dialog().props('role="alertdialog"') as dialog, ui.card():
@@ -76,7 +75,6 @@ async def is_sure(question: Sequence[str], yes: str, no: str) -> bool:
 
 
 def show_text(about: str, name: str, text: str) -> None:
-    """Show a text to copy, with its purpose and an accessible name."""
     from nicegui import ui
 
     with ui.dialog() as dialog, ui.card().classes("file-card"):
