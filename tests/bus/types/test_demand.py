@@ -32,36 +32,23 @@ def travelled(demand: Demand) -> Demand:
     return Demand.from_wire(content["demand"])
 
 
-@given(st.lists(demands, max_size=4))
-def test_what_is_sent_arrives(parts: list[Demand]) -> None:
-    demand = Demand.merge(parts)
-    assert travelled(demand) == demand
-    assert hash(travelled(demand)) == hash(demand)
-
-
 @given(st.lists(demands, max_size=4), st.sampled_from(Event), st.integers(0, 100_000))
 def test_a_merged_demand_is_due_exactly_when_one_of_its_parts_is(
     parts: list[Demand], event: Event, number: int
 ) -> None:
     merged = Demand.merge(parts)
+    assert travelled(merged) == merged
+    assert hash(travelled(merged)) == hash(merged)
     assert merged.events == {event for part in parts for event in part.events}
     assert merged.is_due(event, number) == any(part.is_due(event, number) for part in parts)
     fields = merged.due_fields(event, number)
     assert len(fields) == len(set(fields))
     assert set(fields) == {name for part in parts for name in part.due_fields(event, number)}
-
-
-@given(st.lists(demands, max_size=4))
-def test_of_several_delays_the_shortest_remains_and_changes_nothing_else(parts: list[Demand]) -> None:
-    merged = Demand.merge(parts)
+    assert not fields or merged.is_due(event, number)
+    # The shortest delay remains and changes nothing else.
     assert merged.max_delay == min((part.max_delay for part in parts if part.max_delay is not None), default=None)
     assert merged.content == Demand.merge(part.content for part in parts)
     assert merged.content.max_delay is None
-
-
-@given(demands, st.sampled_from(Event), st.integers(0, 100_000))
-def test_a_field_that_is_due_brings_its_event(demand: Demand, event: Event, number: int) -> None:
-    assert not demand.due_fields(event, number) or demand.is_due(event, number)
 
 
 def test_every_10th_and_every_15th_batch_are_not_every_5th() -> None:
@@ -85,37 +72,26 @@ def test_demands_that_cause_the_same_are_equal() -> None:
     assert Demand({Event.BATCH_END: EventDemand(10)}) == Demand.of([Event.BATCH_END])
     assert Demand({INNER: EventDemand(10)}) != Demand({INNER: EventDemand(5)})
     assert (bool(Demand()), bool(Demand.of([INNER]))) == (False, True)
-
-
-def test_only_what_changes_from_batch_to_batch_has_to_be_counted() -> None:
-    demand = Demand(
-        {INNER: EventDemand(), Event.BATCH_START: EventDemand(2), Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})}
+    always = Demand(
+        {INNER: EventDemand(), Event.BATCH_START: EventDemand(2), Event.BATCH_END: EventDemand(1, {"x": 1})}
     )
-    same = {event for event in demand.events if demand.is_always_same(event)}
-    assert same == {INNER}
+    assert {event for event in always.events if always.is_always_same(event)} == {INNER}
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        *({"every": every} for every in (0, 2.5, True, MAX_INTERVAL + 1)),
-        {"fields": {"gradient_norm": -1}},
-        {"fields": {"gradient norm": 1}},
-        {"fields": {"x" * 101: 1}},
-        {"fields": {f"field_{number}": 1 for number in range(65)}},
-    ],
+    [{"every": 2.5}, {"every": True}, {"fields": {"gradient norm": 1}}, {"fields": {f"f_{n}": 1 for n in range(65)}}],
 )
-def test_a_want_that_cannot_be_met_is_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError) as error:
+def test_an_invalid_demand_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
         EventDemand(**arguments)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("delay", [-0.001, 1.001, math.nan, math.inf, True, "0.1", 1 << 2000])
-def test_a_delay_that_cannot_be_is_refused(delay: Any) -> None:
-    with pytest.raises(ConfigurationError, match="it is in seconds: use 0 to 1, 0 sends every event at once"):
+@pytest.mark.parametrize("delay", [-0.001, 1.001, math.nan, True, "0.1", 1 << 2000])
+def test_an_invalid_delay_is_refused(delay: Any) -> None:
+    with pytest.raises(ConfigurationError):
         Demand(max_delay=delay)
-    with pytest.raises(ProtocolError, match="in the demand is max_delay is"):
+    with pytest.raises(ProtocolError):
         Demand.from_wire({"batch_end": {}, "max_delay": delay})
 
 
@@ -126,32 +102,23 @@ def test_a_delay_that_cannot_be_is_refused(delay: Any) -> None:
     "value",
     [
         None,
-        ["batch_end"],
         {f"event_{number}": {} for number in range(41)},
-        {f"event_{number}": {} for number in range(41)} | {"max_delay": 0.1},
         {"max_delay": [0.1]},
         {"batch_end": []},
         {"batch_end": {"every": 5}},
         {"batch_end": {"every": []}},
-        {"batch_end": {"every": [0]}},
-        {"batch_end": {"every": [True]}},
-        {"batch_end": {"every": [1.0]}},
         {"batch_end": {"every": [2**31 + 1]}},
         {"batch_end": {"every": list(range(100, 165))}},
         {"batch_end": {"fields": ["gradient_norm"]}},
-        {"batch_end": {"fields": {"gradient_norm": 10}}},
         {"batch_end": {"fields": {"gradient_norm": [[10]]}}},
-        {"batch_end": {"fields": {"": [1]}}},
         {"batch_end": {"fields": {b"gradient_norm": [1]}}},
-        {"batch_end": {"fields": {"x" * 101: [1]}}},
         {"batch_end": {"fields": {f"field_{number}": [1] for number in range(65)}}},
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_is_no_demand_or_too_much_of_one_is_refused(value: Any) -> None:
+def test_a_malformed_or_too_large_demand_is_refused(value: Any) -> None:
     with pytest.raises(ProtocolError) as error:
         Demand.from_wire(value)
-    assert "\n" not in str(error.value)
     assert len(str(error.value)) < 250
 
 
@@ -168,7 +135,7 @@ anything = st.recursive(
 
 
 @given(anything)
-def test_anything_else_is_refused_in_the_same_way(value: Any) -> None:
+def test_any_other_value_is_refused_or_a_demand(value: Any) -> None:
     try:
         demand = Demand.from_wire(value)
     except ProtocolError:
@@ -176,7 +143,7 @@ def test_anything_else_is_refused_in_the_same_way(value: Any) -> None:
     assert Demand.from_wire(demand.to_wire()) == demand
 
 
-def test_what_a_newer_reader_asks_for_beside_what_is_known_is_skipped() -> None:
+def test_unknown_parts_of_a_newer_demand_are_skipped() -> None:
     value = {"batch_middle": {"every": [3]}, INNER.value: {"every": [3], "until": 500}, 7: {}}
     assert Demand.from_wire(value) == Demand({INNER: EventDemand(3)})
 
@@ -184,32 +151,24 @@ def test_what_a_newer_reader_asks_for_beside_what_is_known_is_skipped() -> None:
 # -- numbers of batches -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("event", "number"),
-    [
-        (Event.BEFORE_DATALOADER, 8),
-        (Event.BATCH_START, 8),
-        (Event.AFTER_BACKWARD, 8),
-        (Event.AFTER_TRAIN_BATCH, 8),
-        (Event.BATCH_END, 7),
-        (Event.BATCH_CHECKPOINT, 7),
-        (Event.EVAL_BATCH_START, 4),
-        (Event.EVAL_AFTER_FORWARD, 4),
-        (Event.EVAL_BATCH_END, 3),
-        (Event.PREDICT_BEFORE_FORWARD, 6),
-        (Event.PREDICT_BATCH_END, 5),
-        (Event.EPOCH_END, 0),
-        (Event.EVAL_END, 0),
-        (Event.INIT, 0),
-    ],
-)
-def test_events_before_a_batch_is_counted_belong_to_the_next_one(event: Event, number: int) -> None:
+NUMBERS = {
+    Event.BEFORE_DATALOADER: 8,
+    Event.BATCH_START: 8,
+    Event.AFTER_TRAIN_BATCH: 8,
+    Event.BATCH_END: 7,
+    Event.BATCH_CHECKPOINT: 7,
+    Event.EVAL_AFTER_FORWARD: 4,
+    Event.EVAL_BATCH_END: 3,
+    Event.PREDICT_BEFORE_FORWARD: 6,
+    Event.PREDICT_BATCH_END: 5,
+    Event.EPOCH_END: 0,
+}
+
+
+def test_events_before_a_batch_is_counted_belong_to_the_next_one() -> None:
     values = [TrainingTime(1, 1, batch, *range(11)) for batch in (7, 3, 5)]
-    assert batch_number(event, *values) == number
-
-
-def test_before_the_first_evaluation_there_is_no_time_in_it() -> None:
-    assert batch_number(Event.EVAL_BATCH_START, TrainingTime(batch=9)) == 1
+    assert {event: batch_number(event, *values) for event in NUMBERS} == NUMBERS
+    assert batch_number(Event.EVAL_BATCH_START, TrainingTime(batch=9)) == 1, "before the first evaluation"
 
 
 def test_every_event_that_is_not_always_published_belongs_to_a_batch() -> None:
@@ -224,6 +183,7 @@ def test_every_event_that_is_not_always_published_belongs_to_a_batch() -> None:
 def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
     leases, ten, fifteen = Consumers(), Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(15)})
     leases.renew(b"a", ten, now=100.0, name="alice")
+    leases.renew(b"b", Demand.of([Event.BATCH_START]), now=101.0)
     leases.renew(b"b", fifteen, now=102.0)
     assert leases.merged(102.0) == Demand.merge([ten, fifteen])
     leases.renew(b"b", fifteen, now=104.0)
@@ -242,14 +202,7 @@ def test_the_delay_of_a_consumer_that_is_gone_goes_with_its_lease() -> None:
     assert leases.merged(1.0 + LEASE_SECONDS) == slow
 
 
-def test_what_a_consumer_wants_takes_the_place_of_what_it_wanted() -> None:
-    leases = Consumers()
-    leases.renew(b"a", Demand.of([INNER]), now=0)
-    leases.renew(b"a", Demand.of([Event.BATCH_START]), now=1)
-    assert leases.merged(1) == Demand.of([Event.BATCH_START])
-
-
-def test_people_are_told_who_wants_what() -> None:
+def test_each_consumer_is_described_with_its_events() -> None:
     leases = Consumers()
     leases.renew(b"a", Demand.of([INNER, Event.BATCH_START]), now=0, name="alice")
     leases.renew(b"b", Demand.of([Event.BATCH_END]), now=1, name="bob", report={"lag": 3})
@@ -262,7 +215,7 @@ def test_people_are_told_who_wants_what() -> None:
     assert [one["name"] for one in leases.describe(5.5)] == ["bob", None]
 
 
-def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
+def test_a_sum_of_demands_that_is_too_large_to_send_is_refused() -> None:
     leases = Consumers()
     accepted, fields_each = 0, 50
     for consumer in range(3):
@@ -285,7 +238,7 @@ def test_whatever_consumers_want_the_sum_can_be_sent() -> None:
     assert travelled(leases.merged(1)) == leases.merged(1)
 
 
-def test_a_demand_that_is_refused_leaves_what_the_consumer_had() -> None:
+def test_a_refused_demand_leaves_the_one_before() -> None:
     leases = Consumers()
     leases.renew(b"a", Demand({INNER: EventDemand(1, {f"field_{number}": 1 for number in range(60)})}), now=0)
     small = Demand({INNER: EventDemand(5, {"queue": 5})})
@@ -327,17 +280,9 @@ def test_a_callback_asks_for_its_events_and_fields_at_its_interval() -> None:
     assert (both.content, both.max_delay) == (Norms().demand(), 0.02)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"fields": "gradient_norm"}, r"fields of callback Wrong is the text 'gradient_norm': give a tuple"),
-        ({"every": 0}, "every is 0"),
-        ({"fields": ("gradient-norm",)}, "'gradient-norm' cannot be the name of a field"),
-        ({"max_delay": 5}, "max_delay of callback Wrong is 5; it is in seconds: use 0 to 1"),
-    ],
-)
-def test_a_callback_that_asks_for_what_cannot_be_is_refused(attributes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+@pytest.mark.parametrize("attributes", [{"fields": "gradient_norm"}, {"every": 0}, {"max_delay": 5}])
+def test_an_invalid_request_of_a_callback_is_refused(attributes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
         demand_of([type("Wrong", (Norms,), attributes)()])
 
 
@@ -374,7 +319,7 @@ def test_it_sees_the_same_alone_and_beside_others(parts: list[Demand], event: Ev
     assert seen == alone
 
 
-def test_an_event_that_is_wanted_for_a_field_s_sake_alone_goes_with_it() -> None:
+def test_an_event_that_is_requested_for_a_field_alone_goes_with_it() -> None:
     alone, both = Demand({INNER: EventDemand(None, {"a": 5, "b": 10})}), Demand({INNER: EventDemand(20, {"a": 5})})
     assert [number for number in range(1, 21) if alone.is_due(INNER, number)] == [5, 10, 15, 20]
     assert alone.without({"a"}) == alone

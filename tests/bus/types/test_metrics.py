@@ -18,12 +18,9 @@ NONE = """grad_norm metrics/train/grad_norm gradient_norm/total total_flos num_t
     grad_acc epochs_since_best_loss"""
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode"),
-    [(name, mode) for names, mode in ((LOWER, "min"), (HIGHER, "max"), (NONE, None)) for name in names.split()],
-)
-def test_only_a_metric_whose_name_is_certain_has_a_best_value(metric, mode):
-    assert direction_of(metric) == mode
+def test_only_a_metric_whose_name_is_certain_has_a_best_value():
+    for names, mode in ((LOWER, "min"), (HIGHER, "max"), (NONE, None)):
+        assert {name: direction_of(name) for name in names.split()} == dict.fromkeys(names.split(), mode)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +39,7 @@ def test_runs_say_it_of_other_metrics_and_what_the_user_says_comes_first():
     assert goals_in([{"metric.goals/kl": "min"}, {"metric.goals/kl": "max"}, {"metric.goals/kl": "max"}]) == {}
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"metric.goals": {"kl": "less"}}, "says 'less' of 'kl': use 'min' where less is better, else 'max'"),
-        ({"metric.goals": "min"}, "is 'min': give a dict of metrics"),
-    ],
-)
-def test_another_goal_is_refused(config, message):
-    with pytest.raises(ConfigurationError, match=message):
-        check_goals(config, "config")
+@pytest.mark.parametrize("goals", [{"kl": "less"}, "min"])
+def test_an_invalid_goal_is_refused(goals):
+    with pytest.raises(ConfigurationError):
+        check_goals({"metric.goals": goals}, "config")

@@ -21,64 +21,37 @@ SECRET = "s3cr-et,VALUE+0"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----"
 
-SECRET_NAMES = (
-    *("password", "passwords", "db_password", "PGPASSWORD", "MYSQL_PWD", "passphrase", "db_pass"),
-    *("secret", "secrets", "client_secret", "clientSecret", "clientsecret", "AWS_SECRET_ACCESS_KEY", "credentials"),
-    *(
-        "token",
-        "tokens",
-        "HF_TOKEN",
-        "hfToken",
-        "hftoken",
-        "HFToken",
-        "authtoken",
-        "wandb.token",
-        "token2",
-        "TOKEN_OLD",
-    ),
-    *("key", "api_key", "apiKey", "apikey", "API-KEY", "api_keys", "X-Api-Key", "accesskey", "KAGGLE_KEY", "ssh.key"),
-    *("TOKEN_OLD", "auth", "basic_auth", "authorization", "bearer", "Cookie", "jwt"),
-    *("pw", "db_pw", "GITHUB_PAT", "passkey", "privkey", "login.pass"),
-)
-OTHER_NAMES = (
-    *("num_tokens", "max_tokens", "max_new_tokens", "tokens_per_second", "tokenizer", "token_ids", "subtokens"),
-    *("pad_token", "eos_token", "forced_bos_token", "additional_special_tokens", "TOKENIZERS_PARALLELISM"),
-    *("monkey", "keyboard", "hotkey", "key_size", "sort_key", "label_keys", "input_key", "num_key_value_heads"),
-    *(
-        "author",
-        "authority",
-        "auth_type",
-        "SSH_AUTH_SOCK",
-        "file_pat",
-        "bypass",
-        "forward_pass",
-        "secondary",
-        "keynote",
-        "lr",
-        "5",
-    ),
-)
+SECRET_NAMES = """
+    password passwords db_password PGPASSWORD MYSQL_PWD passphrase db_pass secret secrets client_secret clientSecret
+    clientsecret AWS_SECRET_ACCESS_KEY credentials token tokens HF_TOKEN hfToken hftoken HFToken authtoken
+    wandb.token token2 TOKEN_OLD key api_key apiKey apikey API-KEY api_keys X-Api-Key accesskey KAGGLE_KEY ssh.key
+    auth basic_auth authorization bearer Cookie jwt pw db_pw GITHUB_PAT passkey privkey login.pass
+"""
+OTHER_NAMES = """
+    num_tokens max_tokens max_new_tokens tokens_per_second tokenizer token_ids subtokens pad_token eos_token
+    forced_bos_token additional_special_tokens TOKENIZERS_PARALLELISM monkey keyboard hotkey key_size sort_key
+    label_keys input_key num_key_value_heads author authority auth_type SSH_AUTH_SOCK file_pat bypass forward_pass
+    secondary keynote lr 5
+"""
 
 
-@pytest.mark.parametrize("name", SECRET_NAMES)
-def test_whatever_is_under_the_name_of_a_secret_is_one(name: str) -> None:
+@pytest.mark.parametrize("name", SECRET_NAMES.split())
+def test_a_value_under_the_name_of_a_secret_is_hidden(name: str) -> None:
     for value in (SECRET, [SECRET], (1, SECRET), {"a": SECRET}, {SECRET: 1}, {"a": [{"b": SECRET}]}, SECRET.encode()):
         assert redact({"a": [{name: value}]}) == {"a": [{name: "***"}]}
     assert redact([f"--{name}", SECRET, f"--{name}={SECRET}", "x"]) == [f"--{name}", "***", f"--{name}=***", "x"]
     assert redact([[name, SECRET], ("lr", 1)]) == [[name, "***"], ["lr", 1]]
-    assert redact([{"name": name, "value": SECRET}, {"name": "lr", "value": 1}]) == [
-        {"name": name, "value": "***"},
-        {"name": "lr", "value": 1},
-    ]
+    other = {"name": "lr", "value": 1}
+    assert redact([{"name": name, "value": SECRET}, other]) == [{"name": name, "value": "***"}, other]
     for text in (f"{name}={SECRET}", f"at {name}: '{SECRET} x' y", f"{{'{name}': ['{SECRET}', 'x y'], 'lr': 0.1}}"):
         assert "***" in redact(text)
         assert SECRET not in redact(text)
 
 
-@pytest.mark.parametrize("name", OTHER_NAMES)
-def test_what_has_another_name_is_shown(name: str) -> None:
-    for value in ({name: "abc"}, [f"--{name}", "abc", f"--{name}=abc"], f"--{name}=abc --{name} abc '{name}': 'abc'"):
-        assert redact(value) == value
+def test_a_value_under_another_name_is_shown() -> None:
+    for name in OTHER_NAMES.split():
+        for value in ({name: "abc"}, [f"--{name}", "abc", f"--{name}=abc"], f"--{name}=abc --{name} abc '{name}': 'a'"):
+            assert redact(value) == value
 
 
 def test_numbers_booleans_and_nothing_are_no_secrets_but_a_number_may_be_a_password() -> None:
@@ -172,7 +145,7 @@ HIDDEN_BY = {
     "a command line": lambda name, _: ["x", f"--{name}", SECRET],
     "a representation": lambda name, around: f"{ {name: around} } y",
 }
-NAMES = st.sampled_from(SECRET_NAMES)
+NAMES = st.sampled_from(SECRET_NAMES.split())
 AROUND = st.recursive(
     st.just(SECRET),
     lambda inner: st.one_of(
@@ -200,7 +173,7 @@ def with_secrets(draw: Any) -> Any:
     return value
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(with_secrets())
 def test_no_secret_is_in_what_is_packed(value: Any) -> None:
     redacted = redact(value)
@@ -208,7 +181,7 @@ def test_no_secret_is_in_what_is_packed(value: Any) -> None:
     assert redact(redacted) == redacted or "nan" in repr(redacted)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.text(), st.text())
 def test_no_secret_of_the_environment_is_in_any_text(before: str, after: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -229,20 +202,8 @@ def test_what_contains_itself_or_is_very_deep_ends() -> None:
 
 PATTERNS = (
     *("a", "token=", "eyJ", "-eyJ", "sk-", "://", "://a", "a@", "--password ", "'token': ", '"', "\\", "((", "a.-"),
-    *(
-        "-----BEGIN A-----",
-        "://a:b/",
-        "://a:",
-        "b'",
-        "Bearer: ",
-        "hf_",
-        "bearer a ",
-        "token: '''",
-        'key=\\"',
-        "token: \\",
-        "token: '",
-        "tokens=1 ",
-    ),
+    *("-----BEGIN A-----", "://a:b/", "://a:", "b'", "Bearer: ", "hf_", "bearer a ", "token: '''", 'key=\\"'),
+    *("token: \\", "token: '", "tokens=1 "),
 )
 
 
@@ -253,7 +214,7 @@ def test_a_text_takes_a_time_that_is_proportional_to_it() -> None:
         return time.thread_time() - began
 
     for pattern in PATTERNS:
-        small, large = (min(seconds(pattern * (size // len(pattern))) for _ in range(3)) for size in (20_000, 160_000))
+        small, large = (min(seconds(pattern * (size // len(pattern))) for _ in range(2)) for size in (8_000, 64_000))
         # Eight times, where a quadratic search takes 64.
         assert large < 24 * small + 0.02, pattern
 
