@@ -27,20 +27,15 @@ _log = logging.getLogger("offloop.broker")
 
 LIVE_BATCH = 80 * 1024
 """Size of a message on the event feed. With the length of its queues it bounds the memory for slow consumers."""
-COLLECT_SECONDS = 0.02
-"""Longest time for receiving before other work."""
-RECORD_EVERY = 0.2
-"""Seconds between two flushes and acknowledgements."""
+COLLECT_SECONDS = 0.02  # longest time for receiving before other work
+RECORD_EVERY = 0.2  # seconds between two flushes and acknowledgements
 HEARTBEAT_EVERY = 0.5
-NAMED_REFUSALS = 10
-"""Between two heartbeats; further ones are counted only."""
+NAMED_REFUSALS = 10  # between two heartbeats; further ones are counted only
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
-FIRST_RUN_SECONDS = 30.0
-"""How long to wait for the first publisher."""
-FINISHED_SECONDS = 2.0
-"""How long a resumed run that has finished waits for its publishers."""
+FIRST_RUN_SECONDS = 30.0  # how long to wait for the first publisher
+FINISHED_SECONDS = 2.0  # how long a resumed run that has finished waits for its publishers
 
 
 class Broker:
@@ -54,23 +49,21 @@ class Broker:
 
     def __init__(self, directory: RunDirectory, *, bridge_to: str | None = None) -> None:
         self.directory = directory
-        self.run: BrokerRun | None = None
-        """The run while it is live."""
+        self.run: BrokerRun | None = None  # the run while it is live
         self.has_ended = False
         self.statistics = BrokerStatistics()
-        self.publishers: dict[bytes, LiveRank] = {}
-        """Ranks by the connections of their publishers."""
+        self.publishers: dict[bytes, LiveRank] = {}  # ranks by the connections of their publishers
         self._bridge = BridgeProcess(directory.path, bridge_to) if bridge_to else None
         self._clock = wall_clock()
         self._heard = 0.0
         self._stopping = False
         self._named = 0
         self._flight: FlightRecorder | None = None
+        # Of the control endpoint and the event feed.
         self.addresses = (
             socket_address(directory.path / SOCKET_FILES[0]),
             socket_address(directory.path / SOCKET_FILES[1]),
         )
-        """Addresses of the control endpoint and the event feed."""
         allow_many_connections()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:

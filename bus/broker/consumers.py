@@ -8,8 +8,7 @@ from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.types.demand import ConsumerProgress, Demand
 from offloop.bus.types.event import Event
 
-LEASE_SECONDS = 5.0
-"""Lifetime of a demand that is not renewed."""
+LEASE_SECONDS = 5.0  # lifetime of a demand that is not renewed
 
 _EVENTS = frozenset(event.value for event in Event)
 
@@ -20,8 +19,7 @@ class _Lease:
     demand: Demand
     name: str | None
     report: Mapping[str, float]
-    progress: ConsumerProgress | None = None
-    """``None`` for a consumer without barrier events and requested fields."""
+    progress: ConsumerProgress | None = None  # ``None`` for a consumer without barrier events and requested fields
 
 
 class Consumers:
@@ -31,8 +29,7 @@ class Consumers:
         self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
-        self.version = 0
-        """Changes whenever publishers must learn of other consumers, fields or barrier events."""
+        self.version = 0  # changes whenever publishers must learn of other consumers, fields or barrier events
 
     def renew(
         self,

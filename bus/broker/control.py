@@ -43,8 +43,7 @@ class ControlHandler:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._send = broker.send
-        self._senders: dict[str, bytes] = {}
-        """Senders of unanswered commands, by command id."""
+        self._senders: dict[str, bytes] = {}  # senders of unanswered commands, by command id
         self._kinds: dict[str, tuple[Any, Callable[[_Request, Any], None]]] = {
             "hello": (HelloMessage, self._welcome),
             "resume": (ResumeMessage, self._resume),

@@ -34,18 +34,15 @@ _log = logging.getLogger("offloop.broker")
 
 ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
 _ONCE = (FAILED, LOST, NAN, STALLED)  # reasons for one dump in an attempt; STALLED again after all ranks continued
-ALERT_PAUSE = 60.0
-"""Seconds between two dumps because of alerts."""
-STALLED_SECONDS = 300.0
-"""A training rank without an event for so long counts as stalled."""
+ALERT_PAUSE = 60.0  # seconds between two dumps because of alerts
+STALLED_SECONDS = 300.0  # a training rank without an event for so long counts as stalled
+# After these events the user's program may do anything.
 _AT_REST = frozenset(
     (Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.PREDICT_END)
 )
-"""After these events the user's program may do anything."""
 _MOST_DETAIL = 1000
 
-Answer = Callable[[str | None, str | None], object]
-"""Receives the result, or the reason why nothing was written."""
+Answer = Callable[[str | None, str | None], object]  # receives the result, or the reason why nothing was written
 _Record: TypeAlias = tuple[int, int, bytes, int, int, bytes]
 _DEMAND = Demand(
     {event: EventDemand(1, {"phases": 1}) if event is Event.BATCH_END else EventDemand() for event in Event}

@@ -21,20 +21,16 @@ class HelloMessage(msgspec.Struct):
     world_size: Positive
     publisher_id: Text
     local_world_size: Positive | None = None
-    attempt: Positive | None = None
-    """Attempt to continue; ``None`` for a new one."""
-    new_attempt: Positive | None = None
-    """Number of the new attempt, if the hosts agreed on one."""
+    attempt: Positive | None = None  # attempt to continue; ``None`` for a new one
+    new_attempt: Positive | None = None  # number of the new attempt, if the hosts agreed on one
     pid: Count | None = None
     started: Count | None = None
     host: Text | None = None
     replay: bool = False
     new: bool = False
     info: dict[str, Any] = {}
-    demand: dict[str, Any] | None = None
-    """Demand to continue with."""
-    flight: dict[str, Any] | None = None
-    """Memory of its flight recorder."""
+    demand: dict[str, Any] | None = None  # demand to continue with
+    flight: dict[str, Any] | None = None  # memory of its flight recorder
 
 
 class ResumeMessage(msgspec.Struct, rename={"first": "from"}):
@@ -53,8 +49,7 @@ class LeaseMessage(msgspec.Struct):
     report: Annotated[dict[Annotated[str, msgspec.Meta(max_length=100)], int | float], msgspec.Meta(max_length=64)] = {}
     barrier_events: list[Any] | None = None
     handled: list[tuple[Count, Count]] = []
-    viewer: bool = False
-    """Set by a bridge for readers that may only view: their demand is ignored."""
+    viewer: bool = False  # set by a bridge for readers that may only view: their demand is ignored
 
 
 class HandledMessage(msgspec.Struct):

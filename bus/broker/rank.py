@@ -10,12 +10,9 @@ from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, E
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
 
 MAX_TOPICS = 200
-QUIET_SECONDS = 0.2
-"""The stream of a dead process ends as lost after so long without any message."""
-REAP_SECONDS = 2.0
-"""Longest wait for that silence."""
-UNSEEN_SECONDS = 60.0
-"""The same for a disconnected publisher whose process the broker cannot see."""
+QUIET_SECONDS = 0.2  # the stream of a dead process ends as lost after so long without any message
+REAP_SECONDS = 2.0  # longest wait for that silence
+UNSEEN_SECONDS = 60.0  # the same for a disconnected publisher whose process the broker cannot see
 RETRANSMIT_SECONDS = 0.5
 PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
 """Marks that publishers may send. With :attr:`LiveRank.may_cut` also ``$cut``."""
@@ -25,8 +22,7 @@ class Placement(enum.Enum):
     """Position of an event in its rank's order."""
 
     NEXT = enum.auto()
-    EARLY = enum.auto()
-    """Events before it are missing."""
+    EARLY = enum.auto()  # events before it are missing
     DUPLICATE = enum.auto()
 
 
@@ -35,39 +31,25 @@ class LiveRank:
     """One rank, without sockets and processes. Times are monotonic, in seconds."""
 
     rank: int
-    publisher_id: str = ""
-    """The publisher's own id, unchanged by reconnects."""
-    identity: bytes | None = None
-    """Its connection; ``None`` after a restart of the broker, until it reconnects."""
-    pid: int | None = None
-    """Its process, if that is visible on this machine."""
-    started: int | None = None
-    """Start time of the process, see :func:`offloop.bus.processes.start_time`."""
-    seq: int = 0
-    """Last event accepted, or known to be lost."""
-    base_seq: int = 0
-    """``base_seq`` of the last accepted event."""
-    base_seq_at: int = 0
-    """``seq`` of the last accepted event."""
-    time: int = 0
-    """Time of the last accepted event, in nanoseconds since 1970."""
-    recorded: int = 0
-    """Last event in the recording, flushed or not."""
-    acknowledged: int = 0
-    """Last event on disk."""
+    publisher_id: str = ""  # the publisher's own id, unchanged by reconnects
+    identity: bytes | None = None  # its connection; ``None`` after a restart of the broker, until it reconnects
+    pid: int | None = None  # its process, if that is visible on this machine
+    started: int | None = None  # start time of the process, see ``offloop.bus.processes.start_time``
+    seq: int = 0  # last event accepted, or known to be lost
+    base_seq: int = 0  # ``base_seq`` of the last accepted event
+    base_seq_at: int = 0  # ``seq`` of the last accepted event
+    time: int = 0  # time of the last accepted event, in nanoseconds since 1970
+    recorded: int = 0  # last event in the recording, flushed or not
+    acknowledged: int = 0  # last event on disk
     ended: bool = False
-    last: EventBody | None = None
-    """Last event other than marks, since this broker's start."""
-    end: tuple[bytes, EventBody, bytes] | None = None
-    """Topic, event and body of its end."""
-    may_cut: bool = False
-    """It may send ``$cut``: it replays a recording."""
+    last: EventBody | None = None  # last event other than marks, since this broker's start
+    end: tuple[bytes, EventBody, bytes] | None = None  # topic, event and body of its end
+    may_cut: bool = False  # it may send ``$cut``: it replays a recording
     died: float | None = None
     """Time at which its process was found dead, or the connection of an invisible process gone."""
     report: Mapping[str, Any] = field(default_factory=dict)
     reported_at: float = 0.0
-    names: dict[bytes, str] = field(default_factory=dict)
-    """Topics used by its connection, with their event names."""
+    names: dict[bytes, str] = field(default_factory=dict)  # topics used by its connection, with their event names
     _acknowledgement_sent: int = 0
     _requested_after: int = -1
     _requested_at: float = 0.0

@@ -24,10 +24,8 @@ from offloop.bus.types.event import Event
 
 _log = logging.getLogger("offloop.broker")
 
-LIVE_FRAME = 32 * 1024
-"""Largest event on the event feed, in bytes; larger ones are read from the recording."""
-JOIN_SECONDS = 30.0
-"""How long a run whose ranks have finished waits for missing ranks."""
+LIVE_FRAME = 32 * 1024  # largest event on the event feed, in bytes; larger ones are read from the recording
+JOIN_SECONDS = 30.0  # how long a run whose ranks have finished waits for missing ranks
 RETRY_WRITE_SECONDS = 0.5
 
 
@@ -35,18 +33,12 @@ RETRY_WRITE_SECONDS = 0.5
 class BrokerStatistics:
     """Counts of a broker since its start."""
 
-    collected: int = 0
-    """Events received from publishers and forwarded."""
-    recorded: int = 0
-    """Events written to the recording."""
-    duplicates: int = 0
-    """Repeated events, skipped."""
-    refused: int = 0
-    """Messages that were malformed or from unknown peers."""
-    asked_again: int = 0
-    """Requests to publishers to send again."""
-    missing: int = 0
-    """Events that publishers dropped before they arrived: gaps."""
+    collected: int = 0  # events received from publishers and forwarded
+    recorded: int = 0  # events written to the recording
+    duplicates: int = 0  # repeated events, skipped
+    refused: int = 0  # messages that were malformed or from unknown peers
+    asked_again: int = 0  # requests to publishers to send again
+    missing: int = 0  # events that publishers dropped before they arrived: gaps
 
 
 class BrokerRun:
@@ -67,19 +59,15 @@ class BrokerRun:
         self.attempt = attempt
         self.writer = writer
         self.world_size = world_size
-        self.local_world_size = local_world_size
-        """Number of ranks that publish here."""
+        self.local_world_size = local_world_size  # number of ranks that publish here
         self.ranks: dict[int, LiveRank] = {}
         self.consumers = Consumers()
         self.reported: tuple[Demand, int] = Demand(), 0
         """Demand and version of :attr:`consumers` last sent to publishers."""
-        self.ending = Ending("finished")
-        """Worst ending of a rank so far."""
+        self.ending = Ending("finished")  # worst ending of a rank so far
         self.last_end: float | None = None
-        self.write_error: str | None = None
-        """Why nothing can be recorded at the moment, if so."""
-        self.lost = 0
-        """Number of received events that are not in the recording."""
+        self.write_error: str | None = None  # why nothing can be recorded at the moment, if so
+        self.lost = 0  # number of received events that are not in the recording
         self.flush_soon = False
         self._is_full = False
         self.flight = FlightRecorder(directory, attempt)

@@ -19,18 +19,15 @@ _MOST_FOLDERS = 20
 class Score(msgspec.Struct, frozen=True):
     """Metric by which a framework compares checkpoints."""
 
-    metric: str
-    """The framework's name for it, such as ``val_loss``."""
+    metric: str  # the framework's name for it, such as ``val_loss``
     value: float
-    mode: Mode
-    """Whether the lowest or the highest value is the best."""
+    mode: Mode  # whether the lowest or the highest value is the best
 
 
 class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint written by a training."""
 
-    path: str
-    """Absolute path of a file or folder."""
+    path: str  # absolute path of a file or folder
     epoch: int
     batch: int
     written_ns: int | None = None

@@ -18,8 +18,7 @@ VERSION = 1
 TEXT_KEY = "offloop"
 CRC_KEY = "offloop_crc32"
 DRAFT_KEY = "offloop_draft"
-SHARDS = "shards"
-"""Folder within a checkpoint folder, with the rows of sharded weights that each rank has."""
+SHARDS = "shards"  # folder within a checkpoint folder, with the rows of sharded weights that each rank has
 
 # The library refuses headers over 100 MB. Each quotation mark in the text takes two bytes there.
 _TEXT_LIMIT = 50_000_000

@@ -320,10 +320,8 @@ class CheckpointName:
             else:
                 allowed = ", ".join(f"{{{known}}}" for known in (*names, *changing))
                 raise ConfigurationError(f"{argument} {template!r} has an unknown {{{name}}}: use {allowed}")
-        self.changes = bool(seen)
-        """The name depends on the training time."""
-        self.glob = re.sub(r"\*+", "*", wildcard)
-        """Matches all its names, and some others."""
+        self.changes = bool(seen)  # the name depends on the training time
+        self.glob = re.sub(r"\*+", "*", wildcard)  # matches all its names, and some others
         self._pattern = re.compile(pattern, re.DOTALL)
 
     def at(self, timestamp: Timestamp | None = None) -> str:

@@ -15,24 +15,18 @@ from offloop.bus.types.metrics import Mode, direction_of
 class Rating(msgspec.Struct, frozen=True):
     """The value by which a checkpoint is compared."""
 
-    file: str
-    """Name relative to the folder."""
-    batch: int
-    """Number of batches trained."""
-    metric: str
-    """Full name of the metric, such as ``metrics/eval/MulticlassAccuracy``."""
-    value: float | None
-    """Its value at that batch; ``None`` if it is not finite, which is never the best."""
+    file: str  # name relative to the folder
+    batch: int  # number of batches trained
+    metric: str  # full name of the metric, such as ``metrics/eval/MulticlassAccuracy``
+    value: float | None  # its value at that batch; ``None`` if it is not finite, which is never the best
 
 
 class RatingsFile(msgspec.Struct):
     """Contents of ``checkpoints.json``."""
 
     run: str
-    best: str | None = None
-    """Name of the best checkpoint."""
-    checkpoints: list[Rating] = []
-    """Kept checkpoints, in the order of saving."""
+    best: str | None = None  # name of the best checkpoint
+    checkpoints: list[Rating] = []  # kept checkpoints, in the order of saving
 
 
 RATINGS = JsonFile("checkpoints.json", RatingsFile, 64 << 20)

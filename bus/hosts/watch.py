@@ -19,8 +19,7 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 
-PHASES_EVERY = 10
-"""One of so many batches of a window is measured, as often as the callback ``phases`` measures."""
+PHASES_EVERY = 10  # one of so many batches of a window is measured, as often as the callback ``phases`` measures
 _FRESH_NS = 10_000_000_000
 _LOOK_SECONDS = 1.0
 _AT_ONCE = 256  # events before other tasks run

@@ -22,8 +22,7 @@ from offloop.bus.protocol.host_windows import (
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.phases import PHASES, read_phases
 
-LATE_NS = 5_000_000_000
-"""How long to wait for other ranks after the first one has finished a window."""
+LATE_NS = 5_000_000_000  # how long to wait for other ranks after the first one has finished a window
 _LEAST_NS = 1_000_000_000
 _STEADY = 3
 _RESERVED = "reserved_bytes.all.current"
@@ -46,10 +45,8 @@ class _Window(NamedTuple):
 
 @dataclass
 class _Rank:
-    batch: int = 0
-    """Number of trained batches."""
-    batches: dict[int, _Batch] = field(default_factory=dict)
-    """Batches of open windows, and the one before."""
+    batch: int = 0  # number of trained batches
+    batches: dict[int, _Batch] = field(default_factory=dict)  # batches of open windows, and the one before
 
 
 class HostWindows:

@@ -31,10 +31,8 @@ class Asking:
         self.status = status
         self._note = note
         self.say = say
-        self.sent_at = -math.inf
-        """Time of the servers' last acceptance, by ``time.monotonic``."""
-        self._full: dict[str, str] = {}
-        """Reasons by subject for which the stream takes no more messages."""
+        self.sent_at = -math.inf  # time of the servers' last acceptance, by ``time.monotonic``
+        self._full: dict[str, str] = {}  # reasons by subject for which the stream takes no more messages
         self._rests = self._unstored = 0
         self._said: set[str] = set()
 
@@ -82,7 +80,6 @@ class Asking:
         self._note_answer()
 
     def forget(self, subject: str) -> None:
-        """Forget a subject that needs no further messages."""
         self._full.pop(subject, None)
 
     async def _rest(self) -> None:

@@ -36,8 +36,7 @@ _STILL_SECONDS = 3.0
 _CLUSTER_REPLICAS = 3
 _GIVE_UP_SECONDS = 600.0
 """A bridge gives up when the servers have stored nothing for so long after its run has ended."""
-_LOCKED_TRIES = 10
-"""Attempts to write windows that another process writes, after the run's attempt has ended."""
+_LOCKED_TRIES = 10  # attempts to write windows that another process writes, after the run's attempt has ended
 
 
 class _RunGoneError(RunDirectoryError):
@@ -45,7 +44,6 @@ class _RunGoneError(RunDirectoryError):
 
 
 def has_other_hosts(attempt: Attempt) -> bool:
-    """Return whether some ranks of an attempt are on other hosts."""
     return attempt.local_world_size < attempt.world_size
 
 

@@ -23,22 +23,17 @@ from offloop.bus.net.nats_addresses import split_addresses
 from offloop.bus.net.nkeys import load_nkey
 from offloop.bus.printing import one_line
 
-PASSING = (Error, OSError, TimeoutError)
-"""Errors that may pass once the servers answer again."""
+PASSING = (Error, OSError, TimeoutError)  # errors that may pass once the servers answer again
 
 OLDEST = (2, 9, 0)
 OLDEST_BEYOND_LOOPBACK = (2, 12, 7)
-_KNOWN_HOLES = ", because older ones have known security holes"
-"""Older versions may be used only on this machine."""
+_KNOWN_HOLES = ", because older ones have known security holes"  # older versions may be used only on this machine
 
-API_SECONDS = 2.0
-"""How long to wait for an answer: servers without a leader give none until they have elected one."""
+API_SECONDS = 2.0  # how long to wait for an answer: servers without a leader give none until they have elected one
 CONNECT_SECONDS = 10.0
-_LOST_SECONDS = 0.2
-"""Interval of checks for a lost connection while an answer is pending."""
+_LOST_SECONDS = 0.2  # interval of checks for a lost connection while an answer is pending
 _RECONNECT_SECONDS = 0.5
-_PING_SECONDS = 2
-"""Interval of pings. After two unanswered ones the client connects to another server."""
+_PING_SECONDS = 2  # Interval of pings. After two unanswered ones the client connects to another server.
 _PENDING_BYTES = 4 << 20
 
 _VIOLATION = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]*)\"", re.IGNORECASE)
@@ -53,10 +48,8 @@ class NatsServers:
     """Addresses of NATS servers, with ``nats://`` or ``tls://``, and the client's credentials."""
 
     addresses: tuple[str, ...]
-    nkey: Path | None = None
-    """File with the seed of an nkey."""
-    ca: Path | None = None
-    """Certificate authority of the servers, as PEM."""
+    nkey: Path | None = None  # file with the seed of an nkey
+    ca: Path | None = None  # certificate authority of the servers, as PEM
 
     @classmethod
     def parse(cls, text: str, nkey: Path | None = None, ca: Path | None = None) -> "NatsServers":
@@ -110,8 +103,7 @@ class NatsClient(Client):
         super().__init__()
         self.js = self.jetstream(timeout=API_SECONDS)
         self.failure: OffloopError | None = None
-        self.trouble = ""
-        """Reason of the last failed connection."""
+        self.trouble = ""  # reason of the last failed connection
         self._to = servers
         self._say = say
         self._nkey = None if servers.nkey is None else load_nkey(servers.nkey)

@@ -12,8 +12,7 @@ from offloop.bus.jetstream.stream_bytes import StreamBytes
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
 
-_SILENCE_SECONDS = 30.0
-"""Longest time without any data."""
+_SILENCE_SECONDS = 30.0  # longest time without any data
 
 
 def download(address: str, run: str, attempt: int, path: Path, host: str | None = None) -> int:

@@ -20,8 +20,7 @@ from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.host_windows import GrowingWindows
 
 _LOOK_SECONDS = 0.1
-_MAX_MESSAGE = 512 * 1024
-"""Bytes of a file in one message; servers take 1 MiB by default."""
+_MAX_MESSAGE = 512 * 1024  # bytes of a file in one message; servers take 1 MiB by default
 
 
 class BridgeReplacedError(BrokerError):
@@ -35,14 +34,10 @@ class ShorterError(RecordingError):
 class Copied(NamedTuple):
     """Extent of a copy."""
 
-    offset: int = 0
-    """Number of final bytes."""
-    end: int = 0
-    """Number of bytes, including those after the last check record of a closed file."""
-    sequence: int = 0
-    """Sequence number of the subject's last message."""
-    bridge: str = ""
-    """Sender of that message."""
+    offset: int = 0  # number of final bytes
+    end: int = 0  # number of bytes, including those after the last check record of a closed file
+    sequence: int = 0  # sequence number of the subject's last message
+    bridge: str = ""  # sender of that message
 
 
 class FileCopy:

@@ -14,27 +14,21 @@ from offloop.bus.jetstream.connection import PASSING, NatsClient
 from offloop.bus.jetstream.stored import last_of_each, list_subjects
 from offloop.bus.runs.listing import ListedRun
 
-FRESH_SECONDS = 5.0
-"""A bridge without a new entry for so long counts as gone."""
-PATIENCE = 60.0
-"""How long a reader that misses data waits for the bridge of a running run, in seconds."""
-_SILENT_SECONDS = 20.0
-"""Entries of live runs without news for so long are looked up again."""
+FRESH_SECONDS = 5.0  # a bridge without a new entry for so long counts as gone
+PATIENCE = 60.0  # how long a reader that misses data waits for the bridge of a running run, in seconds
+_SILENT_SECONDS = 20.0  # entries of live runs without news for so long are looked up again
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
 _LOOK_SECONDS = 0.05
 _FOLLOW_SECONDS = 0.25
-_FIRST_SECONDS = 2.5
-"""How long to wait for a new entry of a live run: bridges write one every second."""
+_FIRST_SECONDS = 2.5  # how long to wait for a new entry of a live run: bridges write one every second
 
 
 @dataclass
 class _Entry:
     said: ListedRun
-    found: float
-    """Time at which this reader first had it, by ``time.monotonic``."""
-    heard: float = -math.inf
-    """Time of its last renewal; never, if it was only looked up."""
+    found: float  # time at which this reader first had it, by ``time.monotonic``
+    heard: float = -math.inf  # time of its last renewal; never, if it was only looked up
 
 
 class KnownRuns:
@@ -45,10 +39,8 @@ class KnownRuns:
 
     def __init__(self, client: NatsClient) -> None:
         self._client = client
-        self._entries: dict[str, _Entry] = {}
-        """Entries by subject."""
-        self._connection = -1
-        """Number of reconnects before the last complete look-up; -1 before the first one."""
+        self._entries: dict[str, _Entry] = {}  # entries by subject
+        self._connection = -1  # number of reconnects before the last complete look-up; -1 before the first one
 
     async def follow(self) -> None:
         """Update the entries until cancelled.

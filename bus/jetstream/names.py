@@ -4,20 +4,14 @@ import re
 
 from offloop.bus.protocol.frames import check_run_name
 
-RUNS_BUCKET = "ol_runs"
-"""Key-value bucket with the entries of runs."""
+RUNS_BUCKET = "ol_runs"  # key-value bucket with the entries of runs
 
-POSITIONS_BUCKET = "ol_pos"
-"""Key-value bucket with the positions of named consumers."""
+POSITIONS_BUCKET = "ol_pos"  # key-value bucket with the positions of named consumers
 
-OFFSET = "Ol-Offset"
-"""Header: offset of the range of a recording in the message."""
-BRIDGE = "Ol-Bridge"
-"""Header: identity of the bridge that sent the message."""
-RUN_ID = "Ol-Run-Id"
-"""Header: identity of the run, if it has one."""
-RUN_ID_METADATA = "offloop-run-id"
-"""Metadata of a stream: identity of the run."""
+OFFSET = "Ol-Offset"  # header: offset of the range of a recording in the message
+BRIDGE = "Ol-Bridge"  # header: identity of the bridge that sent the message
+RUN_ID = "Ol-Run-Id"  # header: identity of the run, if it has one
+RUN_ID_METADATA = "offloop-run-id"  # metadata of a stream: identity of the run
 FINAL = "Ol-Final"
 """Header of bytes after the last check record: the end of a closed file, which another broker may cut off."""
 

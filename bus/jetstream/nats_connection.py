@@ -14,8 +14,7 @@ from offloop.bus.runs.listing import ListedRun
 
 _Answer = TypeVar("_Answer")
 
-_RUNS_SECONDS = 15.0
-"""How long to wait for runs: servers elect a new leader for some seconds after one died."""
+_RUNS_SECONDS = 15.0  # how long to wait for runs: servers elect a new leader for some seconds after one died
 
 
 class NatsConnection:

@@ -27,17 +27,14 @@ from offloop.bus.runs.directory import host_name
 _Answer = TypeVar("_Answer")
 
 RENEW_SECONDS = 2.0
-STALE_SECONDS = 10.0
-"""Another process may take a name that was not renewed for so long."""
+STALE_SECONDS = 10.0  # another process may take a name that was not renewed for so long
 
 _LOOK_SECONDS = 0.25
 _WRITE_SECONDS = 2.0
-_REST_SECONDS = 5.0
-"""Pause after servers have not answered: every request makes the reader wait."""
+_REST_SECONDS = 5.0  # pause after servers have not answered: every request makes the reader wait
 _CLAIM_SECONDS = STALE_SECONDS + 20.0
 _TRIES = 5
-_ENVELOPE_BYTES = 4096
-"""Room for a message's subject and headers."""
+_ENVELOPE_BYTES = 4096  # room for a message's subject and headers
 
 
 class _Entry:
@@ -79,8 +76,7 @@ class HeldPosition:
         self._say = say
         self._identity = f"{host_name()}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._replaced: ReplacedError | None = None
-        self._silent = 0.0, -1
-        """End of the pause without requests, and the connection that did not answer."""
+        self._silent = 0.0, -1  # end of the pause without requests, and the connection that did not answer
         self._renewal: Future[None] | None = None
         self.found = nats.call(self._claim(attempt), _CLAIM_SECONDS)
         """The last position written under the name, or empty."""

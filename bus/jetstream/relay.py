@@ -26,14 +26,12 @@ from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.runs.flight import ANNOUNCED_DUMPS, AnnouncedDump
 
-KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")
-"""Control messages passed to the broker."""
+KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")  # control messages passed to the broker
 
 MOST_READERS = 1000
 _IDLE_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
-_RECENT_SECONDS = 60.0
-"""Dumps older than this, from before the bridge started, are not announced."""
+_RECENT_SECONDS = 60.0  # dumps older than this, from before the bridge started, are not announced
 _MOST_ID = 100
 _ANSWER_SECONDS = 5.0
 
@@ -160,8 +158,7 @@ class RawRecordings:
         self._path = path
         self._recordings: dict[int, GrowingRecording] = {}
         self._opening = asyncio.Lock()
-        self.used = float("-inf")
-        """Time of the last request, by ``time.monotonic``."""
+        self.used = float("-inf")  # time of the last request, by ``time.monotonic``
 
     async def answer(self, control: Control) -> bytes:
         """Answer a request. Raise OffloopError for an unknown attempt or offset."""

@@ -12,22 +12,15 @@ from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsClient, in_words
 from offloop.bus.jetstream.stored import last_of_each, list_subjects
 
-STREAM_FULL = 10077
-"""The stream has reached its own limit."""
-FULL = (STREAM_FULL, 10002, 10047, 10023)
-"""A stream, an account or a server has no room left."""
-WRONG_LAST_SEQUENCE = (10071, 10164)
-"""Another message than the named one is the last of the subject."""
-_EXISTS = 10058
-"""A stream of that name exists, with other settings."""
-_TOO_FEW_SERVERS = 10005
-"""At the moment there are fewer servers than replicas."""
+STREAM_FULL = 10077  # the stream has reached its own limit
+FULL = (STREAM_FULL, 10002, 10047, 10023)  # a stream, an account or a server has no room left
+WRONG_LAST_SEQUENCE = (10071, 10164)  # another message than the named one is the last of the subject
+_EXISTS = 10058  # a stream of that name exists, with other settings
+_TOO_FEW_SERVERS = 10005  # at the moment there are fewer servers than replicas
 _NO_CLUSTER = 10074
 
-_WINDOWS_SECONDS = 86_400.0
-"""How long windows are kept; older ones stay on the hosts."""
-POSITIONS_BYTES = 64 << 20
-"""Limit of the bucket of positions, to which an account's readers may write."""
+_WINDOWS_SECONDS = 86_400.0  # how long windows are kept; older ones stay on the hosts
+POSITIONS_BYTES = 64 << 20  # limit of the bucket of positions, to which an account's readers may write
 
 
 async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
@@ -44,16 +37,11 @@ class RunFileStream:
 
     client: NatsClient
     run: str
-    run_id: str | None
-    """Identity of the run, if it has one."""
-    bridge: str
-    """The writer's identity, for each message."""
-    replicas: int
-    """Number of servers that keep each message of a new stream."""
-    max_bytes: int | None = None
-    """Limit of a new stream's size, if any."""
-    has_windows: bool = False
-    """It holds windows of hosts, for a limited time, and not recordings."""
+    run_id: str | None  # identity of the run, if it has one
+    bridge: str  # the writer's identity, for each message
+    replicas: int  # number of servers that keep each message of a new stream
+    max_bytes: int | None = None  # limit of a new stream's size, if any
+    has_windows: bool = False  # it holds windows of hosts, for a limited time, and not recordings
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ _VIEW = UserPermissions(
     publish=(*_READ_STREAMS, f"$KV.{names.POSITIONS_BUCKET}.>", "ol.v.>"), subscribe=(*_DATA, _RUNS)
 )
 
+# Permissions by role. ``command`` and ``remove`` include those of ``view``.
 ROLES = {
     "publish": UserPermissions(
         publish=(
@@ -45,7 +46,6 @@ ROLES = {
     "command": UserPermissions(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),
     "remove": UserPermissions(publish=(*_VIEW.publish, f"{_API}.STREAM.DELETE.*", _RUNS), subscribe=_VIEW.subscribe),
 }
-"""Permissions by role. ``command`` and ``remove`` include those of ``view``."""
 
 
 def roles_for(action: str, subject: str) -> list[str]:
@@ -63,24 +63,16 @@ def _covers(pattern: str, subject: str) -> bool:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    teams: Mapping[str, Mapping[str, Sequence[str]]]
-    """Roles of each public nkey, by team."""
-    listen: str
-    """Host and port."""
-    store_dir: Path
-    """Folder of the streams."""
+    teams: Mapping[str, Mapping[str, Sequence[str]]]  # roles of each public nkey, by team
+    listen: str  # host and port
+    store_dir: Path  # folder of the streams
     certificate: Path | None = None
     certificate_key: Path | None = None
-    cluster: Sequence[str] = ()
-    """Hosts of all servers."""
-    cluster_ca: Path | None = None
-    """Authority of the other servers' certificates."""
-    server_name: str | None = None
-    """A name or ``$VARIABLE``, as is :attr:`advertise`."""
-    advertise: str | None = None
-    """Address for clients, by default the host in the cluster with the server's name."""
-    max_store: str | None = None
-    """Storage limit of each team."""
+    cluster: Sequence[str] = ()  # hosts of all servers
+    cluster_ca: Path | None = None  # authority of the other servers' certificates
+    server_name: str | None = None  # a name or ``$VARIABLE``, as is ``advertise``
+    advertise: str | None = None  # address for clients, by default the host in the cluster with the server's name
+    max_store: str | None = None  # storage limit of each team
 
     def __str__(self) -> str:
         files = f"cert_file: {_text(self.certificate)}, key_file: {_text(self.certificate_key)}"

@@ -9,8 +9,7 @@ from nats.js.errors import NotFoundError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsClient
 
-_MOST_OTHERS = 1000
-"""How many messages to search backwards for a range."""
+_MOST_OTHERS = 1000  # how many messages to search backwards for a range
 _BATCH = 64
 
 

@@ -21,19 +21,14 @@ from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.recording.records import Hole
 
-_AHEAD_BYTES = 4 << 20
-"""Bytes to read ahead of the reader."""
-_BEHIND_BYTES = 32 << 20
-"""Bytes to keep behind the reader."""
-_BATCH = 64
-"""Most messages requested at once."""
-_LOOK_SECONDS = 1.0
-"""Interval of look-ups of the stream's end without a signal."""
+_AHEAD_BYTES = 4 << 20  # bytes to read ahead of the reader
+_BEHIND_BYTES = 32 << 20  # bytes to keep behind the reader
+_BATCH = 64  # most messages requested at once
+_LOOK_SECONDS = 1.0  # interval of look-ups of the stream's end without a signal
 _AGAIN_SECONDS = 0.25
 _STORE_SECONDS = 0.01
 """First pause before a signalled message is looked up again, if it is not stored yet. The pause doubles each time."""
-_STORED_SECONDS = 1.0
-"""How long a signalled message may take to be stored."""
+_STORED_SECONDS = 1.0  # how long a signalled message may take to be stored
 _FETCH_SECONDS = 2.0
 
 
@@ -54,17 +49,12 @@ class StreamBytes:
         self._lock = threading.Lock()
         self._start = 0
         self._data = bytearray()
-        self._wanted = _AHEAD_BYTES
-        """Offset up to which the buffer may be filled."""
-        self._place = 0
-        """Number of jumps of the reader. Data requested before a jump are dropped."""
-        self._asked, self._reached = 1, 0
-        """Numbers of requested and of completed look-ups of the end."""
+        self._wanted = _AHEAD_BYTES  # offset up to which the buffer may be filled
+        self._place = 0  # Number of jumps of the reader. Data requested before a jump are dropped.
+        self._asked, self._reached = 1, 0  # numbers of requested and of completed look-ups of the end
         self.hole: Hole | None = None
-        self.refusal = ""
-        """Why no further data come, if so."""
-        self.newest = b""
-        """The last stored message; it ends with the newest check record."""
+        self.refusal = ""  # why no further data come, if so
+        self.newest = b""  # the last stored message; it ends with the newest check record
         self._has_come = Wakeup()
         self._wake = asyncio.Event()
         self._sequence: int | None = None

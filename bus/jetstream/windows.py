@@ -27,8 +27,7 @@ class StreamWindows:
         self._stream = names.windows_stream_of(run)
         self._subjects = names.windows_subject(run, attempt)
         self._unread: deque[bytes] = deque(maxlen=_MOST_UNREAD)
-        self._known: dict[str, int] = {}
-        """Known size of each subject's file."""
+        self._known: dict[str, int] = {}  # known size of each subject's file
         self._following = connection.begin(self._follow())
 
     def take(self) -> list[HostWindow]:

@@ -17,8 +17,7 @@ from offloop.bus.types.timeouts import Timeouts
 class Channel(Protocol):
     """Sends control messages and receives answers, in one thread at a time."""
 
-    peer: str
-    """The other end, for error messages."""
+    peer: str  # the other end, for error messages
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
         """Send a message without waiting; return whether it was sent."""

@@ -5,8 +5,7 @@ from urllib.parse import urlsplit
 
 from offloop.bus.errors import ConfigurationError
 
-STREAM_VARIABLE = "OFFLOOP_STREAM"
-"""Environment variable with the servers to which runs are copied."""
+STREAM_VARIABLE = "OFFLOOP_STREAM"  # environment variable with the servers to which runs are copied
 
 _SCHEMES = ("nats", "tls")
 

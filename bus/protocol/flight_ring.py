@@ -21,8 +21,7 @@ from offloop.bus.tensors.shared_memory import (
 )
 
 BLOCK = 64 * 1024
-MEMORY = 256 * 1024 * 1024
-"""Limit for all rings of one host, in bytes."""
+MEMORY = 256 * 1024 * 1024  # limit for all rings of one host, in bytes
 MAX_BATCHES = 1_000_000
 
 _MAGIC = b"OLFLIGHT"
@@ -40,8 +39,7 @@ _TOKEN = 16
 _MAX_INTEGER = 1 << 31
 _EMPTY = bytes(BLOCK - 8)
 _GROW = 16  # blocks by which the memory grows
-MAX_EVENT = BLOCK - _HEAD - _LENGTH.size
-"""Size of the largest event that fits, in bytes."""
+MAX_EVENT = BLOCK - _HEAD - _LENGTH.size  # size of the largest event that fits, in bytes
 
 
 class FlightRing:
@@ -50,8 +48,7 @@ class FlightRing:
     Raises OSError: the system has no memory for it."""
 
     def __init__(self, batches: int, size: int = MEMORY) -> None:
-        self.batch = 0
-        """Number of finished batches, updated by the caller."""
+        self.batch = 0  # number of finished batches, updated by the caller
         self._batches = batches
         self._most = max(2, size // BLOCK)
         self._token = os.urandom(_TOKEN)

@@ -12,10 +12,8 @@ from offloop.bus.types.timestamp import TrainingTime
 
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
-MAX_HELLO = 1 << 20
-"""Limit of our publishers' ``hello``, in bytes."""
-MAX_RANGE = 256 * 1024
-"""Most bytes of a recording in one answer."""
+MAX_HELLO = 1 << 20  # limit of our publishers' ``hello``, in bytes
+MAX_RANGE = 256 * 1024  # most bytes of a recording in one answer
 MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
@@ -48,7 +46,6 @@ class Topic(NamedTuple):
     rank: int
 
     def encode(self) -> bytes:
-        """Encode the start of a frame, with the delimiter."""
         return f"{self.run}/{self.name}/{self.rank}".encode() + DELIMITER
 
 
@@ -105,8 +102,7 @@ class Control(NamedTuple):
 
     kind: str
     content: dict[str, Any]
-    version: int = PROTOCOL_VERSION
-    """Protocol version of the sender."""
+    version: int = PROTOCOL_VERSION  # protocol version of the sender
 
 
 def check_run_name(name: str) -> str:
@@ -148,7 +144,6 @@ _events = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 
 
 def pack_map(values: dict[str, Any]) -> bytes:
-    """Pack a map for use as an event's context."""
     return msgspec.Raw(_events.encode(values))
 
 

@@ -9,26 +9,21 @@ import msgspec
 
 from offloop.bus.errors import ProtocolError
 
-MAX_WINDOW = 256 * 1024
-"""Limit of a message, in bytes."""
+MAX_WINDOW = 256 * 1024  # limit of a message, in bytes
 _GREATEST = 3.4028234663852886e38
-MAX_RANKS = 4096
-"""Limit of ranks on one host."""
+MAX_RANKS = 4096  # limit of ranks on one host
 MAX_QUANTITIES = 64
 
-STEP = "step"
-"""Seconds of a batch, from the end of the preceding one."""
+STEP = "step"  # seconds of a batch, from the end of the preceding one
 ARRIVAL = "arrival"
 """Start of the rank's first backward pass, in seconds before the end of the batch: a negative number.
 
 Synchronized ranks end a batch together, so the others waited for the rank with the greatest value. Clocks of different
 hosts are not compared."""
 LOSS = "loss"
-MEMORY = "memory"
-"""Bytes in use on the device, or of the process if there is no such device."""
+MEMORY = "memory"  # bytes in use on the device, or of the process if there is no such device
 GRADIENT_NORM = "gradient_norm"
-THROUGHPUT = "throughput"
-"""Samples a second."""
+THROUGHPUT = "throughput"  # samples a second
 PHASE = "phase/"
 """Prefix of a phase's name, with the seconds of each batch: see :data:`offloop.bus.types.phases.PHASES`."""
 
@@ -39,18 +34,13 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 class Quantity(msgspec.Struct, array_like=True, frozen=True):
     """One quantity of a host's ranks over a window of batches. NaN stands for missing values."""
 
-    ranks: tuple[float, ...]
-    """Mean over the window for each of :attr:`HostWindow.ranks`."""
+    ranks: tuple[float, ...]  # mean over the window for each of ``HostWindow.ranks``
     least: float
     mean: float
-    greatest: float
-    """These three are over all values of all ranks in the window."""
-    worst: _Count | None
-    """Rank with the greatest mean (for throughput the least), if any."""
-    count: _Count
-    """Number of values."""
-    first_nan: tuple[_Count, _Count] | None = None
-    """Batch and rank of the first value that was not finite."""
+    greatest: float  # these three are over all values of all ranks in the window
+    worst: _Count | None  # rank with the greatest mean (for throughput the least), if any
+    count: _Count  # number of values
+    first_nan: tuple[_Count, _Count] | None = None  # batch and rank of the first value that was not finite
 
 
 class HostWindow(msgspec.Struct, array_like=True, frozen=True):
@@ -58,21 +48,14 @@ class HostWindow(msgspec.Struct, array_like=True, frozen=True):
 
     host: str
     attempt: _Count
-    ranks: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_RANKS)]
-    """Ranks of the host, in order."""
-    world_size: _Count
-    """Number of ranks of all hosts."""
+    ranks: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MAX_RANKS)]  # ranks of the host, in order
+    world_size: _Count  # number of ranks of all hosts
     first: _Count
-    last: _Count
-    """First and last batch, each as the number of batches trained at its end."""
-    time_ns: _Count
-    """End of the last batch, in nanoseconds since 1970 by the host's clock."""
-    seconds: float
-    """Duration of the window."""
-    batches: tuple[_Count, ...]
-    """Number of batches that each rank had trained at its end."""
-    late: tuple[_Count, ...] = ()
-    """Ranks that had not finished batch :attr:`last` when the window was sent."""
+    last: _Count  # first and last batch, each as the number of batches trained at its end
+    time_ns: _Count  # end of the last batch, in nanoseconds since 1970 by the host's clock
+    seconds: float  # duration of the window
+    batches: tuple[_Count, ...]  # number of batches that each rank had trained at its end
+    late: tuple[_Count, ...] = ()  # ranks that had not finished batch ``last`` when the window was sent
     quantities: Annotated[Mapping[str, Quantity], msgspec.Meta(max_length=MAX_QUANTITIES)] = {}
 
 

@@ -14,8 +14,7 @@ from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
-BATCH = 256
-"""Most snapshots in a list."""
+BATCH = 256  # most snapshots in a list
 
 _BASE = frozenset(
     {*(event.value for event in BASE_EVENTS), frames.END, frames.DEMAND, frames.COMMAND, frames.CHECKPOINT}
@@ -77,14 +76,10 @@ class CheckpointMark(NamedTuple):
     """Mark in the stream: the training saves a checkpoint here, or has loaded one."""
 
     action: Literal["save", "load"]
-    run: str
-    """Run of the checkpoint."""
-    timestamp: Timestamp
-    """Training time in the checkpoint, which identifies it."""
-    seq: int
-    """The mark's number in its attempt."""
-    time_ns: int = 0
-    """Time of the mark, in nanoseconds since 1970 (UTC)."""
+    run: str  # run of the checkpoint
+    timestamp: Timestamp  # training time in the checkpoint, which identifies it
+    seq: int  # the mark's number in its attempt
+    time_ns: int = 0  # time of the mark, in nanoseconds since 1970 (UTC)
 
     @classmethod
     def from_event(cls, run: str, event: EventBody) -> "CheckpointMark":
@@ -106,8 +101,7 @@ class Numbers(NamedTuple):
     base_seq: int
 
 
-START = Numbers(0, 0)
-"""Numbers before the first event."""
+START = Numbers(0, 0)  # numbers before the first event
 
 
 def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
@@ -160,18 +154,14 @@ class StreamOrder:
         self.attempt = attempt
         self.events = None if events is None else frozenset(events)
         self.gaps: list[Gap] = []
-        self.skipped = 0
-        """Number of malformed records and of unknown events."""
+        self.skipped = 0  # number of malformed records and of unknown events
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._routes: dict[str | bytes, _Route | None] = {}
         self._reached: dict[int, tuple[int, int]] = dict(after or {})
         self._ends: dict[int, Ending] = {}
-        self.expected_ranks = 1
-        """Number of ranks that publish here, once one of them has ended."""
-        self.outcomes: list[Outcome] = []
-        """Commands answered by the first rank, so far."""
-        self.checkpoints: list[CheckpointMark] = []
-        """Checkpoints saved and loaded by the first rank, so far."""
+        self.expected_ranks = 1  # number of ranks that publish here, once one of them has ended
+        self.outcomes: list[Outcome] = []  # commands answered by the first rank, so far
+        self.checkpoints: list[CheckpointMark] = []  # checkpoints saved and loaded by the first rank, so far
 
     @property
     def topics(self) -> list[str]:

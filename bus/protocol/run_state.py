@@ -17,8 +17,7 @@ class Reached(msgspec.Struct, frozen=True):
     epoch: Count
     batch: Count
     sample: Count
-    planned: str | None = None
-    """``max_duration`` before a stop; ``None`` if it was not published."""
+    planned: str | None = None  # ``max_duration`` before a stop; ``None`` if it was not published
 
     @classmethod
     def of(cls, last: EventBody) -> "Reached":

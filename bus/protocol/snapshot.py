@@ -14,8 +14,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
-CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"
-"""Receives commands sent through a snapshot."""
+CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"  # receives commands sent through a snapshot
 
 
 class Snapshot(msgspec.Struct, eq=False):

@@ -14,8 +14,7 @@ from offloop.bus.types.event import Event
 
 Item = TypeVar("Item")
 
-SNAPSHOTS_PER_TURN = 256
-"""After so many snapshots without a wait, other tasks of the event loop run."""
+SNAPSHOTS_PER_TURN = 256  # after so many snapshots without a wait, other tasks of the event loop run
 
 
 class RunStream:

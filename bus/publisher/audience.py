@@ -20,16 +20,11 @@ class Audience:
         self._run_name = run_name
         self._rank = rank
         self.always = frozenset(always)
-        self.requested_events: set[Event] = set(self.always)
-        """Events to publish now, changed in place."""
-        self.demand = Demand()
-        """Merged demand of all consumers, without its delay."""
-        self.version = 0
-        """Changes whenever :attr:`demand` does."""
-        self.max_delay: float | None = None
-        """Shortest delay that a consumer requests, in seconds."""
-        self.expected: set[str] = set()
-        """Names of consumers that are awaited and have not joined yet."""
+        self.requested_events: set[Event] = set(self.always)  # events to publish now, changed in place
+        self.demand = Demand()  # merged demand of all consumers, without its delay
+        self.version = 0  # changes whenever ``demand`` does
+        self.max_delay: float | None = None  # shortest delay that a consumer requests, in seconds
+        self.expected: set[str] = set()  # names of consumers that are awaited and have not joined yet
         self._consumers: dict[str, ConsumerProgress] = {}
 
     @property

@@ -20,10 +20,8 @@ _log = logging.getLogger("offloop")
 
 TEMPORARY = (RunDirectoryError, RunIsLiveError)
 """Errors of a broker that may pass: the disk is full or read-only, another process still holds the lock."""
-RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
-"""Seconds before the next start, by the number of deaths in a row."""
-STEADY_SECONDS = 10.0
-"""A broker that lived this long starts a new row of deaths."""
+RESTART_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)  # seconds before the next start, by the number of deaths in a row
+STEADY_SECONDS = 10.0  # a broker that lived this long starts a new row of deaths
 _COPY_POLL_SECONDS = 0.05
 
 

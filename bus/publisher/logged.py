@@ -8,8 +8,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import MAX_FRAME
 from offloop.bus.types.deferred import Deferred, LeftOut, is_deferred
 
-Entries: TypeAlias = list[list[Any]]
-"""The field ``logged``: pairs of a step and its values by name."""
+Entries: TypeAlias = list[list[Any]]  # the field ``logged``: pairs of a step and its values by name
 
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 _LARGEST_STEP = (1 << 53) - 1
@@ -25,16 +24,12 @@ class LoggedValues:
     """Values gathered by step."""
 
     def __init__(self, left_out: LeftOut) -> None:
-        self.bound = 0
-        """Upper bound of their size in bytes."""
-        self.count = 0
-        """Number of added values, including replaced ones."""
-        self.step = 0
-        """The step of the last values."""
+        self.bound = 0  # upper bound of their size in bytes
+        self.count = 0  # number of added values, including replaced ones
+        self.step = 0  # the step of the last values
         self._names: set[str] = set()
         self._steps: dict[int, dict[str, Any]] = {}
-        self.has_late = False
-        """At least one value has not arrived yet."""
+        self.has_late = False  # at least one value has not arrived yet
         self._left_out = left_out
 
     def step_for(self, values: Mapping[str, Any]) -> int:
@@ -55,7 +50,6 @@ class LoggedValues:
         self._names.update(values)
 
     def entries(self) -> "Entries | Deferred":
-        """Return all values as a field of an event."""
         entries = [[step, values] for step, values in self._steps.items()]
         return _LateEntries(entries, self._left_out) if self.has_late else entries
 

@@ -43,8 +43,7 @@ class OwnLoop:
         self._planned: str | None = None  # the latest max_duration
         self._previous: TrainingTime | None = None
         self._counts_batches = False
-        self.reached = Timestamp().values
-        """Training time at the last event."""
+        self.reached = Timestamp().values  # training time at the last event
         self.logged = LoggedValues(left_out)
         self._logged_names: set[str] = set()
         self._logged_at = 0

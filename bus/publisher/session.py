@@ -51,7 +51,6 @@ class BrokerSession:
         self.address = address
         self.process = process
         self.info = describe(self.run_name)
-        """Description of the run in ``run.json``."""
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
         self._is_silent = False

@@ -14,15 +14,13 @@ _log = logging.getLogger("offloop")
 
 PROBE_SECONDS = 0.5
 """After this long without a message, a publisher with unacknowledged events asks the broker for one."""
-HELLO_AGAIN_SECONDS = 2.0
-"""After this long without a welcome, a publisher that lost its broker sends hello again."""
+HELLO_AGAIN_SECONDS = 2.0  # after this long without a welcome, a publisher that lost its broker sends hello again
 
 
 class Hello(NamedTuple):
     """Action: connect anew and continue the attempt."""
 
-    demand: Any
-    """The last reported demand, in wire format."""
+    demand: Any  # the last reported demand, in wire format
 
 
 class Say(NamedTuple):
@@ -43,14 +41,10 @@ class SessionState:
 
     def __init__(self, run_name: str, welcome: dict[str, Any], outbox: Outbox, timeouts: Timeouts, now: float) -> None:
         self.outbox = outbox
-        self.acknowledged = 0
-        """Number of the last event that the broker has on disk."""
-        self.write_error: str | None = None
-        """Why the broker cannot record at the moment."""
-        self.restarts = 0
-        """Number of times that the broker was lost and found again or restarted."""
-        self.lost = False
-        """No broker will serve the run any more."""
+        self.acknowledged = 0  # number of the last event that the broker has on disk
+        self.write_error: str | None = None  # why the broker cannot record at the moment
+        self.restarts = 0  # number of times that the broker was lost and found again or restarted
+        self.lost = False  # no broker will serve the run any more
         self._run_name = run_name
         self._timeouts = timeouts
         self._demand: Any = None
@@ -114,9 +108,7 @@ class SessionState:
 
     def _note_welcome(self, welcome: dict[str, Any]) -> None:
         self.run_dir = Path(str(welcome.get("path")))
-        """The run's directory, as the broker sees it."""
         self.recording = self.run_dir / str(welcome.get("recording"))
-        """Recording of the attempt."""
         self._demand = welcome.get("demand", self._demand)
 
     def _was_ended_by_broker(self, welcome: dict[str, Any]) -> bool:

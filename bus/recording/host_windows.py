@@ -73,14 +73,12 @@ class GrowingWindows:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: FileSource | None = None
-        self.end = 0
-        """Offset of the end of the last whole window."""
+        self.end = 0  # offset of the end of the last whole window
         self.backlog = Backlog()
         self._total = 0
 
     @property
     def size(self) -> int:
-        """Equal to :attr:`end`."""
         return self.end
 
     def look(self) -> int:

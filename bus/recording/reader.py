@@ -28,8 +28,7 @@ class _FilePart:
     """Records read since the last check record."""
 
     problems: Damage = field(default_factory=Damage)
-    chunk_lost: bool = False
-    """A chunk is among the problems, as far as is known without the check record."""
+    chunk_lost: bool = False  # a chunk is among the problems, as far as is known without the check record
     messages: int = 0
 
 
@@ -45,14 +44,11 @@ class RecordingReader:
     def __init__(self, source: Path | records.ByteSource, name: str | None = None) -> None:
         self._source: records.ByteSource = records.FileSource(source) if isinstance(source, Path) else source
         self._name = name or str(source)
-        self.cut: str | None = None
-        """The incomplete record at the end, after :meth:`read`, if any."""
-        self.finished = False
-        """The end of a closed recording was read."""
+        self.cut: str | None = None  # the incomplete record at the end, after ``read``, if any
+        self.finished = False  # the end of a closed recording was read
         self.metadata: dict[str, str] = {}
         """``run``, ``attempt``, ``protocol_version`` and ``id``, once the front was read."""
-        self.positions: dict[int, records.Position] = {}
-        """Position of each rank in the last check record."""
+        self.positions: dict[int, records.Position] = {}  # position of each rank in the last check record
         self._begun = False
         self._damage = Damage()
         self._lost = False

@@ -27,17 +27,14 @@ MAX_RECORD = 32 * 1024 * 1024
 """Limit of a record's bytes, in the file and decompressed: twice a frame, so that a chunk fits."""
 MAX_CHECK = 16 * 1024 * 1024
 MAX_RANKS = MAX_TOPICS = 0xFFFF
-MAX_NAME = 1024
-"""Limit of a text's bytes; topics have at most 256."""
+MAX_NAME = 1024  # limit of a text's bytes; topics have at most 256
 MESSAGES_PER_BYTE = 4
 """Each numbered message takes at least a byte, however well compressed. More messages per byte cannot be events."""
 
-HEAD = struct.Struct("<BQ")
-"""Opcode and length, at the start of every record."""
+HEAD = struct.Struct("<BQ")  # opcode and length, at the start of every record
 MESSAGE = struct.Struct("<BQHIQQ")
 """The head of a message's record, then channel, sequence, log time and publish time; the data follow."""
-MESSAGE_FRONT = struct.Struct("<BQH")
-"""The head of a message's record, and its channel."""
+MESSAGE_FRONT = struct.Struct("<BQH")  # the head of a message's record, and its channel
 
 _CHUNK = struct.Struct("<BQQQQI4s4sQ")
 _ZSTD = (b"\4\0\0\0", b"zstd")
@@ -79,10 +76,8 @@ class Position(NamedTuple):
 
     seq: int
     base_seq: int
-    time: int
-    """Time of the event, in nanoseconds since 1970."""
-    ended: bool
-    """The rank's ``$end`` is recorded."""
+    time: int  # time of the event, in nanoseconds since 1970
+    ended: bool  # the rank's ``$end`` is recorded
 
 
 def has_sign(front: bytes) -> bool:
@@ -119,18 +114,12 @@ class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
     The bytes between two check records are a *file part*: a chunk, nothing, or the front of the file. The check record
     after them belongs to the part."""
 
-    start: int
-    """Offset at which its part begins."""
-    before: int
-    """Number of messages in the file before the part."""
-    total: int
-    """Number of messages in the file, including the part."""
-    checksum: int
-    """CRC-32 of the part's bytes."""
-    metadata: dict[_Text, _Text]
-    """Copy of the metadata record at the front."""
-    topics: Annotated[dict[int, _Text], msgspec.Meta(max_length=MAX_TOPICS)]
-    """Channels first used in the part."""
+    start: int  # offset at which its part begins
+    before: int  # number of messages in the file before the part
+    total: int  # number of messages in the file, including the part
+    checksum: int  # CRC-32 of the part's bytes
+    metadata: dict[_Text, _Text]  # copy of the metadata record at the front
+    topics: Annotated[dict[int, _Text], msgspec.Meta(max_length=MAX_TOPICS)]  # channels first used in the part
     positions: Annotated[dict[int, Position], msgspec.Meta(max_length=MAX_RANKS)]
     """Position of each rank after the part."""
 
@@ -177,12 +166,9 @@ def _payload_checksum(payload: bytes) -> int:
 class Chunk(NamedTuple):
     """A chunk with intact bytes."""
 
-    data: bytes
-    """Channels and messages, uncompressed."""
-    data_size: int
-    """Size in bytes, compressed."""
-    checksum: int
-    """CRC-32 of the uncompressed bytes, or 0 for none."""
+    data: bytes  # channels and messages, uncompressed
+    data_size: int  # size in bytes, compressed
+    checksum: int  # CRC-32 of the uncompressed bytes, or 0 for none
 
     @classmethod
     def size(cls, front: bytes) -> int:
@@ -240,8 +226,7 @@ def encode(record: mcap.records.McapRecord) -> bytes:
     return bytes(builder.end())
 
 
-FRONT = MAGIC + encode(mcap.records.Header(profile=PROFILE, library=PROFILE))
-"""First bytes of every recording."""
+FRONT = MAGIC + encode(mcap.records.Header(profile=PROFILE, library=PROFILE))  # first bytes of every recording
 BACK = encode(mcap.records.DataEnd(0)) + encode(mcap.records.Footer(0, 0, 0)) + MAGIC
 """Last bytes of a closed recording. It has no index: tools read the file from start to end."""
 
@@ -269,8 +254,7 @@ def read_channel(content: bytes) -> tuple[int, str]:
 class Hole(NamedTuple):
     """A range of bytes that is lost for good."""
 
-    end: int
-    """Offset after the last lost byte."""
+    end: int  # offset after the last lost byte
     why: str
 
 
@@ -346,10 +330,8 @@ class RecordHead(NamedTuple):
     offset: int
     end: int
     opcode: int
-    front: bytes = b""
-    """Its first bytes."""
-    what: CheckRecord | Chunk | None = None
-    """Its decoded contents, if they were read and are intact."""
+    front: bytes = b""  # its first bytes
+    what: CheckRecord | Chunk | None = None  # its decoded contents, if they were read and are intact
 
     @property
     def check(self) -> CheckRecord | None:

@@ -35,17 +35,13 @@ class CutRange(NamedTuple):
     rank: int
     first: int
     last: int
-    base_first: int
-    """Number of the first base event among them, or ``base_last + 1`` if there is none."""
-    base_last: int
-    """Number of base events up to the last event."""
-    time: int
-    """Time of the last event, in nanoseconds since 1970."""
+    base_first: int  # number of the first base event among them, or ``base_last + 1`` if there is none
+    base_last: int  # number of base events up to the last event
+    time: int  # time of the last event, in nanoseconds since 1970
     timestamp: TrainingTime
     """Training time of the last event, see :attr:`offloop.bus.types.timestamp.Timestamp.values`."""
 
     def encode(self, run: str, attempt: int) -> "Recorded":
-        """Encode the mark."""
         topic = Topic(run, CUT, self.rank)
         fields = {"first": self.first, "base_first": self.base_first}
         encode = event_encoder(topic, attempt)
@@ -76,12 +72,10 @@ class CutRange(NamedTuple):
 class Recorded(NamedTuple):
     topic: Topic
     event: EventBody
-    body: bytes
-    """The recorded bytes."""
+    body: bytes  # the recorded bytes
 
 
 def is_mark(record: Recorded) -> bool:
-    """Return whether the record is a mark of the stream and not an event."""
     return record.topic.name.startswith("$")
 
 
@@ -126,10 +120,8 @@ class RecordSource:
         self.gaps: list[Gap] = []
         self.left_out: list[Gap] = []
         self._left_out_records = Damage()
-        self.lost = False
-        """Some bytes or records cannot be read."""
-        self.ranks: set[int] = set()
-        """Ranks with records."""
+        self.lost = False  # some bytes or records cannot be read
+        self.ranks: set[int] = set()  # ranks with records
         self._topics: dict[str, Topic | None] = {}
         self._last: dict[int, int] = {}
         self._order = StreamOrder(self.run, self.attempt, None)

@@ -28,17 +28,12 @@ from offloop.bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
 
-MIN_BYTES = 4 << 20
-"""Shorter recordings are read quickly and have no summary."""
-MAX_BUCKETS = 1024
-"""Of one metric; with many metrics each has fewer, :data:`MAX_ALL` in total."""
+MIN_BYTES = 4 << 20  # shorter recordings are read quickly and have no summary
+MAX_BUCKETS = 1024  # of one metric; with many metrics each has fewer, ``MAX_ALL`` in total
 MAX_ALL = 32768
-MAX_METRICS = 256
-"""Further metrics are not kept."""
-MAX_EVENTS = 256
-"""Of one kind of event; from more, evenly spaced ones are kept."""
-MAX_EVENT_BYTES = 4096
-"""Larger events are not kept."""
+MAX_METRICS = 256  # further metrics are not kept
+MAX_EVENTS = 256  # of one kind of event; from more, evenly spaced ones are kept
+MAX_EVENT_BYTES = 4096  # larger events are not kept
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
 _VERSION = 4
@@ -48,8 +43,7 @@ _TRACE_BYTES = 64
 _RECORDS_AT_ONCE = 16
 
 _FIELDS = {"loss": "loss/train/total", "losses": "loss/train", "train_metrics": "metrics/train"}
-Point: TypeAlias = tuple[float, float]
-"""Step and value."""
+Point: TypeAlias = tuple[float, float]  # step and value
 
 _Width = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -102,8 +96,7 @@ class Metric(msgspec.Struct, array_like=True):
     """One metric, in buckets of ``width`` steps."""
 
     width: _Width = 1
-    buckets: dict[int, MetricValues] = msgspec.field(default_factory=dict)
-    """Buckets by ``step // width``."""
+    buckets: dict[int, MetricValues] = msgspec.field(default_factory=dict)  # buckets by ``step // width``
 
     def add(self, step: int, value: float) -> bool:
         """Add a value; return whether a bucket was added."""
@@ -163,15 +156,11 @@ class Tick(NamedTuple):
     batch: int
     sample: int
     epoch: float
-    time: int
-    """Nanoseconds since 1970."""
+    time: int  # nanoseconds since 1970
     token: int
-    total_wct: int
-    """Microseconds of training."""
-    flops: float
-    """FLOPs of the batch, or 0 if unknown."""
-    offset: int
-    """Offset of the file part with this batch, where a reader can start."""
+    total_wct: int  # microseconds of training
+    flops: float  # FLOPs of the batch, or 0 if unknown
+    offset: int  # offset of the file part with this batch, where a reader can start
 
 
 _new_tick = tuple.__new__  # the implementation of Tick(...), at half the cost
@@ -180,8 +169,7 @@ _new_tick = tuple.__new__  # the implementation of Tick(...), at half the cost
 class KeptEvent(NamedTuple):
     """A recorded event of the first rank."""
 
-    offset: int
-    """Offset of its file part."""
+    offset: int  # offset of its file part
     body: bytes
 
 
@@ -189,8 +177,7 @@ class KeptEvents(msgspec.Struct, array_like=True):
     """Kept events of one kind: the last of each ``width`` numbers."""
 
     width: _Width = 1
-    events: dict[int, KeptEvent] = msgspec.field(default_factory=dict)
-    """Events by ``seq // width``."""
+    events: dict[int, KeptEvent] = msgspec.field(default_factory=dict)  # events by ``seq // width``
 
     def add(self, seq: int, event: KeptEvent) -> None:
         self.events[seq // self.width] = event
@@ -210,18 +197,13 @@ class Summary(msgspec.Struct, array_like=True):
     run: str
     attempt: int
     id: str | None
-    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """End of a check record: everything before it is in the summary."""
-    trace: int = 0
-    """CRC-32 of the 64 bytes before :attr:`offset`."""
-    began: int = 0
-    """Time of the first event, in nanoseconds since 1970."""
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0  # end of a check record: everything before it is in the summary
+    trace: int = 0  # CRC-32 of the 64 bytes before ``offset``
+    began: int = 0  # time of the first event, in nanoseconds since 1970
     clock_width: _Width = 1
-    clock: dict[int, Tick] = msgspec.field(default_factory=dict)
-    """Ticks by ``batch // clock_width``."""
+    clock: dict[int, Tick] = msgspec.field(default_factory=dict)  # ticks by ``batch // clock_width``
     metrics: dict[str, Metric] = msgspec.field(default_factory=dict)
-    last: bytes = b""
-    """The newest recorded ``batch_end``."""
+    last: bytes = b""  # the newest recorded ``batch_end``
     hyperparameters: dict[str, Any] = msgspec.field(default_factory=dict)
     """By name, see :func:`offloop.bus.types.hyperparameters.hyperparameters_in`."""
     is_imported: bool = False

@@ -63,8 +63,7 @@ class _ClockBound:
     """A moment of the recorded clock, as written in ``text``."""
 
     text: str
-    time_ns: int
-    """Nanoseconds since 1970, or since the start of the recording."""
+    time_ns: int  # nanoseconds since 1970, or since the start of the recording
     is_relative: bool = False
 
     def __str__(self) -> str:
@@ -75,8 +74,7 @@ class _ClockBound:
         return (state.time_ns > moment) - (state.time_ns < moment)
 
 
-Bound: TypeAlias = _TrainingBound | _ClockBound
-"""Start or end of a part of a recording."""
+Bound: TypeAlias = _TrainingBound | _ClockBound  # start or end of a part of a recording
 
 
 def parse_bound(text: str) -> Bound:
@@ -112,10 +110,8 @@ class Window:
         self._start = start
         self._until = until
         self._past: set[int] = set()
-        self.begun = False
-        """An event in the window was found."""
-        self.over = False
-        """Every rank is past the end."""
+        self.begun = False  # an event in the window was found
+        self.over = False  # every rank is past the end
 
     def takes(self, state: Snapshot) -> bool:
         """Return whether to replay the event. Raise ConfigurationError if the recording lacks the necessary values."""

@@ -283,7 +283,6 @@ class RecordingWriter:
         self._write_error = None
 
     def discard(self) -> None:
-        """Close and remove the file."""
         if not self._closed:
             self._closed = True
             os.close(self._descriptor)

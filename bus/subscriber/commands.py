@@ -52,7 +52,6 @@ def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
 
 
 async def perform_async(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    """Do the same as :func:`perform`, while the event loop runs."""
     with contextlib.closing(channel):
         channel.send("command", exchange.begin(time.monotonic()))
         while await channel.wait_async(exchange.deadline - time.monotonic()):
@@ -73,15 +72,13 @@ class CommandExchange:
 
     def __init__(self, run: str, command: Command, wait: float, timeouts: Timeouts | None = None) -> None:
         self.timeouts = timeouts or Timeouts.default
-        self.deadline = 0.0
-        """Time of :meth:`give_up`."""
+        self.deadline = 0.0  # time of ``give_up``
         self._run = run
         self._command = msgspec.structs.replace(command, id=new_command_id())
         self._wait = wait
         self._is_forwarded = False
 
     def begin(self, now: float) -> dict[str, Any]:
-        """Return the message to send."""
         self.deadline = now + self.timeouts.answer
         return {"run": self._run, **self._command.to_wire()}
 

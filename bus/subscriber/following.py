@@ -14,45 +14,34 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import Record
 from offloop.bus.types.timeouts import Timeouts
 
-LOOK_SECONDS = 0.5
-"""Seconds between two checks whether the run is live."""
+LOOK_SECONDS = 0.5  # seconds between two checks whether the run is live
 FETCH_POLL_SECONDS = 0.05
 _ON_DISK_SECONDS = 0.02
 _AWAY_SECONDS = 0.1  # between two checks for a missing broker
 
 
 class RunStatus(enum.Enum):
-    """Status of an attempt."""
-
     LIVE = "live"
-    AWAY = "away"
-    """No broker serves it now, but another one may."""
+    AWAY = "away"  # no broker serves it now, but another one may
     FINISHED = "finished"
 
 
 class Phase(enum.Enum):
     """The source to read."""
 
-    HISTORY = "history"
-    """The recording, from its start, or after the event feed was lost."""
-    GAP = "gap"
-    """The recording, up to events that the event feed has skipped."""
-    LIVE = "live"
-    """The event feed."""
-    REST = "rest"
-    """The recording, once more to its end: no broker writes to it any more."""
+    HISTORY = "history"  # the recording, from its start, or after the event feed was lost
+    GAP = "gap"  # the recording, up to events that the event feed has skipped
+    LIVE = "live"  # the event feed
+    REST = "rest"  # the recording, once more to its end: no broker writes to it any more
 
 
 class Action(enum.Enum):
     """What the caller must do."""
 
     NONE = "none"
-    READ_ON = "read on"
-    """The recording may have grown after :attr:`Following.offset`."""
-    CONNECT = "connect"
-    """Connect to the broker, call :meth:`Following.connected`, then as for ``READ_ON``."""
-    DISCONNECT = "disconnect"
-    """Close the connection, then as for ``READ_ON``."""
+    READ_ON = "read on"  # the recording may have grown after ``Following.offset``
+    CONNECT = "connect"  # connect to the broker, call ``Following.connected``, then as for ``READ_ON``
+    DISCONNECT = "disconnect"  # close the connection, then as for ``READ_ON``
 
 
 class Step(NamedTuple):
@@ -73,20 +62,15 @@ class Following:
         self._timeouts = timeouts
         self.ready: deque[Snapshot | CheckpointMark] = deque()
         self.phase = Phase.HISTORY
-        self.ending: Ending | None = None
-        """The run's end, once all of it was passed in."""
-        self.offset = 0
-        """Everything before this offset of the recording was passed in, by the broker's last report."""
+        self.ending: Ending | None = None  # the run's end, once all of it was passed in
+        self.offset = 0  # everything before this offset of the recording was passed in, by the broker's last report
         self.is_connected = False
         self._has_feed = True
-        self.fallbacks = 0
-        """Number of times that the event feed skipped events."""
+        self.fallbacks = 0  # number of times that the event feed skipped events
         self.reconnects = 0
-        self.lag = 0
-        """Number of the broker's events, by its last heartbeat, that were not passed in."""
+        self.lag = 0  # number of the broker's events, by its last heartbeat, that were not passed in
         self.lag_high = 0
-        self.refusal = ""
-        """Why the broker refuses further events, if it does."""
+        self.refusal = ""  # why the broker refuses further events, if it does
         self._missing: Missing | None = None
         self._give_up_at: float | None = None
         self._heard = 0.0
@@ -97,7 +81,6 @@ class Following:
         self._take(self.order.from_records(records))
 
     def note_newest(self, positions: dict[int, tuple[int, int]]) -> None:
-        """Record the newest recorded event of each rank."""
         self.lag = self.order.lag(positions)
         self.lag_high = max(self.lag_high, self.lag)
 

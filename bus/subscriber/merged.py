@@ -14,8 +14,7 @@ from offloop.bus.types.commands import Outcome
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 
-PATIENCE = 1.0
-"""Seconds to wait for a silent host before events of the others are returned."""
+PATIENCE = 1.0  # seconds to wait for a silent host before events of the others are returned
 
 
 class MergedSubscriber(RunStream):

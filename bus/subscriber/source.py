@@ -25,15 +25,13 @@ _TRAINER_RETURN_SECONDS = 10.0
 class RunSource(ABC):
     """One attempt of a run. Defaults are for sources that do not know a value."""
 
-    run_name: str
-    """Name of the run in its events."""
+    run_name: str  # name of the run in its events
     run_id: str | None
     attempt: int
     reader: RecordingReader
     run_dir: Path | None = None
     recording: Path | None = None
-    event_feed: str | None = None
-    """Last known address of the event feed; ``None`` if only the recording is read."""
+    event_feed: str | None = None  # last known address of the event feed; ``None`` if only the recording is read
 
     @property
     def refusal(self) -> str:

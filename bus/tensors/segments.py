@@ -54,14 +54,12 @@ class SegmentElsewhereError(FieldNotAvailableError):
 class SegmentReference(msgspec.Struct, frozen=True):
     """Reference to an image: the map ``segment`` in an event."""
 
-    pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
-    """The process that made the segment."""
+    pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]  # the process that made the segment
     fd: Annotated[int, msgspec.Meta(ge=NO_DESCRIPTOR, le=MAX_INTEGER)]
     """The segment's descriptor in that process; -1 without memfds."""
     token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
-    """Size of the image in bytes."""
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]  # size of the image in bytes
 
     def to_wire(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
@@ -89,10 +87,8 @@ class Segment:
         self.reserved = False
         self.published: tuple[int, str] | None = None
         """``seq`` and field of its contents, until all requesters have handled them."""
-        self.since = 0.0
-        """Monotonic time at which it was last published or released."""
-        self.kept: dict[str, Any] = {}
-        """Objects that the owner keeps for the next use of this memory."""
+        self.since = 0.0  # monotonic time at which it was last published or released
+        self.kept: dict[str, Any] = {}  # objects that the owner keeps for the next use of this memory
         self._number = self._size = 0
         self._field = ""
         self._token = os.urandom(16)
@@ -120,7 +116,6 @@ class Segment:
         return True
 
     def unlock(self) -> None:
-        """Admit readers."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def reserve(self, size: int, field: str) -> None:

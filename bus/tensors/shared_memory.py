@@ -19,11 +19,9 @@ from offloop.bus import processes
 
 HAS_MEMFD = hasattr(os, "memfd_create")
 
-NO_DESCRIPTOR = -1
-"""Descriptor of memory in a file."""
+NO_DESCRIPTOR = -1  # descriptor of memory in a file
 
-SHARE = 0.9
-"""Share of the available memory that one segment may take."""
+SHARE = 0.9  # share of the available memory that one segment may take
 
 _CGROUP = Path("/sys/fs/cgroup")
 _NAME = "offloop-segment"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-INLINE_BYTES = 1 << 20
-"""Largest image that is sent in its event, and recorded with it."""
+INLINE_BYTES = 1 << 20  # largest image that is sent in its event, and recorded with it
 
 VERSION = 1
 MAX_HEADER = 100_000_000  # the format's own limit
@@ -146,7 +145,6 @@ class Tensors(Mapping[str, TensorView]):
 
 
 def is_tensors(value: Any) -> bool:
-    """Return whether a field's value represents tensors."""
     return isinstance(value, dict) and "$tensors" in value
 
 
@@ -180,12 +178,9 @@ def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
 class ImageLayout(NamedTuple):
     """Layout of an image to be filled."""
 
-    header: bytes
-    """First bytes of the image."""
-    starts: dict[str, int]
-    """Offset of each tensor after the header, in the order of their bytes."""
-    size: int
-    """Size of the whole image in bytes."""
+    header: bytes  # first bytes of the image
+    starts: dict[str, int]  # offset of each tensor after the header, in the order of their bytes
+    size: int  # size of the whole image in bytes
 
 
 class TensorPlaces(NamedTuple):
@@ -194,8 +189,7 @@ class TensorPlaces(NamedTuple):
     An image has the same bytes as a file of the format's library. Only metadata with several entries may differ in
     order, which is random in the library and the given one here."""
 
-    entries: bytes
-    """Their part of the header."""
+    entries: bytes  # their part of the header
     starts: dict[str, int]
     size: int
 
