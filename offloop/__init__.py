@@ -1,11 +1,11 @@
-"""The top-level package: what a training script needs, under the distribution's name.
+"""The names that a training script needs.
 
     from offloop import Callback, Event, Publisher, Trainer, runs, watch
 
-Names are loaded when they are first used, so that a machine without torch can import this package. What is behind it is
-in ``offloop.bus``, ``offloop.trainer`` and ``offloop.consumers``."""
+They are loaded at first use, so that a machine without torch can import this package. ``offloop.bus``,
+``offloop.trainer`` and ``offloop.consumers`` have the rest."""
 
-# Nothing is imported here: until the module of a command is, Ctrl-C shows a traceback.
+# Nothing is imported here: Ctrl-C shows a traceback until a command's module handles it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from offloop.bus import Event, Publisher, Recording, Subscriber

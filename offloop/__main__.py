@@ -1,4 +1,4 @@
-"""``python -m offloop``."""
+"""Run ``python -m offloop``."""
 
 from offloop.commands import offloop
 

@@ -1,4 +1,4 @@
-"""Attaching to a loop with Hugging Face Accelerate: :func:`attach`."""
+"""The adapter for loops with Hugging Face Accelerate."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ _PRECISIONS = {"no": None, "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
 @contain("_hook", "_use_pass", "_publish_backward", "_publish_batch", "_log_values")
 class AcceleratedRun(WatchedRun):
-    """The run of a training with Accelerate, see :func:`attach`. A loop needs only :attr:`stop_requested` of it."""
+    """The run of a training with Accelerate, see :func:`attach`. A loop needs only :attr:`stop_requested`."""
 
     def __init__(
         self, accelerator: Accelerator, *, optimizers: Sequence[Any], schedulers: Sequence[Any], **more: Any
@@ -39,9 +39,9 @@ class AcceleratedRun(WatchedRun):
         self._scaled = [one for one in optimizers if isinstance(one, AcceleratedOptimizer) and one.scaler is not None]
         self._backward_losses: list[torch.Tensor] = []
         self._is_between = True
-        """Whether the next forward pass is the first one of a batch of the dataloader."""
+        """Whether the next forward pass is the first one of a dataloader batch."""
         self._pass: Callable[[], Any] | None = None
-        """The dataloader whose pass is the epoch at work."""
+        """The dataloader of the current epoch."""
         names = ("mixed_precision", "num_processes", "split_batches", "gradient_accumulation_steps")
         super().__init__(
             accelerator.gradient_accumulation_steps,
@@ -70,8 +70,10 @@ class AcceleratedRun(WatchedRun):
         self._publish(AttachedTraining.checkpoint_written, path)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the counters from :meth:`state_dict`, as ``accelerator.load_state()`` does if the run is registered
-        for checkpointing. A training that goes back to a checkpoint continues its counters."""
+        """Restore the counters from :meth:`state_dict`, before the first batch.
+
+        ``accelerator.load_state()`` calls it if the run is registered for checkpointing. A training that goes back to a
+        checkpoint continues its counters."""
         if not self._has_begun:
             super().load_state_dict(saved)
 
@@ -88,13 +90,13 @@ class AcceleratedRun(WatchedRun):
             super()._take_inputs(batch)
 
     def _use_pass(self, dataloader: Any) -> None:
-        # What is left of an epoch that is resumed has another length.
+        # The rest of a resumed epoch has another length.
         if self._training.state.timestamp.values.batch_in_epoch == 0:
             self._accumulation = self._accelerator.gradient_accumulation_steps
             self._use(dataloader)
 
     def _pass_changes(self, dataloader: Any) -> None:
-        # The dataloader ends, or begins anew after a pass that was left early.
+        # The dataloader has ended, or restarts after a pass that was left early.
         if self._pass is not None and self._pass() is dataloader:
             self._pass = None
             if self._position.in_epochs:
@@ -116,7 +118,7 @@ class AcceleratedRun(WatchedRun):
         self._fire(Event.AFTER_BACKWARD)
 
     def _step_scaled(self, *_: Any, **__: Any) -> None:
-        # With fp16 a step whose gradients overflow is left out, and the batch is over all the same.
+        # With fp16 a step with overflowing gradients is skipped, and the batch ends all the same.
         if self._accelerator.sync_gradients:
             self._has_stepped = True
 
@@ -140,7 +142,7 @@ def attach(
     checkpoint: Callable[[], object] | None = None,
     **options: Unpack[Options],
 ) -> AcceleratedRun:
-    """Publish a loop with Accelerate as a run::
+    """Publish a loop with Accelerate as a run.
 
         model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
         run = attach(accelerator, max_duration="3ep")
@@ -152,22 +154,21 @@ def attach(
                     break
         accelerator.end_training()
 
-    A batch is a step of the optimizer, an epoch a pass over a prepared dataloader, and the loss is what
-    ``accelerator.backward()`` is given, the mean over the batch. All ranks attach. Attaching to the same accelerator
-    again ends the run before.
+    A batch is a step of the optimizer, an epoch a pass over a prepared dataloader, and the loss the argument of
+    ``accelerator.backward()``, averaged over the batch. All ranks attach. Attaching to the same accelerator again ends
+    the earlier run. If the run cannot be started, the reason is shown and the training continues without one.
 
     Args:
         accelerator: after ``prepare()``.
-        model, optimizer, scheduler: by default those that the accelerator has prepared. Of several models, or where the
-            accelerator compiles it, the model has to be given.
+        model, optimizer, scheduler: by default those that the accelerator has prepared. The model is required if there
+            are several, or the accelerator compiles it.
         max_duration: duration of the training for progress bars, such as ``3ep`` or ``1000ba``.
         evaluate: function for ``offloop send RUN set eval now``, called between two batches on every rank.
         checkpoint: function for ``offloop send RUN checkpoint``, by default ``accelerator.save_state`` if the
             accelerator names its checkpoints itself.
         options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
-    started, that is shown, and the training continues without one."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments."""
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)
@@ -177,7 +178,7 @@ def attach(
     if checkpoint is None and accelerator.project_configuration.automatic_checkpoint_naming:
 
         def checkpoint() -> object:
-            # By then it is wrapped.
+            # Looked up when called, as it is wrapped later.
             return accelerator.save_state()
 
     earlier = vars(accelerator).get("_offloop_run")
@@ -199,7 +200,7 @@ def attach(
 
 
 def _check_prepared(accelerator: Accelerator, models: Sequence[Any], optimizers: Sequence[Any], is_given: bool) -> None:
-    """Raises ConfigurationError where it is not known what to watch."""
+    """Raise ConfigurationError unless model and optimizer are known."""
     if accelerator.distributed_type in _ENGINES:
         raise ConfigurationError(
             f"attach() cannot see the steps of {accelerator.distributed_type.value}, whose engine does them: "

@@ -1,6 +1,6 @@
-"""Hooks for Lightning and Transformers in a process that ``offloop run`` has started.
+"""Hooks for Lightning and Transformers in a process started by ``offloop run``.
 
-It imports only the standard library elsewhere: Lightning loads it wherever offloop is installed."""
+Imports only the standard library: Lightning loads it wherever offloop is installed."""
 
 import contextlib
 import functools
@@ -21,14 +21,15 @@ VARIABLE = "OFFLOOP_RUN"
 """Set by ``offloop run``: JSON with ``folder`` (for notes), ``callbacks``, ``loggers``, their ``settings``, and
 ``options`` of the adapters."""
 ATTACHED = "attached"
-"""The note of a run that has begun."""
+"""Note of a run that has begun."""
 
 _log = logging.getLogger("offloop")
 
 
 def lightning_callbacks() -> list[Any]:
-    """The callbacks that Lightning adds to each trainer, by its entry point ``lightning.pytorch.callbacks_factory``:
-    none unless ``offloop run`` has started this process."""
+    """Return the callbacks for each Lightning trainer, none without ``offloop run``.
+
+    The entry point ``lightning.pytorch.callbacks_factory`` calls it."""
     if VARIABLE in os.environ:
         with _contained():
             from offloop.lightning import AutomaticCallback
@@ -38,7 +39,6 @@ def lightning_callbacks() -> list[Any]:
 
 
 def attach_to_transformers(module: ModuleType) -> None:
-    """Attach offloop to each new ``Trainer`` of Transformers."""
     construct = module.Trainer.__init__
 
     @functools.wraps(construct)
@@ -53,7 +53,7 @@ def attach_to_transformers(module: ModuleType) -> None:
 
 
 def note_attached() -> None:
-    """Tell ``offloop run``, if it has started this process, that a run has begun."""
+    """Inform ``offloop run``, if it started this process, that a run has begun."""
     if VARIABLE in os.environ:
         note(ATTACHED, json.loads(os.environ[VARIABLE])["folder"])
 
@@ -76,7 +76,7 @@ def _options() -> "Options":
     for one in (*callbacks, *loggers):
         module = sys.modules[type(one).__module__]
         if module.__name__.startswith("offloop_file_"):
-            # A class from a file, which the consumer's process cannot import by name.
+            # The consumer's process cannot import a class from a file by name.
             cloudpickle.register_pickle_by_value(module)
     options: Options = given["options"]
     return {**options, "callbacks": callbacks, "loggers": loggers}

@@ -1,4 +1,4 @@
-"""The programs ``offloop``, ``bus``, ``trainer`` and ``consumer``."""
+"""The programs ``offloop``, ``bus`` (the same), ``trainer`` and ``consumer``."""
 
 import os
 import signal
@@ -8,21 +8,17 @@ __all__ = ["bus", "consumer", "offloop", "trainer"]
 
 
 def offloop() -> None:
-    """The program ``offloop``, with all commands."""
     _run("offloop.bus.cli.main")
 
 
 bus = offloop
-"""The program ``bus``: the same."""
 
 
 def trainer() -> None:
-    """The program ``trainer``: ``offloop train``."""
     _run("offloop.trainer.cli.main")
 
 
 def consumer() -> None:
-    """The program ``consumer``: ``offloop consume``."""
     _run("offloop.consumers.cli.main")
 
 

@@ -1,4 +1,4 @@
-"""Attaching to MosaicML Composer: ``Trainer(..., callbacks=[OffloopCallback()])``."""
+"""The adapter for MosaicML Composer: ``Trainer(..., callbacks=[OffloopCallback()])``."""
 
 import datetime
 import sys
@@ -31,10 +31,10 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     """Publishes all events of a Composer trainer as a run, at Composer's own training time. All ranks have one.
 
     Args:
-        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`. The default of
-            ``run_name`` is Composer's name.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`. ``run_name``
+            defaults to Composer's name.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(options)
@@ -45,7 +45,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
         if event is composer.Event.INIT:
-            # Each trainer that it is given to has a run, also after an error of offloop in another one.
+            # Each trainer has its own run, also after an error of offloop in another one.
             self.detached = not is_enabled(self._options)
         self._take(_OURS[event], state)
 
@@ -101,7 +101,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         ours.batch, ours.outputs, ours.loss = state.batch, state.outputs, state.loss
 
     def _on_before_load(self, training: AttachedTraining, state: Any) -> None:
-        """Published by :meth:`_on_after_load`, which knows whether a checkpoint was loaded."""
+        """Do nothing: :meth:`_on_after_load` publishes it, once the checkpoint is known."""
 
     def _on_after_load(self, training: AttachedTraining, state: Any) -> None:
         training.open(self._resumed, continues=int(state.timestamp.batch) > 0)
@@ -134,7 +134,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     def _on_batch_end(self, training: AttachedTraining, state: Any) -> None:
         losses = state.total_loss_dict or {}
         if _TOTAL in losses:
-            # Composer has read them, and reduced them over the ranks.
+            # Composer has already read them and reduced them over the ranks.
             training.add_loss(torch.tensor(losses[_TOTAL], dtype=torch.float64))
         more = {name: value for name, value in losses.items() if name != _TOTAL}
         training.log(more)
@@ -206,7 +206,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
             self._make_due(one, "save_interval")
 
     def _make_due(self, owner: Any, interval: str) -> None:
-        # Composer asks the interval whether something is due; it is restored when the next batch is fetched.
+        # Composer asks the interval whether it is due; it is restored when the next batch is fetched.
         self._restored.append((owner, interval, getattr(owner, interval)))
         setattr(owner, interval, lambda *_: True)
 

@@ -33,15 +33,18 @@ _log = logging.getLogger("offloop")
 
 Value = TypeVar("Value")
 _Points: TypeAlias = tuple["Floats", "Floats"]
-"""Steps, and the values there."""
+"""Steps and values."""
 
 _NAMED = 5
 _OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")
 
 
 def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False) -> "Runs":
-    """The runs of a folder (by default ``$OFFLOOP_RUNS_DIR``, or ``runs``) as they are now, pinned ones first, then the
-    newest; archived ones only with ``archived``.
+    """Return the runs of a folder, pinned ones first, then the newest.
+
+    Args:
+        folder: by default ``$OFFLOOP_RUNS_DIR``, else ``runs``.
+        archived: whether to include archived runs.
 
     Raises:
         RunDirectoryError: the folder cannot be read."""
@@ -50,13 +53,13 @@ def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False
 
 
 class _Folder:
-    """The index of a folder, which all objects for its runs share."""
+    """The index of a folder, shared by all objects for its runs."""
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
         self._index = RunIndex(where)
         self.root = self._index.root
         self.series = self._index.series
-        # The user of a notebook closes nothing.
+        # Users of notebooks close nothing.
         weakref.finalize(self, self._index.close)
         self.refresh()
 
@@ -69,11 +72,11 @@ class _Folder:
 
 
 class Runs(Sequence["Run"]):
-    """Runs of a folder, in an order: see :func:`offloop.runs`. In a notebook they are shown as a table.
+    """Runs of a folder, in an order, see :func:`offloop.runs`. Notebooks show them as a table.
 
-    ``runs[0]`` is the first one, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the one of that name.
-    Hyperparameters and metrics are found by full or short name (``config/lr`` or ``lr``); of several, ``config/lr``
-    comes first."""
+    ``runs[0]`` is the first run, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the run of that name.
+    Hyperparameters and metrics have full and short names (``config/lr`` or ``lr``); ``config/lr`` takes precedence over
+    others that end in ``lr``."""
 
     def __init__(self, folder: _Folder, choose: Callable[[], list[RunEntry]]) -> None:
         self._folder = folder
@@ -107,24 +110,27 @@ class Runs(Sequence["Run"]):
         return any(run in (one, one.name) for one in self._runs)
 
     def where(self, expression: str) -> "Runs":
-        """Those for which an expression such as ``lr > 0.01 and status == finished`` is true: see
-        :func:`offloop.bus.index.filters.parse_filter`.
+        """Return the runs for which an expression such as ``lr > 0.01 and status == finished`` is true.
+
+        See :func:`offloop.bus.index.filters.parse_filter`.
 
         Raises:
             ConfigurationError: it is not a filter, or names what no run of the folder has."""
         return Runs(self._folder, lambda: self._folder.table.where(self._choose(), expression))
 
     def sort(self, name: str) -> "Runs":
-        """The same in the order of a column; with a minus before the name the greatest first. Runs without a value come
-        last.
+        """Return the runs sorted by a column, with a minus before the name the greatest first.
+
+        Runs without a value come last.
 
         Raises:
             ConfigurationError: no run of the folder has that column."""
         return Runs(self._folder, lambda: self._folder.table.sort(self._choose(), name))
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
-        """The run with the best value of a metric at any step. ``mode`` (``min`` or ``max``) is needed where neither
-        the metric's name nor the runs say which values are better.
+        """Return the run with the best value of a metric at any step.
+
+        ``mode`` (``min`` or ``max``) is needed if neither the metric's name nor the runs say which values are better.
 
         Raises:
             ConfigurationError: no run of the folder has that metric, or the mode is unknown.
@@ -135,18 +141,18 @@ class Runs(Sequence["Run"]):
         return self[found.run]
 
     def refresh(self) -> "Runs":
-        """Reads the folder again, and chooses and sorts again; returns itself."""
+        """Read the folder again, choose and sort again, and return this object."""
         self._folder.refresh()
         self._runs = [Run(self._folder, entry) for entry in self._choose()]
         return self
 
     def frame(self, columns: Sequence[str] | None = None, to: Library | None = None) -> Any:
-        """A table with a row for each run.
+        """Return a table with a row for each run.
 
         Args:
             columns: names of columns, such as ``["run", "lr", "MulticlassAccuracy.best"]``. By default name, status,
                 times and tags, every hyperparameter, and the last value of every metric.
-            to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first of these that is installed.
+            to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first that is installed.
 
         Raises:
             ConfigurationError: no run of the folder has a column, or the library is not installed."""
@@ -165,8 +171,9 @@ class Runs(Sequence["Run"]):
         return as_table(table, library(to))
 
     def plot(self, metric: str, ax: Any = None) -> Any:
-        """Draws a metric of all these runs with matplotlib, thinned to some hundred points of each run with its
-        extremes, and returns the axes.
+        """Draw a metric of these runs with matplotlib and return the axes.
+
+        Each run is thinned to some hundred points, with its extremes.
 
         Raises:
             ConfigurationError: no run of the folder has that metric, or matplotlib is not installed."""
@@ -193,8 +200,8 @@ class Runs(Sequence["Run"]):
 class Run:
     """One run of a folder, as :class:`Runs` found it.
 
-    In a notebook it shows its state, loss, metrics and hyperparameters. :meth:`metrics`, :meth:`events` and
-    :meth:`plot` read its recordings as they are now; everything else is as of the last :meth:`refresh`."""
+    Notebooks show its state, loss, metrics and hyperparameters. :meth:`metrics`, :meth:`events` and :meth:`plot` read
+    its recordings as they are now; everything else is as of the last :meth:`refresh`."""
 
     def __init__(self, folder: _Folder, entry: RunEntry) -> None:
         self._folder = folder
@@ -207,7 +214,7 @@ class Run:
 
     @property
     def id(self) -> str | None:
-        """Identity, see :attr:`offloop.bus.RunInfo.id`."""
+        """Random id, see :attr:`offloop.bus.RunInfo.id`."""
         return self._entry.id
 
     @property
@@ -222,12 +229,12 @@ class Run:
 
     @property
     def error(self) -> str | None:
-        """Error that it failed with."""
+        """Error of a failed run."""
         return self._entry.error
 
     @property
     def problem(self) -> str | None:
-        """What could not be read, such as a damaged recording, and why."""
+        """Unreadable part, such as a damaged recording, and why."""
         return self._entry.problem
 
     @property
@@ -247,13 +254,12 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, MetricValues]:
-        """Last, least and greatest value of each metric with their steps, by full or short name:
-        ``run.summary["loss"].low``."""
+        """Last, least and greatest value of each metric with their steps: ``run.summary["loss"].low``."""
         return _ByName(self._entry.metrics, f"run {self.name} has no metric")
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Its checkpoints, wherever they are, the earliest first."""
+        """Its checkpoints, the earliest first."""
         return self._entry.checkpoints
 
     @property
@@ -263,11 +269,11 @@ class Run:
 
     @property
     def note(self) -> str:
-        """Note about it."""
+        """The user's note."""
         return self._entry.note
 
     def tag(self, *tags: str) -> None:
-        """Adds tags, see :meth:`annotate`."""
+        """Add tags, see :meth:`annotate`."""
         self.annotate(add=tags)
 
     def annotate(
@@ -279,8 +285,7 @@ class Run:
         pinned: bool | None = None,
         archived: bool | None = None,
     ) -> None:
-        """Adds and removes tags, replaces the note, pins it before other runs, or archives it, which hides it; the rest
-        stays as it is. Stored in the run's directory.
+        """Add and remove tags, replace the note, pin or archive the run. The rest stays unchanged.
 
         Raises:
             ConfigurationError: a tag or a note that is not allowed.
@@ -290,24 +295,24 @@ class Run:
         self._folder.replace(self._entry.annotated(said))
 
     def refresh(self) -> "Run":
-        """Reads the folder again; returns itself."""
+        """Read the folder again and return this object."""
         self._folder.refresh()
         return self
 
     def metrics(
         self, names: str | Collection[str] | None = None, *, attempt: int | None = None, to: Library | None = None
     ) -> Any:
-        """All values of losses, metrics, learning rates and throughput, as the callbacks ``metrics``, ``lr`` and
-        ``speed`` log them, and of what the training logged itself: a row for each step, a column for each metric.
+        """Return all values of metrics: a row for each step, a column for each metric.
 
-        A step counts batches from 0; an evaluation is in the row of the last batch before it. Of several values for a
-        step the last one counts, and of several attempts that of the later one.
+        These are losses, metrics, learning rates and throughput, as logged by the callbacks ``metrics``, ``lr`` and
+        ``speed``, and the values that the training logged itself. A step counts batches from 0; an evaluation is in the
+        row of the last batch before it. The last value for a step counts, and the later attempt.
 
         Args:
             names: one metric or several, by full or short names. By default all.
-            attempt: one attempt; -1 is the newest. By default all of them together.
-            to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name. By default the first of
-                these that is installed.
+            attempt: one attempt; -1 is the newest. By default all together.
+            to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name. By default the first
+                that is installed.
 
         Raises:
             ConfigurationError: it has no such metric, or the library or numpy is not installed.
@@ -317,11 +322,12 @@ class Run:
         return by_step(self._history(names, attempt), chosen)
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
-        """The snapshots of these events, or of all, of every rank, in the order in which they were recorded; of all
-        attempts, or of one (-1 is the newest).
+        """Yield the snapshots of these events, by default all, of every rank in recorded order.
+
+        ``attempt`` chooses one attempt, -1 the newest.
 
         Raises:
-            ConfigurationError: there is no such event.
+            ConfigurationError: an event is unknown.
             RecordingError: its recording cannot be read.
             RunNotFoundError: it has no such attempt."""
         chosen = [Event(event) for event in events] or None
@@ -329,7 +335,7 @@ class Run:
         return (snapshot for recording in recordings for snapshot in recording.snapshots(chosen))
 
     def plot(self, *metrics: str, attempt: int | None = None, ax: Any = None) -> Any:
-        """Draws metrics, by default the loss, at all steps with matplotlib, and returns the axes.
+        """Draw metrics, by default the loss, at all steps with matplotlib, and return the axes.
 
         Raises:
             ConfigurationError: it has no such metric, or matplotlib is not installed.
@@ -344,8 +350,7 @@ class Run:
         return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
 
     def follow(self, seconds: float = 1.0) -> None:
-        """Shows the run in a notebook, and draws it again every so many seconds until it has ended or the cell is
-        interrupted.
+        """Show the run in a notebook, updated every ``seconds`` until it ends or the cell is interrupted.
 
         Raises:
             ConfigurationError: IPython is not installed."""
@@ -353,13 +358,13 @@ class Run:
         while self._entry.is_going_on:
             time.sleep(seconds)
             self.refresh()
-            # Outside of a notebook there is nothing to draw in.
+            # Outside of a notebook there is no handle.
             if handle is not None:
                 handle.update(self)
 
     @property
     def _entry(self) -> RunEntry:
-        # One that was deleted stays as it was known last.
+        # A deleted run keeps its last state.
         self._known = self._folder.table.entries.get(self.name, self._known)
         return self._known
 
@@ -460,7 +465,7 @@ def _draw(lines: Mapping[str, Sequence[Any]], what: str, ax: Any) -> Any:
 
 
 def _plain_label(text: str) -> str:
-    # matplotlib reads what stands between two of these as a formula, and hides labels that begin with an underscore.
+    # matplotlib reads text between two "$" as a formula, and hides labels that begin with an underscore.
     text = escape(text).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 

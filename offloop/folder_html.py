@@ -1,4 +1,4 @@
-"""Runs as HTML for notebooks: in their colours, and with everything escaped that comes from a run."""
+"""Runs as HTML for notebooks, in their colours, with all texts of a run escaped."""
 
 import html
 import math
@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT, _MARGIN = 480, 90, 4
 
 
 def show_runs(table: RunTable, entries: Sequence[RunEntry], folder: str) -> str:
-    """A table of runs with their usual columns, without empty ones."""
+    """Return a table of runs with their usual columns, without empty ones."""
     shown = entries[:_ROWS]
     columns = table.columns(["run", *table.usual_among(shown)])
     cells = {column.head: [column.text(entry) for entry in shown] for column in columns}
@@ -30,7 +30,7 @@ def show_runs(table: RunTable, entries: Sequence[RunEntry], folder: str) -> str:
 
 
 def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
-    """One run: its state, a curve of each series, its metrics and hyperparameters."""
+    """Return one run: its state, a curve of each series, its metrics and hyperparameters."""
     facts = [
         entry.status,
         *filter(None, (entry.error, entry.reason, entry.problem)),
@@ -59,12 +59,12 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: ``1 run``, ``2 runs``."""
+    """Return a count with its noun: ``1 run``, ``2 runs``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def main_metric(entry: RunEntry) -> str | None:
-    """The metric that people look at first: the loss, an evaluation, another loss."""
+    """Return the most important metric: the loss, an evaluation, another loss."""
 
     def order(name: str) -> tuple[bool, ...]:
         return name != LOSS, not is_of_evaluation(name), "loss" not in name, name.startswith("lr-")
@@ -87,7 +87,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _curve(name: str, points: Sequence[Point]) -> str:
-    """A line through points, interrupted where a value is not finite."""
+    """Return a line through points, interrupted at non-finite values."""
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     if not finite:
         return ""
@@ -103,7 +103,7 @@ def _curve(name: str, points: Sequence[Point]) -> str:
     for is_finite, group in groupby(points, lambda point: math.isfinite(point[1])):
         if is_finite:
             places = [place(*point) for point in group]
-            # A line of one point would not be seen without its round ends.
+            # A line of one point is visible only by its round ends.
             lines.append(f'<polyline points="{" ".join(places * 2 if len(places) == 1 else places)}"/>')
     label = _text(f"{name}: {number_text(finite[0][1])} to {number_text(finite[-1][1])}")
     return (
@@ -114,11 +114,11 @@ def _curve(name: str, points: Sequence[Point]) -> str:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    # Halves, because the distance of two floats may be too large for one.
+    # Halves, because the distance of two floats may exceed the largest float.
     return (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
 
 
 def _text(text: str) -> str:
-    """What may come from a run, for any place in HTML, without what would turn or hide the text around it."""
+    """Escape any text for any place in HTML, without characters that turn or hide the text around it."""
     shown = escape(text if len(text) <= _LETTERS else f"{text[: _LETTERS - 3]}...")
     return html.escape(shown)

@@ -1,4 +1,4 @@
-"""Attaching to the engines of PyTorch Ignite: :class:`OffloopLogger`."""
+"""The adapter for engines of PyTorch Ignite: :class:`OffloopLogger`."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ _FRAMEWORK = OWN_LOOP._replace(name="Ignite", package="pytorch-ignite", events=O
 
 
 class OffloopLogger:
-    """Publishes each ``run()`` of a trainer as a run::
+    """Publishes each ``run()`` of a trainer as a run.
 
         OffloopLogger(run_name="mnist").attach(trainer, optimizer, evaluators={"val": evaluator})
         trainer.run(loader, max_epochs=10)
@@ -35,7 +35,7 @@ class OffloopLogger:
     Args:
         options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid options."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         check_options(options)
@@ -56,20 +56,20 @@ class OffloopLogger:
         evaluate: Callable[[], object] | None = None,
         checkpoint: Callable[[], object] | None = None,
     ) -> "OffloopLogger":
-        """Attach to the engines; returns the logger.
+        """Attach to the engines and return the logger.
 
         Args:
             trainer, optimizer: the training engine and its optimizer, or a list of optimizers.
             evaluators: evaluating engines, by the label of their data.
             model: by default the module with the optimizer's parameters that the trainer's function uses.
-            scheduler: torch's schedulers, which then follow a rate that is set by command.
+            scheduler: torch's schedulers, which follow a rate that is set by command.
             output_transform: function from ``trainer.state.output`` to the loss, or to a map of ``loss`` and other
                 numbers; by default the output itself.
-            gradient_accumulation_steps: iterations that go into a step of the optimizer.
+            gradient_accumulation_steps: iterations in a step of the optimizer.
             evaluate, checkpoint: functions for ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint``,
                 called between two iterations on every rank.
 
-        Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
+        Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments."""
         optimizers = as_list(optimizer, torch.optim.Optimizer, "optimizer")
         for label, engine in {"trainer": trainer, **(evaluators or {})}.items():
             if not isinstance(engine, Engine):
@@ -93,22 +93,22 @@ class OffloopLogger:
             )
 
         trainer.add_event_handler(Events.STARTED, start)
-        # A handler of EXCEPTION_RAISED would keep the exception from the caller.
+        # A handler of EXCEPTION_RAISED would hide the exception from the caller.
         Wrapped(trainer, "run", failed=self.close)
         return self
 
     @property
     def run(self) -> "IgniteRun | None":
-        """The current run or the last one."""
+        """The current or last run."""
         return self._run
 
     def log(self, values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
-        """As :meth:`offloop.own_loop.WatchedRun.log`."""
+        """Log numbers as :meth:`offloop.own_loop.WatchedRun.log`."""
         if self._run is not None:
             self._run.log(values, step=step, **more)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, which is announced by this call."""
+        """Return the state for a checkpoint. The call announces the checkpoint."""
         if self._run is None:
             return {}
         self._run.checkpoint_saved()
@@ -141,9 +141,9 @@ class IgniteRun(WatchedRun):
         self._evaluators = evaluators
         self._transform = output_transform
         self._seen = 0
-        """The iteration whose output was taken."""
+        """The last iteration whose output was handled."""
         self._epoch = trainer.state.epoch
-        """Epochs that have ended."""
+        """Number of ended epochs."""
         self._logged: dict[str, Any] = {}
         state = trainer.state
         config = {name: getattr(state, name) for name in ("max_epochs", "max_iters", "epoch_length")}
@@ -157,7 +157,7 @@ class IgniteRun(WatchedRun):
         self._fetches = True
         per_epoch = None if (length := state.epoch_length) is None or length % steps else length // steps
         self._data = {"dataloader": state.dataloader, "batches_per_epoch": per_epoch, "microbatches": steps}
-        # Ignite's counters are those of the loop.
+        # Ignite's counters are the loop's.
         self._position.reached = Timestamp(batch=state.iteration // steps, epoch=state.epoch)
         self._resume(resumed)
         self._begin()
@@ -223,7 +223,7 @@ class IgniteRun(WatchedRun):
         self._publish(AttachedTraining.eval_start, label, batches=engine.state.epoch_length)
 
     def _end_batch(self) -> None:
-        # Within the trainer's function the output is not there yet.
+        # The output does not exist yet within the trainer's function.
         if self._trainer.last_event_name != Events.ITERATION_STARTED:
             if self._trainer.state.iteration != self._seen:
                 self._seen = self._trainer.state.iteration

@@ -1,4 +1,4 @@
-"""Attaching to Keras with its torch backend: ``model.fit(..., callbacks=[OffloopCallback()])``."""
+"""The adapter for Keras with its torch backend: ``model.fit(..., callbacks=[OffloopCallback()])``."""
 
 import math
 from os import PathLike
@@ -43,14 +43,13 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
     """Publishes a ``fit()`` as a run.
 
     Args:
-        save_folder: where ``offloop send RUN checkpoint`` saves the model, after batch 12 as ``ba12.keras``.
+        save_folder: folder for ``offloop send RUN checkpoint``, after batch 12 as ``ba12.keras``.
         options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed, and where Keras has
-    another backend than torch."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments, and for another backend than torch."""
 
-    # Keras waits for the device after each batch when a callback has a method for its end: this one wraps the functions
-    # that Keras does batches with.
+    # Keras waits for the device after each batch if a callback handles its end. This one wraps Keras's functions for
+    # batches.
 
     def __init__(self, *, save_folder: str | PathLike[str] | None = None, **options: Unpack[Options]) -> None:
         super().__init__(options)
@@ -129,7 +128,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
         self._end()
 
     def _begin_fit(self, epoch: int) -> None:
-        # The first epoch of a training that resumes has a later number.
+        # A resumed training begins with a later epoch.
         if not self._has_begun:
             self._has_begun = True
             steps = self.params["steps"]
@@ -149,7 +148,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
         training.batch_start(data[0])
         self._losses.clear()
         if self.model.jit_compile:
-            # A changed function would be compiled anew.
+            # A changed function would be recompiled.
             self._sums = [(one.total.value.clone(), one.count.value.clone()) for one in self._trackers]
         self._optimizer.read_rate(self._iterations)
         self._iterations += 1
@@ -201,7 +200,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _StandIn(torch.optim.Optimizer):
-    """An optimizer of Keras as torch's hooks and fields see it. The step is Keras's own."""
+    """An optimizer of Keras in the form that torch's hooks and fields need. Keras does the step."""
 
     source: Any
     _read_at: Any = None
@@ -223,10 +222,10 @@ class _StandIn(torch.optim.Optimizer):
         return made
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Only runs the hooks."""
+        """Run the hooks only."""
 
     def read_rate(self, iterations: int) -> None:
-        # A rate in a variable, which may be on a GPU, is read only after it was set.
+        # A rate in a variable may be on a GPU, so it is read only after a change.
         rate = self.source._learning_rate
         in_variable = isinstance(rate, keras.Variable)
         now = (rate.value, rate.value._version) if in_variable else iterations
@@ -239,7 +238,7 @@ class _StandIn(torch.optim.Optimizer):
             with keras.device("cpu"):
                 value = float(rate(iterations))
         else:
-            # A user's function, which might count its calls.
+            # A user's function might count its calls.
             value = math.nan
         self.param_groups[0]["lr"] = value
 

@@ -1,8 +1,4 @@
-"""Attaching to Lightning, under both of its names::
-
-from offloop.lightning import OffloopCallback
-
-trainer = Trainer(callbacks=[OffloopCallback()])"""
+"""The adapter for Lightning, under both of its names: ``Trainer(callbacks=[OffloopCallback()])``."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +13,7 @@ from offloop.bus.types.event import Event
 
 
 def _installed(*names: str) -> tuple[type, ...]:
-    """The callback classes of these namespaces: a trainer takes those of its own only."""
+    """Return the callback classes of these namespaces; a trainer accepts only its own."""
     found, trouble = [], None
     for name in names:
         try:
@@ -39,22 +35,22 @@ _TRAINER_FACTS = (
     *("limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
 )
 _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time_interval": 0}
-"""With these intervals Lightning finds after the next batch that an evaluation is due."""
+"""Intervals that make an evaluation due after the next batch."""
 
 
 @contain("teardown", "_begin", "_before_fetch", "_checkpoint_written", hooks=True, outside="on_train_start")
 class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
-    """Publishes what Lightning's ``Trainer.fit`` does::
+    """Publishes each ``fit`` of Lightning's ``Trainer`` as a run.
 
         Trainer(callbacks=[OffloopCallback()])
 
-    A batch is a step of the optimizer; dataloader batches that are accumulated for it are its microbatches. With manual
-    optimization a batch is a dataloader batch in which an optimizer has stepped. Each ``fit`` is a run.
+    A batch is a step of the optimizer; the dataloader batches accumulated for it are its microbatches. With manual
+    optimization a batch is a dataloader batch in which an optimizer has stepped.
 
     Args:
         options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for options that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid options."""
 
     def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__(options)
@@ -92,7 +88,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._epoch_values.clear()
         self._wrapped = [
             Wrapped(trainer.fit_loop.epoch_loop, "_on_before_fetch", self._before_fetch),
-            # The hook comes before a checkpoint is written, without its name.
+            # The hook is called before a checkpoint is written, without its name.
             Wrapped(trainer, "save_checkpoint", after=self._checkpoint_written),
         ]
         resumed, batches = self._resumed, trainer.global_step
@@ -132,7 +128,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._steps, self._has_stepped = steps, False
         losses, self._losses = self._losses, []
         for loss in losses:
-            # Lightning has divided by the full number of microbatches, also where there were fewer.
+            # Lightning divides by the full number of microbatches, also if there were fewer.
             training.add_loss(loss, trainer.accumulate_grad_batches / len(losses))
         if values := _logged(trainer, on_step=True):
             training.log_metrics(values)
@@ -158,7 +154,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        # Also called where the training is stopped within an epoch.
+        # Also called when the training stops within an epoch.
         if trainer.is_last_batch:
             self._training.epoch_end()
             self._stop_if_asked(trainer)
@@ -180,7 +176,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._training.checkpoint_written(filepath, **self._score_of(str(filepath)))
 
     def _score_of(self, path: str) -> dict[str, Any]:
-        """The metric, value and mode that a ``ModelCheckpoint`` compares a checkpoint by."""
+        """Return metric, value and mode by which a ``ModelCheckpoint`` compares a checkpoint."""
         for one in self._trainer.checkpoint_callbacks:
             name = getattr(one, "monitor", None)
             if name is not None and path in (scores := getattr(one, "best_k_models", {})):
@@ -196,7 +192,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
 
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
-        # The state of an earlier fit is not that of this one's checkpoints.
+        # The state of an earlier fit does not belong to this fit's checkpoints.
         self._reached = {}
         super().detach(error)
 
@@ -232,7 +228,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
             )
         for name, value in _AT_ONCE.items():
             interval = getattr(trainer, name, None)
-            # An interval of None is not in use; that of batches is None where evaluations go by time.
+            # An unused interval is None; the one of batches is None if evaluations go by time.
             if name not in self._intervals and (interval is not None or name == "val_check_batch"):
                 self._intervals[name] = interval
                 setattr(trainer, name, value)
@@ -243,7 +239,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
 
 
 class AutomaticCallback(OffloopCallback):
-    """The callback of ``offloop run``: it does nothing in a trainer to which a script has attached offloop itself."""
+    """The callback of ``offloop run``, inactive if a script has attached offloop itself."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if sum(isinstance(one, OffloopCallback) for one in trainer.callbacks) == 1:
@@ -261,8 +257,9 @@ def _save(trainer: Any) -> str:
 
 
 def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
-    """Values that the module has logged, of the batch or of the finished evaluation, without those of the progress bar:
-    ``trainer.callback_metrics`` reads these too, and so waits for a GPU."""
+    """Return the values that the module logged for the batch or the finished evaluation.
+
+    ``trainer.callback_metrics`` would include the progress bar's, and so wait for a GPU."""
     results = trainer._results
     return {
         results._forked_name(one, on_step)[1]: value
@@ -293,7 +290,7 @@ def _max_duration(trainer: Any) -> str | None:
         return f"{steps}ba"
     if epochs != -1:
         return f"{epochs}ep"
-    # Lightning makes one of max_time=.
+    # Lightning makes a Timer from max_time=.
     timers = [one for one in trainer.callbacks if type(one).__name__ == "Timer"]
     seconds = [left for one in timers if (left := one.time_remaining()) is not None]
     return f"{round(min(seconds))}sec" if seconds else None

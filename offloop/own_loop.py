@@ -1,4 +1,4 @@
-"""Attaching to a loop of one's own: :func:`watch`, which ``offloop`` exports."""
+"""The adapter for a user's own loop: :func:`watch`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,14 +26,14 @@ _P = ParamSpec("_P")
 
 
 class SizedIterator(Iterator[_Batch]):
-    """An iterator with a length: the number of its items from first to last."""
+    """An iterator with the length of all its items."""
 
     def __init__(self, items: Iterator[_Batch], length: Callable[[], int]) -> None:
         self._items = items
         self._length = length
 
     def __iter__(self) -> Iterator[_Batch]:
-        # The loop iterates over the items themselves: no call is added between two batches.
+        # Returning the items avoids a call between two batches.
         return self._items
 
     def __next__(self) -> _Batch:
@@ -46,10 +46,11 @@ class SizedIterator(Iterator[_Batch]):
 @contain("_hook", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_log")
 @contain("_publish_outputs", "_before_backward", "_publish_batch")
 class WatchedRun:
-    """The run of a watched training, see :func:`watch`. It is a context manager, and ends with :meth:`epochs` or the
-    program, too."""
+    """The run of a watched training, see :func:`watch`.
 
-    # Contained methods publish; the others count, with a run and without one.
+    It is a context manager, and also ends with :meth:`epochs` or the program."""
+
+    # Contained methods publish; the others count, with and without a run.
 
     _training: AttachedTraining
 
@@ -62,7 +63,7 @@ class WatchedRun:
         optimizers: Sequence[Any],
         **more: Any,
     ) -> None:
-        """Starts the run; the named arguments, with ``more``, are those of :class:`AttachedTraining`."""
+        """Start the run; further arguments are those of :class:`AttachedTraining`."""
         self._is_disabled = not is_enabled(options)
         self.detached = self._is_disabled
         """Whether there is no run: it is disabled, or an error of offloop has ended it."""
@@ -98,12 +99,12 @@ class WatchedRun:
 
     @property
     def run_name(self) -> str | None:
-        """The run's name; ``None`` where there is none: it is disabled or could not be started."""
+        """The run's name; ``None`` if it is disabled or could not be started."""
         return self._training.state.run_name if hasattr(self, "_training") else None
 
     @property
     def stop_requested(self) -> bool:
-        """Whether to stop here. A batch whose optimizer has stepped ends with this call."""
+        """Whether to stop here. Ends a batch whose optimizer has stepped."""
         self._end_batch()
         return self._is_stopped
 
@@ -117,8 +118,9 @@ class WatchedRun:
         return None if self.detached else self._training.state.stop_reason
 
     def epochs(self, count: int) -> "SizedIterator[int]":
-        """The numbers of the remaining epochs, of ``count``; it ends when the training is stopped. ``len()`` is their
-        number."""
+        """Return the numbers of the remaining epochs of ``count``, until the training is stopped.
+
+        ``len()`` is how many remain."""
         position = self._position
         done = position.reached.values.epoch + (not self._has_begun and position.resumed == "ended")
         return SizedIterator(self._epochs(count), lambda: max(0, count - done))
@@ -140,11 +142,12 @@ class WatchedRun:
         self.close()
 
     def batches(self, dataloader: Iterable[_Batch]) -> "SizedIterator[_Batch]":
-        """The batches of a dataloader; it ends when the training is stopped. Outside of :meth:`epochs` a pass is an
-        epoch. ``len()`` is that of the dataloader, if it has one.
+        """Return the batches of a dataloader, until the training is stopped.
 
-        In an epoch that is resumed in its middle the dataloader has to give the remaining batches. After a state that
-        was saved in the last batch of an epoch there are none."""
+        Outside of :meth:`epochs` a pass is an epoch. ``len()`` is that of the dataloader, if it has one.
+
+        In an epoch that resumes in its middle the dataloader must give the remaining batches. There are none after a
+        state that was saved in the last batch of an epoch."""
         is_trained = self._position.in_epochs and self._position.resumed == "trained"
         return SizedIterator(self._batches(dataloader), lambda: 0 if is_trained else len(dataloader))  # type: ignore[arg-type]
 
@@ -173,7 +176,7 @@ class WatchedRun:
                     break
                 samples, tokens = position.fetch(batch)
                 if self._is_disabled:
-                    # Without hooks the steps of the optimizer are not seen.
+                    # Without hooks the optimizer's steps are not seen.
                     self._has_stepped = position.is_batch_complete(self._accumulation)
                 self._start_batch(batch, samples, tokens)
                 yield batch
@@ -186,15 +189,15 @@ class WatchedRun:
             self._end_epoch()
 
     def log(self, values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
-        """Log numbers by name; tensors are read without waiting for their device. ``step`` defaults to the number of
-        batches before the current one. ``loss`` is the loss of the current batch, whatever the step; of several
-        microbatches it is the mean."""
+        """Log numbers by name; tensors are read without waiting for their device.
+
+        ``step`` defaults to the number of batches before the current one. ``loss`` is always the loss of the current
+        batch, the mean over its microbatches."""
         self._log(values, more, step)
 
     @contextmanager
     def evaluating(self, label: str = "eval") -> Iterator[dict[str, Any]]:
-        """Context of an evaluation, in which no training time passes. Put its metrics, numbers by name, into the dict
-        that it yields."""
+        """Enter an evaluation, in which no training time passes; put its metrics into the yielded dict."""
         self._end_batch()
         metrics: dict[str, Any] = {}
         with self._position.paused():
@@ -208,8 +211,9 @@ class WatchedRun:
         self._publish(AttachedTraining.checkpoint_saved)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, so that a resumed training continues the counters: with the next epoch where
-        :meth:`batches` has given all batches of this one."""
+        """Return the state for a checkpoint, so that a resumed training continues the counters.
+
+        It resumes with the next epoch if :meth:`batches` has given all batches of this one."""
         self._end_batch()
         resumed = None if self._resumed is None else self._resumed["run_name"]
         return {
@@ -253,7 +257,7 @@ class WatchedRun:
 
     @property
     def _known_time(self) -> Timestamp | None:
-        # Within a command at the end of a batch, that batch is done.
+        # While a command runs at the end of a batch, the batch is already counted.
         return self._training.state.timestamp if self._is_open and not self.detached else None
 
     def _begin(self, max_duration: str | None = None) -> None:
@@ -287,7 +291,7 @@ class WatchedRun:
         self._training.batch_start(batch, samples=samples, tokens=tokens)
 
     def _before_forward(self, model: torch.nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        # Also before a forward pass of an evaluation.
+        # Also called for a forward pass of an evaluation.
         self._end_batch()
         if not model.training:
             return
@@ -356,7 +360,7 @@ class WatchedRun:
         loss = self._training.as_loss(values.pop("loss")) if "loss" in values else None
         if loss is not None:
             if self._accumulation > 1 and isinstance(loss, torch.Tensor):
-                # A model that is compiled with CUDA graphs writes the next microbatch's loss over this one.
+                # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
                 loss = loss.detach().clone()
             self._losses.append(loss)
         if values:
@@ -374,7 +378,7 @@ def watch(
     checkpoint: Callable[[], object] | None = None,
     **options: Unpack[Options],
 ) -> WatchedRun:
-    """Publish a training loop as a run, by hooks of its model and its optimizer::
+    """Publish a training loop as a run, by hooks of its model and its optimizer.
 
         run = offloop.watch(model, optimizer, max_duration="10ep")
         for epoch in run.epochs(10):
@@ -383,18 +387,18 @@ def watch(
                 run.log(loss=loss)
 
     A batch is a step of the optimizer, or of several optimizers for the same batch of the dataloader. With several
-    ranks each of them watches, once ``torch.distributed`` is initialized.
+    ranks each of them watches, once ``torch.distributed`` is initialized. If the run cannot be started, the reason is
+    shown and the training continues without one.
 
     Args:
-        model, optimizer, scheduler: what is trained and how; lists for several.
-        max_duration: how long the training is to last, by default so many epochs as :meth:`WatchedRun.epochs` is given.
-        gradient_accumulation_steps: batches of the dataloader that go into a step of the optimizer.
-        evaluate, checkpoint: what ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint`` call, between
-            two batches and on every rank.
+        model, optimizer, scheduler: the trained model, its optimizer and learning rate scheduler; lists for several.
+        max_duration: duration of the training; by default the count given to :meth:`WatchedRun.epochs`.
+        gradient_accumulation_steps: batches of the dataloader in a step of the optimizer.
+        evaluate, checkpoint: functions for ``offloop send RUN set eval now`` and ``offloop send RUN checkpoint``,
+            called between two batches on every rank.
         options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed. When the run cannot be
-    started, that is shown, and the training continues without one."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments."""
     check_options(options)
     if max_duration is not None:
         check_max_duration(max_duration)

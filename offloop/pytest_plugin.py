@@ -18,7 +18,7 @@ __all__ = ["golden", "recording", "replay"]
 UPDATE = "--offloop-update-golden"
 FOLDER = "offloop_recordings"
 GOLDEN = "golden"
-"""The folder of golden files, beside the test."""
+"""Folder of golden files, beside the test."""
 
 _WRITTEN = "offloop_golden"
 
@@ -28,16 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         UPDATE,
         action="store_true",
         dest="offloop_update_golden",
-        help="writes the golden files that tests compare with (offloop)",
+        help="write the golden files of tests (offloop)",
     )
-    parser.addini(FOLDER, "folder of recordings, relative to the rootdir, beside the tests' own (offloop)", default="")
+    parser.addini(FOLDER, "further folder of recordings, relative to the rootdir (offloop)", default="")
 
 
 @pytest.fixture
 def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
-    """``recording("digits.mcap")``: open a recording, or the newest of a run's directory (``attempt`` chooses
-    another). The path is relative to the test's file, or to the folder that the setting ``offloop_recordings`` names.
-    """
+    """``recording("digits.mcap")``: open a recording, or the newest one of a run's directory.
+
+    ``attempt`` chooses another. The path is relative to the test's file, or to the folder of the setting
+    ``offloop_recordings``."""
 
     def open_recording(path: str | Path, attempt: int | None = None) -> "Recording":
         __tracebackhide__ = True
@@ -50,8 +51,9 @@ def recording(request: pytest.FixtureRequest) -> "Callable[..., Recording]":
 
 @pytest.fixture
 def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
-    """``replay(callbacks, source)``: replay a recording to callbacks, see :func:`offloop.consumers.testing.replay`. A
-    path is resolved as by the fixture ``recording``."""
+    """``replay(callbacks, source)``: replay a recording to callbacks, see :func:`offloop.consumers.testing.replay`.
+
+    A path is resolved as by the fixture ``recording``."""
 
     def run(callbacks: Any, source: Any, **options: Any) -> "Logged":
         from offloop.consumers.testing.harness import replay as replay_source
@@ -63,8 +65,9 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
-    """``golden.check(logged, "name")``: compare with the file ``golden/NAME.jsonl`` beside the test, see
-    :class:`offloop.consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
+    """``golden.check(logged, "name")``: compare with the file ``golden/NAME.jsonl`` beside the test.
+
+    See :class:`offloop.consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
     from offloop.consumers.testing.golden import Golden
 
     update = bool(request.config.getoption("offloop_update_golden"))
@@ -97,6 +100,6 @@ def _find(path: str | Path, request: pytest.FixtureRequest) -> Path:
         if place.exists():
             return place
     raise RecordingError(
-        f"there is no recording {' and no '.join(map(str, places))}: name one relative to the test, or set "
-        f"{FOLDER} to the folder that has it"
+        f"there is no recording {' and no '.join(map(str, places))}: use a path relative to the test, or set "
+        f"{FOLDER} to the folder of recordings"
     )

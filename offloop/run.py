@@ -1,4 +1,4 @@
-"""The command ``offloop run``: run a script that offloop attaches to without a line in it."""
+"""The command ``offloop run``: run a script and attach offloop to its trainings."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 
 @click.command(
     cls=CliCommand,
-    short_help="Run a script as a run, without a line in it.",
+    short_help="Run a script as a run, without changing it.",
     context_settings={"allow_interspersed_args": False},
     frequent=("--run-name", "--callbacks", "--log", "-o"),
 )
@@ -47,11 +47,11 @@ def run(
     options: tuple[str, ...],
     runs_dir: str | None,
 ) -> int:
-    """Runs COMMAND, such as 'python train.py --lr 0.1', so that each training in it is a run, without a line in the
-    script: those of Lightning's Trainer and of Transformers' and TRL's, also under torchrun and accelerate launch.
+    """Run COMMAND, such as 'python train.py --lr 0.1', and publish each training in it as a run.
 
-    Callbacks run in a process of their own, as if they were given to the trainer. A script that attaches offloop itself
-    is attached once.
+    The script stays unchanged. Works for the trainers of Lightning, Transformers and TRL, also under torchrun and
+    accelerate launch. Callbacks run in their own process, as if given to the trainer. A script that attaches offloop
+    itself is attached once.
 
     Exit code: the command's."""
     if run_name is not None:
@@ -60,7 +60,7 @@ def run(
         say(f"offloop attaches to nothing: {DISABLED} is set", err=True)
         return _run(command, dict(os.environ))
     loggers = loggers if callbacks else []
-    # Mistakes are reported before anything is started.
+    # Report mistakes before anything is started.
     made, destinations = create_selected(callbacks, loggers, options)
     for callback in made:
         if callback.owns_terminal:
@@ -86,8 +86,9 @@ def run(
 
 
 def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Run the command, pass signals on to it, and return its exit code. The terminal itself sends Ctrl-C to a
-    foreground job."""
+    """Run the command, forward signals to it, and return its exit code.
+
+    The terminal itself sends Ctrl-C to a foreground job."""
     is_in_foreground = _is_in_foreground()
     running: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
@@ -128,7 +129,7 @@ def _is_in_foreground() -> bool:
 
 
 def _why_nothing(notes: list[str]) -> str | None:
-    """The reason why no run has begun, by the notes of the processes; ``None`` if one has."""
+    """Return why no run has begun, by the notes of the processes; ``None`` if one has."""
     missing = {line.removeprefix("missing ") for line in notes if line.startswith("missing ")}
     loaded = sorted(set(notes) & set(startup.FRAMEWORKS.values()))
     if ATTACHED in notes:

@@ -1,7 +1,7 @@
-"""Startup code of each Python process under ``offloop run``: it watches for imports of Transformers and Lightning.
+"""Startup code of each Python process under ``offloop run``, which watches for imports of Transformers and Lightning.
 
-``offloop run`` copies this file as ``sitecustomize`` into a folder at the head of ``PYTHONPATH``, so Python runs it, in
-child processes too. It imports only modules that Python has loaded already: such a Python may lack offloop."""
+``offloop run`` copies this file as ``sitecustomize`` into a folder at the head of ``PYTHONPATH``, so Python runs it,
+also in child processes. It imports only modules that Python has already loaded: such a Python may lack offloop."""
 
 import os
 import sys
@@ -16,13 +16,13 @@ FRAMEWORKS = {
 }
 """Modules whose import is noted, with the name for the user."""
 NOTES = "notes"
-"""File beside this one with the processes' notes, one a line."""
+"""File beside this one with the processes' notes, one per line."""
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def note(line: str, folder: str = _FOLDER) -> None:
-    """Append a line to the notes, unless the folder is gone because ``offloop run`` has ended."""
+    """Append a line to the notes, unless ``offloop run`` has ended and removed the folder."""
     try:
         with open(os.path.join(folder, NOTES), "a") as file:
             file.write(f"{line}\n")

@@ -1,4 +1,4 @@
-"""Columns as a frame of a library that may be installed."""
+"""Data frames of a library that may be installed."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,8 +16,7 @@ _LIBRARIES = ("pandas", "polars")
 
 
 def library(to: Library | None) -> Any:
-    """The module of that name, ``None`` for ``dict``; without a name the first that is installed. Raises
-    ConfigurationError: it is not installed, or not known."""
+    """Import that library, ``None`` for ``dict``; by default the first that is installed. Raises ConfigurationError."""
     if to in _LIBRARIES:
         return load(to, f"to={to!r}")
     if to not in ("dict", None):
@@ -29,7 +28,7 @@ def library(to: Library | None) -> Any:
 
 
 def load(module: str, needed_by: str) -> Any:
-    """A module of a package that this one does not depend on. Raises ConfigurationError: it is not installed."""
+    """Import a module of an optional package. Raises ConfigurationError if it is not installed."""
     package = module.partition(".")[0]
     try:
         return import_module(module)
@@ -42,22 +41,21 @@ def load(module: str, needed_by: str) -> Any:
 
 
 def as_table(columns: Mapping[str, Any], to: Any) -> Any:
-    """Columns as a frame of a :func:`library`."""
     if to is None:
         return dict(columns)
-    # A column may have numbers in one row and text in another, which polars takes only without strict types.
+    # A column may have numbers in one row and text in another, which strict types in polars refuse.
     return to.DataFrame(dict(columns), **({"strict": False} if to.__name__ == "polars" else {}))
 
 
 def by_step(series: Mapping[str, tuple["Floats", "Floats"]], to: Any) -> Any:
-    """Steps and values of metrics as a frame with a row for each step: the index in pandas, else the first column."""
+    """Return metrics as a frame with a row for each step, the index in pandas, else the first column."""
     import numpy as np
 
     is_pandas = to is not None and to.__name__ == "pandas"
     steps = np.unique(np.concatenate([steps for steps, _ in series.values()] or [np.empty(0)]))
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}
     for name, (at, values) in series.items():
-        # In pandas what is missing is NaN; elsewhere a value that is NaN is another thing.
+        # In pandas missing values are NaN; elsewhere NaN is a value.
         columns[name] = np.full(len(steps), *([np.nan] if is_pandas else [None, object]))
         columns[name][steps.searchsorted(at)] = values
     if is_pandas:

@@ -1,4 +1,4 @@
-"""Attaching to the trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
+"""The adapter for trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
 
 import functools
 import os
@@ -36,7 +36,7 @@ _OF_WEIGHTS = (
     *("optimizer_norms", "weights", "weights_checkpoint"),
 )
 _IN_EVENTS = ("loss", "learning_rate", "epoch")
-"""Logged values that every event has already."""
+"""Logged values that every event already has."""
 _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 
@@ -44,7 +44,7 @@ _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 @contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
 @contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", hooks=True, outside="on_train_begin")
 class OffloopCallback(Adapter, TrainerCallback):
-    """Publishes each ``train()`` of a trainer as a run::
+    """Publishes each ``train()`` of a trainer as a run.
 
         trainer = Trainer(...)
         trainer.add_callback(OffloopCallback(trainer))
@@ -53,11 +53,11 @@ class OffloopCallback(Adapter, TrainerCallback):
 
     Args:
         trainer: a ``Trainer``, a ``Seq2SeqTrainer``, TRL's ``SFTTrainer``, ``DPOTrainer`` or ``GRPOTrainer``, or
-            another one that is derived from ``Trainer``.
-        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`. The default of
-            ``run_name`` is that of ``TrainingArguments``.
+            another class derived from ``Trainer``.
+        options: as in :class:`offloop.trainer.Trainer`, see :class:`offloop.attached.options.Options`. ``run_name``
+            defaults to that of ``TrainingArguments``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for arguments that are not allowed."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments."""
 
     def __init__(self, trainer: Any = None, **options: Unpack[Options]) -> None:
         if not isinstance(trainer, Trainer):
@@ -75,11 +75,11 @@ class OffloopCallback(Adapter, TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         name = None
         if not self.detached:
-            # With auto_find_batch_size the training begins again with smaller batches.
+            # With auto_find_batch_size the training restarts with smaller batches.
             name = self._training.state.run_name
             self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
         attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
-        # A cell of a notebook that adds it may be executed twice.
+        # A notebook's cell may add it twice.
         self.detached = not self._is_enabled or attached[-1:] != [self]
         self._begin(args, state, parts["train_dataloader"], name)
 
@@ -88,9 +88,9 @@ class OffloopCallback(Adapter, TrainerCallback):
         self._save_requested = False
         self._tokens_seen = state.num_input_tokens_seen
         self._evaluates = self._predicts = False
-        # GRPO and the like give each microbatch the rows of several, from which they generate.
+        # GRPO and similar trainers give each microbatch the rows of several, for generation.
         self._generates = hasattr(args, "steps_per_generation")
-        # A chosen and a rejected one for each sample.
+        # A chosen and a rejected sequence for each sample.
         self._sequences = 2 if _PAIRS.fullmatch(type(trainer.data_collator).__name__) else 1
         is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
         precision = trainer.accelerator.mixed_precision
@@ -138,7 +138,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         self._control = control
         seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         is_first = self._training.state.rank == 0
-        # Transformers counts the tokens of all ranks, when it counts them.
+        # Transformers counts the tokens of all ranks, if it counts them.
         self._training.batch_end(tokens=(seen if is_first else 0) if seen else None)
         self._after_commands(state, control)
 
@@ -168,7 +168,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         self._training.checkpoint_written(path, **self._score_of(args, state))
 
     def _score_of(self, args: Any, state: Any) -> dict[str, Any]:
-        """The metric, value and mode that the trainer compares checkpoints by, if it was measured at this step."""
+        """Return metric, value and mode by which the trainer compares checkpoints, if measured at this step."""
         if (metric := args.metric_for_best_model) is None:
             return {}
         metric_name = f"eval_{metric.removeprefix('eval_')}"
@@ -193,7 +193,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         self._control.should_evaluate = True
 
     def _save(self) -> object:
-        # Kept until it is done: with save_strategy="best" an evaluation decides otherwise.
+        # Kept until it is done, because with save_strategy="best" an evaluation overrides the flag.
         self._save_requested = True
         return LATER
 
@@ -242,6 +242,6 @@ class OffloopCallback(Adapter, TrainerCallback):
 
 def _config(trainer: Any) -> dict[str, Any]:
     arguments = trainer.args.to_dict()
-    # It shows "<HUB_TOKEN>" where none is given, too.
+    # to_dict() shows "<HUB_TOKEN>" also where none is given.
     given = {name: value for name, value in arguments.items() if getattr(trainer.args, name, None) is not None}
     return {"trainer": type(trainer).__name__, "transformers": __version__, **given}

@@ -1,3 +1,1 @@
-"""The command ``offloop``, and ``bus``, which is the same, and what the programs have in common.
-
-Begin with ``main``."""
+"""The command ``offloop``, also called ``bus``. Begin with ``main``."""

@@ -1,4 +1,4 @@
-"""The command ``offloop compare``: the results of runs side by side, or the events of two."""
+"""The command ``offloop compare``: results of runs side by side, or events of two."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -63,12 +63,12 @@ def compare_runs(
 ) -> int:
     """Compare two or more runs: the hyperparameters that differ, and each metric's last and best value side by side.
 
-    Of each metric that has a best value, * marks the best of the best. Hyperparameters such as 'command' and 'version/'
-    are left out without --all.
+    For each metric with a best value, * marks the best run. Hyperparameters such as 'command' and 'version/' need
+    --all.
 
-    With --events, compare every event of two RUNs, which may be recordings too: the first event that differs, and each
-    number that does. Names, machines and times are ignored. Exit code then: 0 when they are the same, 1 when they
-    differ, 3 when something of them is lost and the rest is the same, 2 when they cannot be compared."""
+    With --events, compare every event of two RUNs or recordings: shows the first event that differs, and each number
+    that differs. Names, machines and times are ignored. Exit code then: 0 if they are the same, 1 if they differ, 3 if
+    parts are lost and the rest is the same, 2 if they cannot be compared."""
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
     if not events:
@@ -102,7 +102,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     from offloop.bus.types.metrics import MetricNames, goals_in
 
     if file := next((run for run in runs if Path(run).is_file()), None):
-        raise click.UsageError(f"{file} is a recording, which has no results: add --events to compare its events")
+        raise click.UsageError(f"{file} is a recording and has no results: add --events to compare its events")
     infos = [find_run(run, runs_dir) for run in runs]
     entries = [read_entry(info) for info in infos]
     names = [info.name for info in infos]
@@ -129,7 +129,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
 
 
 def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: dict[str, "Mode"]) -> dict[str, Any]:
-    """A metric of some runs: of each its last and its best value, with ``None`` where it has none."""
+    """Return the last and best values of a metric, ``None`` for runs without it."""
     from offloop.bus.types.metrics import direction_of
 
     mode = direction_of(name, goals)
@@ -137,7 +137,7 @@ def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: 
     found = {key: [one.get(key) for one in of_runs] for key in ("last", "last_step")}
     best = [one.get(str(mode)) for one in of_runs]
     known = {value for value in best if value is not None}
-    # There is no best value where all are the same.
+    # Equal values have no best one.
     winner = (min if mode == "min" else max)(known) if len(known) > 1 else None
     is_best = [value is not None and value == winner for value in best]
     return {"mode": mode, **found, "best": best, "best_step": [one.get(f"{mode}_step") for one in of_runs]} | {
@@ -195,7 +195,6 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
 
 
 def _first_lines(first: "EventDifference") -> Iterator[str]:
-    """The first difference, in lines for people."""
     where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
     if first.a is None or first.b is None:
         only, number = ("A", first.a) if first.b is None else ("B", first.b)
@@ -221,6 +220,6 @@ def _metric_lines(found: "Diff") -> list[str]:
 
 
 def _text(value: Any) -> str:
-    # Not as one line: two texts may differ in their line breaks alone.
+    # Not as one line: two texts may differ only in their line breaks.
     text = value_text(plain(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,4 +1,4 @@
-"""The report on a run or a recording: values for programs, and lines of them, which ``offloop show`` and pages show."""
+"""Reports on runs and recordings: values for programs, and lines for people."""
 
 import math
 import os
@@ -36,8 +36,7 @@ _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
-    """A run's newest attempt, its recording, and, while it is live, what its broker, publishers and consumers say of
-    themselves (see their ``statistics()``)."""
+    """Describe the newest attempt of a run, its recording, and the statistics of a live run."""
     described = describe_start(run)
     if (bridge := read_bridge(run.path)) is not None:
         described["bridge"] = asdict(bridge)
@@ -46,7 +45,7 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     try:
         described |= describe_recording(run.recording)
     except RecordingError as error:
-        # Everything else that is known of the run is shown all the same.
+        # The rest is shown all the same.
         described["trouble"] = str(error)
     if run.last.gaps:
         described["gaps"] = [*described.get("gaps", ()), *(gap._asdict() for gap in run.last.gaps)]
@@ -56,13 +55,13 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
             channel = SocketChannel(run.control_endpoint)
             described["statistics"] = ask(channel, "statistics", {"run": run.recorded_as})
         except BrokerError as error:
-            # A run that ends at this moment, or a broker that is stopped.
+            # The run may just have ended, or its broker may be stopped.
             described |= {"statistics": None, "trouble": str(error)}
     return described
 
 
 def describe_start(run: RunInfo) -> dict[str, Any]:
-    """The newest attempt of a run, as its folder has it without its recording. Times are seconds since 1970."""
+    """Describe the newest attempt of a run without its recording. Times are seconds since 1970."""
     last, info = run.last, run.last.info
     versions = info.get("versions")
     described = {
@@ -95,9 +94,7 @@ def _dump(path: Path) -> list[str]:
 
 
 def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
-    """The details of a run in NATS.
-
-    Raises RunNotFoundError; BrokerError: the servers, or the bridge of the live run, do not answer."""
+    """Describe a run in NATS. Raises RunNotFoundError, or BrokerError if servers or bridge do not answer."""
     from offloop.bus.jetstream.channel import StreamChannel
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
@@ -112,7 +109,7 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
 
 
 def describe_recording(path: Path) -> dict[str, Any]:
-    """What is in a recording. Raises RecordingError when that is nothing at all."""
+    """Describe a recording. Raises RecordingError if nothing was recorded."""
     if path.is_file() and not path.stat().st_size:
         raise RecordingError(f"{path} is empty: nothing was recorded in it", path=path)
     source = RecordSource(path)
@@ -147,7 +144,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
 
 
 def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str, Any]]:
-    """The last, the least and the greatest value of each metric, and the steps that these are of."""
+    """Return the last, least and greatest value of each metric, with their steps."""
     names = ("last", "last_step", "min", "min_step", "max", "max_step")
     described = {name: dict(zip(names, msgspec.structs.astuple(one), strict=False)) for name, one in metrics.items()}
     for one in described.values():
@@ -157,8 +154,7 @@ def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str,
 
 
 def _pause(source: RecordSource) -> dict[str, Any] | None:
-    """Since when the training is paused, in seconds since 1970, and after which batch; ``None`` when it is not, or has
-    ended."""
+    """Start of the pause in seconds since 1970, and the last batch; ``None`` for a training that is not paused."""
     if source.ending is not None:
         return None
     pause = None
@@ -174,14 +170,14 @@ def _pause(source: RecordSource) -> dict[str, Any] | None:
 
 
 def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What was described as pairs of a label and a text, without what is empty."""
+    """Yield pairs of label and text, without empty texts."""
     for label, text in _all_lines(described):
         if text:
             yield label, text
 
 
 def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The hyperparameters as pairs of a name and a text, without what :func:`lines` says already."""
+    """Yield pairs of name and text, without hyperparameters that :func:`lines` shows."""
     hyperparameters = described.get("hyperparameters", {})
     for name in chosen_first(hyperparameters):
         if "command" not in described or not name.startswith(_ALREADY_SAID):
@@ -189,7 +185,7 @@ def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def start_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """By what, where and how a run was started, as pairs of a label and a text, without what is empty."""
+    """Yield pairs of label and text about the start of a run, without empty texts."""
     here, ranks, commit = described["local_world_size"], described["world_size"], described["git_commit"]
     found = {
         "recorded as": described["recorded_as"] if described["recorded_as"] != described["run"] else "",

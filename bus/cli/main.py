@@ -1,4 +1,4 @@
-"""The command ``offloop``, which ``bus`` is too: runs, and what is known of them."""
+"""The command ``offloop``, also called ``bus``: runs and reports on them."""
 
 import json
 from importlib.metadata import EntryPoint, entry_points
@@ -21,7 +21,7 @@ EXIT_TROUBLE = 1
 EXIT_PENDING = 3
 
 COMMANDS_GROUP = "offloop.commands"
-"""The entry points that add commands: of packages that this one does not know."""
+"""Entry points of other packages that add commands."""
 
 _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui"),
@@ -33,14 +33,12 @@ _SECTIONS = {
 
 
 class _Commands(click.Group):
-    """Its own commands, and those that installed packages add as entry points of the group ``offloop.commands``."""
+    """Own commands, and those of installed packages with entry points of the group ``offloop.commands``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all of them."""
         return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists them under headings, the frequent ones first."""
         left = self.list_commands(ctx)
         sections = [(heading, [name for name in names if name in left]) for heading, names in _SECTIONS.items()]
         listed = {name for _, names in sections for name in names}
@@ -56,14 +54,14 @@ class _Commands(click.Group):
                 )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name: one that cannot be loaded says why when it is run."""
+        """Return the command of that name. A command that cannot be loaded reports why when it is run."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
         for point in entry_points(group=COMMANDS_GROUP, name=cmd_name):
             try:
                 command = point.load()
-            # A package may raise anything when it is imported, and the other commands are to be there all the same.
+            # A package may raise anything when it is imported, and must not disable the other commands.
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 return _broken(point, f"{type(error).__name__}: {error}")
             if not isinstance(command, click.Command):
@@ -73,7 +71,7 @@ class _Commands(click.Group):
 
 
 def _broken(point: EntryPoint, reason: str) -> click.Command:
-    """Stands for a command that cannot be loaded, and says why."""
+    """Return a command that replaces one that cannot be loaded, and reports why."""
     package = "a package" if point.dist is None else point.dist.name
     trouble = f"command {point.name!r} of {package} cannot be loaded: {reason}"
 
@@ -101,7 +99,7 @@ _SEND_HELP = """Send a live RUN a command, and wait until it has taken effect be
 \b
 {}
 
-Exit code: 0 when it took effect, 1 when it was refused or its outcome is unknown, 3 when it has not taken effect yet.
+Exit code: 0 if it took effect, 1 if it was refused or its outcome is unknown, 3 if it has not taken effect yet.
 """.format("\n".join(f"{name:<12}{effect}" for name, effect in COMMANDS.items()))
 
 
@@ -115,14 +113,14 @@ Exit code: 0 when it took effect, 1 when it was refused or its outcome is unknow
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)), metavar="COMMAND")
 @click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
-@click.option("--reason", metavar="TEXT", help="Why, for the training's output, 'offloop show' and dashboards.")
+@click.option("--reason", metavar="TEXT", help="Reason, for the training's output, 'offloop show' and dashboards.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     default=WAIT_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait until it has taken effect.",
+    help="Maximum wait until it takes effect.",
 )
 @options.place_options
 def send(
@@ -134,7 +132,6 @@ def send(
     runs_dir: str | None,
     stream: str | None,
 ) -> int:
-    """Sends a command and says what became of it."""
     from offloop.bus.runs.directory import find_run
     from offloop.bus.subscriber.commands import CommandExchange, perform, send_command, sent_by
     from offloop.bus.types.commands import check_command
@@ -177,7 +174,6 @@ for _command in (
 
 
 def main() -> None:
-    """The programs ``offloop`` and ``bus``."""
     run_command(bus)
 
 

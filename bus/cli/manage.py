@@ -1,4 +1,4 @@
-"""The commands ``offloop edit`` and ``rm``: what people do to their runs."""
+"""The commands ``offloop edit`` and ``rm``."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def _tags(_context: click.Context, _parameter: click.Parameter, values: tuple[st
 @click.option("--note", metavar="TEXT", help="Replace the note; an empty TEXT removes it.")
 @click.option("--pin/--no-pin", default=None, help="List them before all others.")
 @click.option("--archive/--no-archive", default=None, help="Leave them out of lists, without deleting them.")
-@click.option("--rename", metavar="NAME", help="Give the run, which has ended, another name, and its folder with it.")
+@click.option("--rename", metavar="NAME", help="Rename the run, which must have ended, and its folder.")
 def edit_runs(
     runs: tuple[str, ...],
     where: str | None,
@@ -44,15 +44,15 @@ def edit_runs(
     archive: bool | None,
     rename: str | None,
 ) -> None:
-    """Change what is said of each RUN: its tags, its note, whether it is pinned or archived, its name.
+    """Change the tags, note or name of each RUN, or pin or archive it.
 
-    'offloop show' shows them. In its recordings a run that is renamed keeps the name it had."""
+    'offloop show' shows them. In its recordings a renamed run keeps its old name."""
     from offloop.bus.index.annotations import annotate
     from offloop.bus.index.manage import rename_run
 
     is_annotated = bool(tag or untag) or any(value is not None for value in (note, pin, archive))
     if not is_annotated and rename is None:
-        raise click.UsageError("say what to change: --tag, --untag, --note, --pin, --archive or --rename")
+        raise click.UsageError("no change is given: use --tag, --untag, --note, --pin, --archive or --rename")
     paths = _choose(runs, where, runs_dir, archived=archive is False)
     if rename is not None and len(paths) > 1:
         raise click.UsageError(f"--rename is for one run, not for {len(paths)}")
@@ -66,7 +66,7 @@ def edit_runs(
                 "archived" if archive else "no longer archived": archive is not None,
             }
             say(f"run {path.name}: {'; '.join(change for change, is_made in changes.items() if is_made)}")
-        # Last, because everything before it can be repeated under the old name.
+        # Last, because all changes before can be repeated under the old name.
         if rename is not None:
             target = rename_run(path, rename)
             say(f"run {path.name} is now {target.name}, in {target}")
@@ -77,17 +77,17 @@ def edit_runs(
 @options.archived_option
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
 def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, archived: bool, yes: bool) -> int:
-    """Delete each RUN that has ended, with its folder and everything in it: recordings, checkpoints, notes.
+    """Delete each RUN that has ended, with its folder: recordings, checkpoints, notes.
 
-    Asks before, with the size that it frees. What its symbolic links lead to is kept.
+    Asks first, and shows the size. Targets of symbolic links are kept.
 
-    Exit code: 0 when they were deleted, or none was chosen, 1 when they were kept."""
+    Exit code: 0 if they were deleted, or none was chosen, 1 if they were kept."""
     from offloop.bus.index.entry import size_of
     from offloop.bus.index.manage import check_ended, remove_run
     from offloop.bus.types.units import BYTES, number_text
 
     if archived and where is None:
-        raise click.UsageError("--archived goes with --where: a run that is named is deleted in any case")
+        raise click.UsageError("--archived needs --where: a named run is deleted in any case")
     paths = _choose(runs, where, runs_dir, archived=archived)
     if not paths:
         return 0
@@ -97,7 +97,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
     what = f"{len(paths)} run{'s' * (len(paths) > 1)}, {number_text(sum(sizes), BYTES)}"
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigurationError(f"{what} would be deleted: without a terminal to ask in, add --yes")
+            raise ConfigurationError(f"{what} would be deleted: add --yes where no terminal can ask")
         for line in table([(str(path), number_text(size, BYTES)) for path, size in zip(paths, sizes, strict=True)]):
             say(line)
         if not click.confirm(f"Delete {what}?"):
@@ -110,7 +110,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
 
 def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
-    """The directories of the runs that are named or for which an expression is true; says when it is true of none."""
+    """Return the directories of named runs, or of runs for which an expression is true."""
     from offloop.bus.cli.runs import choose, read_index
     from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import find_run
@@ -119,7 +119,7 @@ def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, arc
     if bool(runs) == (where is not None):
         raise click.UsageError("name the runs, or choose them with --where")
     if runs:
-        # One that is named twice, or as ".", is found to be no link before it is resolved.
+        # find_run() refuses links, so it is called before the path is resolved. A run may be named twice, or as ".".
         return list(dict.fromkeys(find_run(run, runs_dir).path.resolve() for run in runs))
     known = RunTable({entry.run: entry for entry in read_index(runs_dir)})
     paths = [chosen(runs_dir) / entry.run for entry in choose(known, where, archived=archived)]

@@ -1,4 +1,4 @@
-"""Options that several commands have, each with one name and one help text."""
+"""Options of several commands, each with one name and one help text."""
 
 import functools
 import math
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _RUNS = ("run", "runs", "file", "arguments")
-"""The parameters of commands that name runs."""
+"""Parameters of commands that name runs."""
 
 HELPS = {
     "--run-name": "The run's name. Default: a new one.",
     "--runs-dir": "Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'.",
     "--stream": "NATS JetStream servers of runs: nats://HOST:4222. Default: $OFFLOOP_STREAM.",
 }
-"""The help of options that the command ``trainer`` has too, which makes its options of the trainer's arguments."""
+"""Help of options that ``trainer`` has too; it makes its options from the trainer's arguments."""
 
 runs_dir_option = click.option("--runs-dir", metavar="DIR", help=HELPS["--runs-dir"])
 run_name_option = click.option("--run-name", metavar="NAME", help=HELPS["--run-name"])
@@ -55,8 +55,7 @@ certificate_key_option = click.option(
 def split_names(
     _context: click.Context, _parameter: click.Parameter, value: str | Sequence[str] | None
 ) -> list[str] | None:
-    """The names, separated by commas, in an option that is given once or several times; ``None`` where it is not
-    given. A callback of a click option."""
+    """Return the comma-separated names of an option, given once or several times; ``None`` without it."""
     if not value:
         return None
     text = value if isinstance(value, str) else ",".join(value)
@@ -79,9 +78,10 @@ ranks_option = click.option(
 
 
 def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``--stream``, ``--nkey`` and ``--ca``. The command gets the servers' address as ``stream``, or ``None``; as
-    long as it runs, this process is connected to them. ``$OFFLOOP_STREAM`` stands for it where neither a folder of runs
-    nor a path is given."""
+    """Add ``--stream``, ``--nkey`` and ``--ca``.
+
+    The command receives the servers' address as ``stream``, or ``None``, and runs with a connection to them.
+    ``$OFFLOOP_STREAM`` applies unless a folder of runs or a path is given."""
 
     @functools.wraps(command)
     def with_stream(*args: Any, stream: str | None, nkey: Path | None, ca: Path | None, **options: Any) -> Any:
@@ -104,7 +104,6 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_typed(option: str) -> bool:
-    """The option stands in the command line."""
     return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
@@ -114,7 +113,6 @@ def _is_path(value: str | tuple[str, ...] | None) -> bool:
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that say where runs are: ``--runs-dir``, or ``--stream`` with ``--nkey`` and ``--ca``."""
     connected = stream_options(command)
 
     @functools.wraps(connected)
@@ -127,7 +125,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_by(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """A callback of a click option that reads its text, where it is given, with a function that raises our errors."""
+    """Return a callback that reads an option's text with a function that raises our errors."""
 
     def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
         try:
@@ -163,7 +161,7 @@ until_option = click.option("--until", callback=read_by(_bound), metavar="TIME",
 
 
 def rate_option(default: str | None) -> Callable[..., Any]:
-    """``--rate``: a recording that is served comes as it was, callbacks that replay one get it at once."""
+    """Return ``--rate``. A served recording has its original speed, a replay by callbacks the maximum."""
     return click.option(
         "--rate",
         callback=read_by(_rate),
@@ -175,7 +173,6 @@ def rate_option(default: str | None) -> Callable[..., Any]:
 
 
 def bounds_in_words(start: "Bound | None", until: "Bound | None") -> str:
-    """The part of a recording, in words."""
     since = "" if start is None else f"from {start} on"
     end = "" if until is None else f"until {until}"
     return " and ".join(part for part in (since, end) if part) or "in this recording"

@@ -1,4 +1,4 @@
-"""The commands ``offloop export``, ``import``, ``convert`` and ``replay``: what can be done with recordings."""
+"""The commands ``offloop export``, ``import``, ``convert`` and ``replay``."""
 
 import signal
 from pathlib import Path
@@ -46,7 +46,7 @@ def export_recording(
     runs_dir: str | None,
     stream: str | None,
 ) -> None:
-    """Write a recording in a form that other tools read.
+    """Write a recording in a format of other tools.
 
     FILE is a recording, or the name or the folder of a run; with --stream the name of a run there.
 
@@ -56,7 +56,7 @@ def export_recording(
     jsonl    a JSON object for each event
     trace    a timeline, for Perfetto (ui.perfetto.dev)
 
-    Exit code: 0 when nothing was lost, 3 when something was, 1 when nothing could be exported."""
+    Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be exported."""
     from offloop.bus.tools.export import export, exported_path
 
     path, place = recording_of(file, runs_dir, stream)
@@ -80,18 +80,18 @@ def export_recording(
 @click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")
 @options.runs_dir_option
 def import_log(path: Path, source: str, run_name: str | None, step_column: str | None, runs_dir: str | None) -> None:
-    """Make a finished run of a log of another tool, to replay it, compare it, and see it beside other runs.
+    """Make a finished run from another tool's log, to replay it, compare it, and show it beside other runs.
 
     \b
     tensorboard       a folder of event files, or several; each becomes a run
     csv               a table with a column of steps: Lightning's metrics.csv
-    jsonl             a JSON object for each step in a line of its own
+    jsonl             a JSON object per line for each step
     hf-trainer-state  the trainer_state.json of a Hugging Face trainer
 
-    PATH is the file or its folder, after which the run is named unless --run-name is given. Batch 100 of the run is
-    step 100 of the log.
+    PATH is the file or its folder, and gives the run its name unless --run-name is given. Batch 100 of the run is step
+    100 of the log.
 
-    Exit code: 0 when nothing of the log was damaged, 3 when something was, 1 when nothing could be imported."""
+    Exit code: 0 if the log was intact, 3 if a part was damaged, 1 if nothing could be imported."""
     from offloop.bus.tools.imports import import_logs
 
     if step_column is not None and source not in ("csv", "jsonl"):
@@ -99,7 +99,7 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
     is_damaged = False
     for done in import_logs(source, path, runs_dir, run_name, step_column):
         if done.run is None:
-            say(f"there are no numbers in {done.path}: no run is made of it")
+            say(f"{done.path} has no numbers: no run is made from it")
         else:
             say(f"imported {done.values:,} values of {done.steps:,} steps of {done.path} as run {done.run}")
         if done.replaced:
@@ -133,14 +133,15 @@ def convert_recordings(
     force: bool,
     runs_dir: str | None,
 ) -> None:
-    """Write what is whole in recordings of one attempt of a run as one recording: of a damaged one, of different
-    ranks, or of pieces. What several of them have is written once.
+    """Write the intact parts of recordings of one attempt as one recording.
+
+    They may be a damaged one, those of different ranks, or pieces. Events in several of them are written once.
 
     RECORDING is a file, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
-    spent training), the time since the beginning (+90s), or a date with a time (2026-11-21T10:00). The events before
-    the training, commands, and how the run ended are kept in any case.
+    spent training), the time since the beginning (+90s), or a date with a time (2026-11-21T10:00). Events before the
+    training, commands and the run's ending are always kept.
 
-    Exit code: 0 when nothing of the recordings was lost, 3 when something was, 1 when nothing could be written."""
+    Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be written."""
     from offloop.bus.tools.convert import convert
 
     paths = [_recording(file, runs_dir) for file in files]
@@ -178,12 +179,11 @@ def replay(
 ) -> int:
     """Serve a RECORDING as if it were live, to any number of consumers.
 
-    RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a run of
-    its own, to which consumers attach before, during and after. Nothing can be sent to it. A TIME of --start and
-    --until is as for 'offloop convert': the run ends as recorded.
+    RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a new
+    run, to which consumers attach before, during and after. Commands to it are refused. TIME is as for 'offloop
+    convert': the run ends as recorded.
 
-    Exit code: 0 when it was served to its end, or until Ctrl-C; 3 when a part is damaged, 1 when nothing could
-    be served."""
+    Exit code: 0 if it was served to its end, or until Ctrl-C; 3 if a part is damaged, 1 if nothing could be served."""
     from offloop.bus.recording.recording import Recording
     from offloop.bus.replay.replay import Pace
     from offloop.bus.replay.serving import ReplayServer
@@ -212,7 +212,7 @@ def replay(
 
     def stop(*_: object) -> None:
         server.stopping = True
-        # A second signal ends it at once.
+        # A second signal ends the process at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
 
@@ -224,14 +224,13 @@ def replay(
 
 
 def _check_name(name: str, where: str | None) -> None:
-    """Raises :class:`offloop.bus.errors.ConfigurationError` when there is a run of that name that is not a replay."""
+    """Raise ConfigurationError if the name is a run's that is not a replay."""
     from offloop.bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
 
     path = runs_dir(where) / name
     if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
         raise ConfigurationError(
-            f"{name!r} is a run that was trained, and a replay would become its newest attempt: "
-            "choose another '--run-name'"
+            f"{name!r} is a trained run, and the replay would become its newest attempt: choose another '--run-name'"
         )
 
 
@@ -243,29 +242,29 @@ def _report(served: "ServedReplay") -> int:
     return 0
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 def say_findings(done: "Written") -> None:
-    """Says what is missing, and ends the command with :data:`EXIT_LOST` when something of the recording was lost."""
+    """Print missing parts, and exit with :data:`EXIT_LOST` if a part of the recording was lost."""
     for line in shorten(done.damage, "places like these"):
         say(line)
     lost = (f"missing: events {first} to {last} of rank {rank}, which are lost" for rank, first, last in done.gaps)
     for line in shorten(lost, "ranges of events that are lost"):
         say(line)
-    # Where events were dropped, the user has chosen that.
+    # Where events were dropped, the user chose so.
     gaps = () if done.dropped else done.left_out
     left_out = (f"left out: events {first} to {last} of rank {rank}" for rank, first, last in gaps)
     for line in shorten(left_out, "ranges of events that are left out"):
         say(line)
     if done.ending is None:
-        say("it does not tell how the run ended")
+        say("the run's ending is not recorded")
     if done.lost:
-        say("something of the recording was lost")
+        say("a part of the recording was lost")
         click.get_current_context().exit(EXIT_LOST)
 
 
-# -- what is given ----------------------------------------------------------------------------------------------------
+# -- recordings by name -----------------------------------------------------------------------------------------------
 
 
 def _recording(name: str, runs_dir: str | None) -> Path:
@@ -275,8 +274,7 @@ def _recording(name: str, runs_dir: str | None) -> Path:
 
 
 def recording_of(name: str, runs_dir: str | None, stream: str | None) -> tuple[Path, str]:
-    """The recording that is meant, for a run in NATS a temporary file until the command ends, and its name for
-    people."""
+    """Return the recording, in NATS a temporary file until the command ends, and its name for people."""
     if stream is None:
         path = _recording(name, runs_dir)
         return path, str(path)

@@ -1,4 +1,4 @@
-"""The commands ``offloop runs`` and ``show``: what came out of runs."""
+"""The commands ``offloop runs`` and ``show``."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
 _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
-"""The details that are among the results too."""
+"""Details that the results show too."""
 
 
 @click.command(
@@ -37,10 +37,8 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
 @options.place_options
 @click.option("--live", is_flag=True, help="Only the runs that are live.")
 @options.where_option
-@click.option("--sort", metavar="COLUMN", help="In the order of a column; with '-' in front of it the greatest first.")
-@click.option(
-    "--columns", callback=options.split_names, metavar="NAME,...", help="Which columns to show beside the name."
-)
+@click.option("--sort", metavar="COLUMN", help="Sort by a column; with '-' before its name the greatest first.")
+@click.option("--columns", callback=options.split_names, metavar="NAME,...", help="Columns to show besides the name.")
 @options.archived_option
 @options.json_option
 def list_runs(
@@ -55,12 +53,12 @@ def list_runs(
 ) -> None:
     """List the runs: pinned ones, then the newest first.
 
-    EXPR compares what a run has with numbers and texts: "lr > 0.01 and status == finished", "tags == baseline",
-    "loss/train/total.min < 0.5 or not tags". Signs are == != < <= > >= and ~ (contains), combined by and, or, not and
-    parentheses.
+    EXPR compares columns with numbers and texts: "lr > 0.01 and status == finished", "tags == baseline",
+    "loss/train/total.min < 0.5 or not tags". Operators are == != < <= > >= and ~ (contains), combined by and, or, not
+    and parentheses.
 
-    A COLUMN, in EXPR too, is a hyperparameter (optimizer/lr), a metric (loss/train/total: its last value; .min, .max
-    and .best behind it are others), or one of run, id, status, error, reason, started, ended, duration, attempts,
+    A COLUMN, also in EXPR, is a hyperparameter (optimizer/lr), a metric (loss/train/total is the last value; append
+    .min, .max or .best for others), or one of run, id, status, error, reason, started, ended, duration, attempts,
     reached, epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough
     (lr)."""
     if columns is not None and as_json:
@@ -75,14 +73,14 @@ def list_runs(
         listed = {run.run: run for run in NatsConnection.at(stream).runs()}
         entries, place = [listed_entry(run) for run in listed.values()], f"at {stream}"
     else:
-        # The table shows what is known before all attempts are read.
+        # The table shows runs before all their attempts are read.
         entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
         listed, place = {}, f"in {chosen(runs_dir)}"
         if not entries:
             place += "; 'trainer digits' makes one"
     table = RunTable({entry.run: entry for entry in entries})
     shown = choose(table, where, archived=archived)
-    # A column is found by what any run has, and not only those that are shown.
+    # Any run may have the column, not only the shown ones.
     shown = table.sort(shown, sort) if sort is not None else sorted(shown, key=lambda entry: not entry.pinned)
     shown = [entry for entry in shown if entry.is_going_on or not live]
     if as_json:
@@ -99,8 +97,7 @@ def list_runs(
 
 
 def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry]":
-    """Every run of a folder, the newest first: by default with all its metrics. Says on standard error when it takes a
-    while."""
+    """Return every run of a folder, the newest first, by default with all metrics. Reports a long read."""
     from offloop.bus.index.entry import newest_first
     from offloop.bus.index.index import RunIndex
 
@@ -115,7 +112,7 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry
 
 
 def choose(table: "RunTable", where: str | None, *, archived: bool) -> "list[RunEntry]":
-    """The runs for which an expression is true, the newest first, without archived ones unless they are requested."""
+    """Return the runs for which an expression is true, the newest first, without archived ones unless requested."""
     chosen = table.newest_first
     if where is not None and chosen:
         chosen = table.where(chosen, where)
@@ -130,7 +127,7 @@ def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[st
     heads = [column.name.upper() if column.name in OF_RUN else column.head for column in columns]
     cells = [[column.text(entry) for entry in shown] for column in columns]
     if requested is None:
-        # Of a run that cannot be read, the reason.
+        # The reason why a run cannot be read.
         heads, cells = [*heads, "PROBLEM"], [*cells, [entry.problem or "" for entry in shown]]
         filled = [any(texts) for texts in cells]
         heads, cells = list(compress(heads, filled)), list(compress(cells, filled))
@@ -139,7 +136,7 @@ def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[st
 
 
 def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
-    """What is known of a run, for programs."""
+    """Describe a run for programs."""
     from offloop.bus.cli.describe import describe_metrics
 
     known = msgspec.structs.asdict(entry)
@@ -161,7 +158,7 @@ def _paused(path: Path) -> dict[str, Any] | None:
     try:
         paused = read_run(path).paused
     except RunDirectoryError:
-        return None  # It is deleted just now.
+        return None  # just deleted
     return None if paused is None else msgspec.structs.asdict(paused)
 
 
@@ -176,13 +173,13 @@ def _paused(path: Path) -> dict[str, Any] | None:
 @options.json_option
 @options.place_options
 def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, stream: str | None) -> None:
-    """Show what came out of a RUN: its metrics with their last and best values, its hyperparameters, tags and note.
+    """Show the results of a RUN: metrics with their last and best values, hyperparameters, tags and note.
 
-    RUN is a name, a run's folder or a recording. A metric has a best value where its name, or the run, says which
-    values are better.
+    RUN is a name, a run's folder or a recording. A metric has a best value if its name, or the run, says whether higher
+    or lower is better.
 
     The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
-    broker, trainer and consumers. Of a recording, and of a run in NATS, they are shown alone."""
+    broker, trainer and consumers. A recording, or a run in NATS, has only details."""
     from offloop.bus.cli.describe import describe_recording, describe_run, describe_stream_run
     from offloop.bus.index.index import read_entry
     from offloop.bus.runs.directory import find_run
@@ -219,7 +216,6 @@ def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
 
 
 def _say_details(described: dict[str, Any]) -> None:
-    """Prints the details alone, of a run or recording without results."""
     from offloop.bus.cli.describe import hyperparameter_lines, lines
 
     for line in table(list(lines(described))):
@@ -232,7 +228,6 @@ def _say_details(described: dict[str, Any]) -> None:
 
 
 def _say_more_details(described: dict[str, Any]) -> None:
-    """Prints the details below the results, without what these say."""
     from offloop.bus.cli.describe import hyperparameter_lines, lines
 
     more = [(label, text) for label, text in lines(described) if label not in _RESULTS]

@@ -1,4 +1,4 @@
-"""The commands ``offloop server``: bridges into NATS JetStream, and what their servers need."""
+"""The commands ``offloop server``: bridges into NATS JetStream, and the setup of its servers."""
 
 import re
 from collections.abc import Callable
@@ -37,14 +37,14 @@ def _size(value: str) -> int:
 
 @click.group(short_help="Copy runs into NATS JetStream, and set it up.")
 def server() -> None:
-    """Run what serves several users and hosts: bridges into NATS JetStream, and their keys."""
+    """Serve several users and hosts: bridges into NATS JetStream, and their keys."""
 
 
 @server.command(short_help="Make an nkey for NATS servers.")
 @click.argument("name")
 @click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
 def keygen(name: str, where: str | None) -> None:
-    """Make an nkey: NAME.nkey to give away, NAME.nkey_secret to keep."""
+    """Make an nkey: NAME.nkey to hand out, NAME.nkey_secret to keep."""
     public, secret, made = make_nkey(name, where)
     say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
     say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
@@ -63,14 +63,14 @@ def keygen(name: str, where: str | None) -> None:
     "--replicas",
     envvar="OFFLOOP_REPLICAS",
     type=click.IntRange(1, 5),
-    help="How many servers keep it. Default: $OFFLOOP_REPLICAS, else 3 in a cluster.",
+    help="Number of servers that keep it. Default: $OFFLOOP_REPLICAS, else 3 in a cluster.",
 )
 @click.option(
     "--max-bytes",
     envvar="OFFLOOP_MAX_BYTES",
     callback=options.read_by(_size),
     metavar="SIZE",
-    help="How large it may grow: 10GB. Default: $OFFLOOP_MAX_BYTES, else as the servers allow.",
+    help="Maximum size: 10GB. Default: $OFFLOOP_MAX_BYTES, else the servers' limit.",
 )
 def bridge(
     run: str,
@@ -81,11 +81,10 @@ def bridge(
     replicas: int | None,
     max_bytes: int | None,
 ) -> None:
-    """Copy a run into NATS JetStream as it continues, until it has ended and all of it is there.
+    """Copy a run into NATS JetStream as it grows, until it has ended and is complete there.
 
-    RUN is a name or a run's folder. The run's folder is the record: what the servers have forgotten is sent again as
-    long as this runs. Servers that are away are waited for: when the run has ended, until they have taken nothing for
-    ten minutes."""
+    RUN is a name or a run's folder. Data that the servers lose meanwhile is sent again from the folder. Unreachable
+    servers are waited for; after the end of the run, until they have accepted nothing for ten minutes."""
     import asyncio
 
     from offloop.bus.hosts.watch import watch_host
@@ -122,13 +121,13 @@ def fetch_part(
     force: bool,
     stream: str | None,
 ) -> None:
-    """Get what a host has recorded of a run on several hosts, of which the stream has windows alone.
+    """Get one host's recording of a run on several hosts, of which the stream has only windows.
 
-    HOST is $OFFLOOP_HOST there, or its host name. Its bridge, which has to be there, sends the recording through the
-    servers. What is written, by default RUN-HOST.mcap in the current folder, is the part from --start to --until of it:
+    HOST is $OFFLOOP_HOST there, or its host name. Its bridge must be running: it sends the recording through the
+    servers. Writes the part from --start to --until, by default to RUN-HOST.mcap in the current folder. Replay it with
     consumer --replay FILE.
 
-    Exit code: 0 when nothing of it was lost, 3 when something was, 1 when nothing could be written."""
+    Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be written."""
     from offloop.bus.jetstream.download import downloaded
     from offloop.bus.tools.convert import convert
 
@@ -144,9 +143,9 @@ def fetch_part(
 @click.argument("run")
 @options.stream_options
 def remove_stream(run: str, stream: str | None) -> None:
-    """Remove a run from NATS servers: its streams, and what is said of it there. Its hosts keep their recordings.
+    """Remove a run from NATS servers, with its streams. Its hosts keep their recordings.
 
-    The nkey needs the role 'remove', see 'offloop server nats-config'. A run whose bridge is at work is refused."""
+    The nkey needs the role 'remove', see 'offloop server nats-config'. A run with a running bridge is refused."""
     from offloop.bus.jetstream.nats_connection import NatsConnection
     from offloop.bus.jetstream.run_stream import remove_run
 
@@ -176,7 +175,7 @@ def _users(role: str, help_text: str) -> Callable[[Callable[..., None]], Callabl
 
 
 def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Callable[..., Any]:
-    """An option whose text, where it is given, has to fit a pattern, which is said in words."""
+    """Return an option whose text must match a pattern, which ``allowed`` describes."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -192,10 +191,10 @@ def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Call
     short_help="Write the configuration of a NATS server.",
     frequent=("--publisher", "--viewer", "--commander", "--certificate", "--certificate-key", "--cluster"),
 )
-@_users("publisher", "Who copies runs to the servers: the training's hosts. More than once.")
-@_users("viewer", "Who reads runs, and asks for fields within the viewers' budget.")
-@_users("commander", "Who also commands trainings.")
-@_users("remover", "Who also removes runs.")
+@_users("publisher", "Copies runs to the servers: the training's hosts. More than once.")
+@_users("viewer", "Reads runs, and requests fields within the viewers' budget.")
+@_users("commander", "Also commands trainings.")
+@_users("remover", "Also removes runs.")
 @options.certificate_option
 @options.certificate_key_option
 @_text_option(
@@ -204,11 +203,11 @@ def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Call
     show_default="127.0.0.1:4222, with TLS 0.0.0.0:4222",
     help="Address to listen at.",
 )
-@click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Where streams are.")
+@click.option("--store-dir", type=_FILE, default=Path("/var/lib/nats"), show_default=True, help="Folder of streams.")
 @_text_option(
     *("--cluster", r"[A-Za-z0-9.,\s-]*", "write one.example,two.example,three.example"),
     metavar="HOST,HOST,...",
-    help="The hosts of all servers, if these are several.",
+    help="Hosts of all servers of a cluster.",
 )
 @click.option("--cluster-ca", type=_FILE, metavar="FILE", help="With --cluster: the servers' CA certificate.")
 @_text_option(
@@ -224,14 +223,15 @@ def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Call
 @_text_option(
     *("--max-store", r"\d+(KB|MB|GB|TB)?", "write a number of bytes, or 500MB, 100GB, 2TB"),
     metavar="SIZE",
-    help="How much each team may store: 100GB. Default: all there is.",
+    help="Maximum storage of each team: 100GB. Default: the whole disk.",
 )
 def nats_config(listen: str | None, cluster: str | None, **given: Any) -> None:
-    """Write the configuration of a NATS server to standard output: TLS, JetStream, an account for each team, and what
-    its users may do.
+    """Write the configuration of a NATS server to standard output.
 
-    KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen NAME' wrote. A team sees
-    nothing of another's runs. Paths are those on the server's machine."""
+    It sets up TLS, JetStream, an account for each team, and its users' permissions.
+
+    KEY is a public nkey, U..., or the file NAME.nkey that 'offloop server keygen NAME' wrote. A team cannot see
+    another team's runs. Paths are on the server's machine."""
     from offloop.bus.jetstream.connection import is_loopback
     from offloop.bus.jetstream.server_config import ServerConfig
 
@@ -242,8 +242,8 @@ def nats_config(listen: str | None, cluster: str | None, **given: Any) -> None:
         raise click.UsageError("--certificate and --certificate-key go together")
     if cluster and not (has_tls and given["cluster_ca"] and given["server_name"]):
         raise click.UsageError(
-            "servers of a cluster prove who they are to each other: add --certificate, --certificate-key, "
-            "--cluster-ca and --server-name"
+            "servers of a cluster authenticate each other: add --certificate, --certificate-key, --cluster-ca and "
+            "--server-name"
         )
     listen = listen or ("0.0.0.0:4222" if has_tls else "127.0.0.1:4222")
     if not has_tls and not is_loopback(listen.rpartition(":")[0]):
@@ -251,12 +251,12 @@ def nats_config(listen: str | None, cluster: str | None, **given: Any) -> None:
             f"beyond this machine a server needs TLS: add --certificate and --certificate-key to --listen {listen}"
         )
     hosts = [host.strip() for host in (cluster or "").split(",") if host.strip()]
-    # As it is, for a file.
+    # Unescaped, for a file.
     click.echo(ServerConfig(teams, listen, cluster=hosts, **given), nl=False)
 
 
 def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:
-    """The roles of each key, by team."""
+    """Return the roles of each key, by team."""
     teams: dict[str, dict[str, list[str]]] = {}
     for role, users in given.items():
         for user in users:
@@ -269,9 +269,9 @@ def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]
             others = [other for other, known in teams.items() if other != team and public in known]
             if others:
                 raise click.UsageError(
-                    f"the nkey {public} is in the teams {others[0]} and {team}: a user is in one, make another nkey"
+                    f"the nkey {public} is in the teams {others[0]} and {team}: make another nkey for one of them"
                 )
             teams.setdefault(team, {}).setdefault(public, []).append(role)
     if not teams:
-        raise click.UsageError("no user is named: give --publisher, --viewer or --commander with a public nkey")
+        raise click.UsageError("no user is given: add --publisher, --viewer or --commander with a public nkey")
     return teams

@@ -1,4 +1,4 @@
-"""Tags, note and marks of a run: a file in its directory, so that it moves with the run."""
+"""Tags, note and marks of a run, in a file in its directory."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -14,21 +14,17 @@ MAX_NOTE = 10_000
 
 
 class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tags, note and marks of a run."""
-
     tags: tuple[str, ...] = ()
     note: str = ""
     pinned: bool = False
-    """Listed before all others."""
     archived: bool = False
-    """Listed on request alone."""
 
 
 ANNOTATIONS = JsonFile("annotations.json", Annotations)
 
 
 def read_annotations(run: Path) -> Annotations:
-    """The annotations in a run's directory, none where the file is missing. An unreadable one is logged."""
+    """Return the annotations in a run's directory, empty without a file. An unreadable file is logged."""
     return ANNOTATIONS.find(run) or Annotations()
 
 
@@ -41,11 +37,9 @@ def annotate(
     pinned: bool | None = None,
     archived: bool | None = None,
 ) -> Annotations:
-    """Adds and removes tags, replaces the note, pins or archives a run; the rest stays. Safe for several processes at
-    once. An unreadable file is left as it is.
+    """Add and remove tags, replace the note, pin or archive a run. Safe for several processes.
 
-    Raises ConfigurationError: a tag or a note that is not allowed, or too many tags; RunDirectoryError: it cannot be
-    read or written."""
+    Raises ConfigurationError for a tag or note that is not allowed, or too many tags; RunDirectoryError."""
     new = [check_tag(tag) for tag in add]
     if note is not None:
         _check_note(note)
@@ -68,7 +62,7 @@ def annotate(
 
 
 def check_tag(tag: str) -> str:
-    """Strip a tag. Raises ConfigurationError: it is empty, too long, or has a comma or a control character."""
+    """Strip a tag. Raises ConfigurationError if it is empty, too long, or has a comma or control character."""
     tag = tag.strip()
     if not tag or len(tag) > MAX_TAG or "," in tag or not tag.isprintable():
         raise ConfigurationError(

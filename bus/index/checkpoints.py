@@ -1,4 +1,4 @@
-"""The checkpoints of a run, wherever they are, with their metrics."""
+"""The checkpoints of a run, with their metrics."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ SAVE_FOLDER = "save_folder"
 """Key of ``run.json`` for the folder of a trainer's checkpoints."""
 
 MOST = 1000
-"""Limit of the checkpoints of a run; the newest are kept."""
+"""Maximum number of checkpoints of a run; the newest are kept."""
 
 _ENDINGS = (".safetensors", ".ckpt")
 _DEEPEST = 3
@@ -33,29 +33,24 @@ _IN_NAME = re.compile(r"(?:^|[^a-z])(ep|epoch|ba|batch|step)[=_-]?(\d+)")
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    """A checkpoint of a run."""
-
     path: str
-    """Relative to the run's directory where it is in there, otherwise absolute."""
+    """Relative to the run's directory if inside, else absolute."""
     epoch: int | None
-    """Training time; ``None`` if unknown."""
     batch: int | None
     time: float | None
-    """Seconds since 1970 when it was written; ``None`` if it is gone."""
+    """Modification time in seconds since 1970; ``None`` for a deleted one."""
     size: int
-    """Bytes."""
     is_latest: bool = False
-    """A link such as ``latest-rank0.safetensors`` leads to it."""
+    """Whether a link such as ``latest-rank0.safetensors`` points to it."""
     is_best: bool = False
     metric: str | None = None
-    """Metric that checkpoints are compared by, see :mod:`offloop.bus.checkpoints.ratings`."""
+    """Metric for comparing checkpoints, see :mod:`offloop.bus.checkpoints.ratings`."""
     value: float | None = None
     metrics: dict[str, float] = {}
     """Metrics of evaluations at its batch."""
 
     @property
     def exists(self) -> bool:
-        """Whether its file was found."""
         return self.time is not None
 
     def __str__(self) -> str:
@@ -78,14 +73,10 @@ class _Found(NamedTuple):
 def find_checkpoints(
     run: RunInfo, names: Iterable[str] = (), evaluated: Mapping[int, Mapping[str, float]] | None = None
 ) -> tuple[Checkpoint, ...]:
-    """The checkpoints of a run, the earliest first: in its directory, in other folders where they name this run, and
-    those that its training has announced.
+    """Return the checkpoints of a run, the earliest first.
 
-    Args:
-        run: the run.
-        names: earlier names of the run.
-        evaluated: metrics of evaluations, by batch.
-    """
+    They are those in its directory, in other folders if they name this run or one of its earlier ``names``, and those
+    announced by its training. ``evaluated`` has metrics of evaluations, by batch."""
     known_as = {run.name, run.recorded_as, *names}
     since_ns = int(run.attempts[0].started * 1e9)
     inside = Path(os.path.abspath(run.path))
@@ -127,7 +118,7 @@ def find_checkpoints(
     for one in announced:
         about = None
         if one in there:
-            # It may be removed meanwhile.
+            # It may just have been removed.
             with contextlib.suppress(OSError):
                 about = _measured(Path(one.path), max(left, 0))
                 left -= about.files
@@ -137,8 +128,7 @@ def find_checkpoints(
 
 
 def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
-    """Metric and value that a checkpoint is compared by; without one, those of an evaluation: rather a score than a
-    loss, and rather these than a metric without direction."""
+    """Return metric and value for comparing a checkpoint; else of an evaluation, preferably a score, then a loss."""
     if checkpoint.metric is not None or not checkpoint.metrics:
         return checkpoint.metric, checkpoint.value
     metric = min(checkpoint.metrics, key=lambda name: (_PREFERRED.index(direction_of(name)), name))
@@ -154,8 +144,6 @@ def _folders(run: RunInfo) -> Iterator[Path]:
 
 
 class _Look:
-    """Checkpoints in a folder, links to them, and their ratings."""
-
     def __init__(self, folder: Path) -> None:
         self.found: list[_Found] = []
         self.latest: set[Path] = set()
@@ -181,7 +169,7 @@ class _Look:
         except OSError:
             return
         self._left -= len(listed)
-        # Something else in the place of the file, such as a FIFO, would never be read to its end.
+        # Another kind of file, such as a FIFO, would never be read to its end.
         is_rated = any(entry.name == RATINGS.name and entry.is_file(follow_symlinks=False) for entry in listed)
         if is_rated and (ratings := read_ratings(folder)) is not None:
             for rating in ratings.checkpoints[:MOST]:
@@ -189,7 +177,7 @@ class _Look:
                 if path.is_relative_to(folder):
                     self._ratings[path] = ratings.run, rating, rating.file == ratings.best
         for entry in listed:
-            # What is gone by now, and names that are not UTF-8, which could not be stored.
+            # Skips deleted files, and names that are not UTF-8, which cannot be stored.
             with contextlib.suppress(OSError, UnicodeEncodeError):
                 entry.name.encode()
                 self._take_entry(folder, entry, deep)
@@ -219,7 +207,7 @@ def _measured(path: Path, most: int) -> _Found:
 
 @functools.lru_cache(maxsize=4096)
 def _position(path: str, time_ns: int, size: int) -> _Position:
-    # By its contents, else by its name.
+    # The contents come first, then the name.
     contents = None if path.endswith(".ckpt") else read_contents(path)
     tree = (contents or {}).get("tree")
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""The columns of a table of runs: what their names stand for, their values, and these as text."""
+"""The columns of a table of runs."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -14,16 +14,16 @@ from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.units import BYTES, Scale, duration, number_text, scale_of, when
 
 REACHED = "reached"
-"""Progress of a run, as a value the number of its batches."""
+"""The column of a run's progress; its value is the number of batches."""
 
 OF_RUN = (
     *("run", "id", "status", "error", "reason", "started", "ended", "duration", "attempts", REACHED, "epoch", "batch"),
     *("sample", "planned", "size", "tags", "note", "pinned", "archived", "checkpoints", "folder"),
 )
-"""Columns of every run, beside hyperparameters and metrics."""
+"""Columns of every run, besides hyperparameters and metrics."""
 
 OF_METRIC = ("last", "min", "max", "best")
-"""Values of a metric, behind its name and a dot; ``last`` without."""
+"""Values of a metric, after its name and a dot; ``last`` is the default."""
 
 Kind: TypeAlias = Literal["text", "number", "time", "status", "progress", "tags", "note"]
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
@@ -64,43 +64,39 @@ _SHORT_TITLE = 18
 
 
 class Column(NamedTuple):
-    """A column of a table of runs."""
-
     name: str
-    """Full name, which sorting and filters accept."""
+    """Full name, for sorting and filters."""
     title: str
     """Short name, for the head."""
     kind: Kind
     value: ValueOf
-    """Value of a run; ``None`` where it has none."""
     downwards: bool = False
     """Whether the greatest values are shown first."""
     metric: str | None = None
     """Full name of the metric that it shows."""
     which: str = ""
-    """``best``, ``min`` or ``max`` of a metric; empty for the last value and without a metric."""
+    """``best``, ``min`` or ``max`` of a metric, else empty."""
     direction: Mode | None = None
-    """Which values of the metric are better."""
+    """Whether lower or higher values of the metric are better."""
 
     @property
     def head(self) -> str:
-        """The title with the value of the metric: ``accuracy.best``."""
+        """The title, with the value of the metric: ``accuracy.best``."""
         return f"{self.title}.{self.which}" if self.which else self.title
 
     @property
     def is_hyperparameter(self) -> bool:
-        """Whether it shows neither a metric nor what every run has."""
         return self.metric is None and self.name not in OF_RUN
 
     def text(self, entry: RunEntry, *, whole: bool = False) -> str:
-        """Text of a run's cell, empty without a value. Hyperparameters have all digits if ``whole``."""
+        """Return the text of a run's cell. ``whole`` hyperparameters have all digits."""
         if self.kind == "progress":
             return reached_text(entry)
         value = self.value(entry)
         return "" if value is None else self.format(value, entry, whole=whole)
 
     def format(self, value: Any, entry: RunEntry, *, whole: bool = False) -> str:
-        """Text of a value, such as a mean, in the units of that run."""
+        """Return the text of a value, such as a mean, in the units of that run."""
         if self.metric is not None:
             return number_text(value, self.scale(entry))
         if self.name in _FORMATS:
@@ -110,20 +106,19 @@ class Column(NamedTuple):
         return one_line(value_text(value)[:_LONGEST])
 
     def scale(self, entry: RunEntry) -> Scale:
-        """Units of its numbers."""
         if self.name == "size":
             return BYTES
         return () if self.metric is None else scale_of(self.metric, entry.hyperparameters)
 
 
 class Columns:
-    """Columns of some runs by name.
+    """Finds columns of some runs by name.
 
-    A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``) or a metric (``loss``, see
-    :class:`offloop.bus.types.metrics.MetricNames`), with a dot and one of :data:`OF_METRIC` for another value than
-    the last (``loss.min``). The end of a hyperparameter's name is enough (``lr``) where it is unique; of several,
-    ``config/lr`` comes before the rest of the hyperparameters, and these before metrics. A run that lacks the first of
-    these gives the next, so ``lr`` is known of runs of different kinds."""
+    A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``), or a metric (``loss``, see
+    :class:`offloop.bus.types.metrics.MetricNames`), optionally with a dot and one of :data:`OF_METRIC` (``loss.min``).
+    The unique end of a hyperparameter's name is enough (``lr``): ``config/lr`` takes precedence over other
+    hyperparameters, and these over metrics. For a run without the first, the next applies, so that ``lr`` works for
+    different kinds of runs."""
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
         entries = list(entries)
@@ -133,17 +128,14 @@ class Columns:
             hyperparameters.update(dict.fromkeys(entry.hyperparameters))
             metrics.update(dict.fromkeys(entry.metrics))
         self.hyperparameters = tuple(hyperparameters)
-        """Full names."""
         self.metrics = tuple(metrics)
-        """Full names."""
         self.metric_names = MetricNames(metrics)
         self.goals = goals_in(entry.hyperparameters for entry in entries)
-        """See :func:`offloop.bus.types.metrics.goals_in`."""
         self._some = entries[:_LOOKED_AT]
         self._found: dict[str, Column] = {}
 
     def find(self, name: str) -> Column:
-        """The column of that name. Raises ConfigurationError: there is none, or there are several."""
+        """Return the column of that name. Raises ConfigurationError for an unknown or ambiguous one."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
@@ -190,7 +182,7 @@ class Columns:
         return Column(names[0], title, "number" if is_number else "text", value)
 
     def of_metric(self, metric: str, which: str) -> Column:
-        """The column of a metric, by its full name. Raises ConfigurationError: it has no best value."""
+        """Return the column of a metric by its full name. Raises ConfigurationError without a best value."""
         direction = self.direction(metric)
         title = self.metric_names.short(metric)
         if which == "best" and direction is None:
@@ -208,12 +200,11 @@ class Columns:
         return Column(name, title, "number", value, direction != "min", metric, which, direction)
 
     def direction(self, metric: str) -> Mode | None:
-        """Which values of a metric are better, as these runs say or by its name."""
         return direction_of(metric, self.goals)
 
 
 def reached_text(entry: RunEntry) -> str:
-    """Progress of a run: ``epoch 3 of 10``, ``batch 1,200``."""
+    """Format the progress of a run: ``epoch 3 of 10``, ``batch 1,200``."""
     unit, count, planned = _progress(entry)
     if count is None:
         return ""
@@ -221,13 +212,12 @@ def reached_text(entry: RunEntry) -> str:
 
 
 def progress_of(entry: RunEntry) -> float | None:
-    """Completed share of a run that has not ended, from 0 to 1; ``None`` if unknown."""
+    """Return the completed share of a run that has not ended, from 0 to 1; ``None`` if unknown."""
     _, count, planned = _progress(entry)
     return min(count / planned, 1.0) if entry.is_going_on and count is not None and planned else None
 
 
 def _progress(entry: RunEntry) -> tuple[TimeUnit, int | None, int | None]:
-    """Unit, count and planned count."""
     counts = {TimeUnit.EPOCH: entry.epoch, TimeUnit.BATCH: entry.batch, TimeUnit.SAMPLE: entry.sample}
     try:
         planned = None if entry.planned is None else Time.from_timestring(entry.planned)

@@ -1,4 +1,4 @@
-"""What the index knows of one run."""
+"""An entry of the index: the summary of one run."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from offloop.bus.types.metrics import is_of_evaluation, shown_step
 GOING_ON = ("live", "paused")
 """Status of runs that have not ended."""
 UNREADABLE = "unreadable"
-"""Status of a run whose directory or ``run.json`` cannot be read, see :attr:`RunEntry.problem`."""
+"""Status of a run with an unreadable directory or ``run.json``, see :attr:`RunEntry.problem`."""
 
 
 _OF_LISTED = ("run", "id", "status", "error", "reason", "started", "ended", "attempt")
@@ -33,51 +33,44 @@ _encode = msgspec.msgpack.encode
 
 
 class RunEntry(msgspec.Struct):
-    """What the index knows of a run; ``None`` stands for what is not known."""
+    """Summary of a run; ``None`` means unknown."""
 
     run: str
-    """Name of its directory, by which it is found."""
+    """Name of its directory."""
     id: str | None = None
     status: str = UNREADABLE
     """``live``, ``paused``, ``finished``, ``failed``, ``stopped``, ``lost`` or ``unreadable``."""
     error: str | None = None
-    """What it failed with."""
     reason: str | None = None
-    """Why it was stopped."""
     started: SecondsSince1970 | None = None
     """Start of the newest attempt, in seconds since 1970."""
     ended: SecondsSince1970 | None = None
-    """End of the newest attempt, in seconds since 1970."""
     attempts: int = 0
-    """How many there are."""
     epoch: int | None = None
-    """How far it came."""
     batch: int | None = None
     sample: int | None = None
     planned: str | None = None
-    """How far it was to come, such as ``10ep``."""
+    """Planned duration, such as ``10ep``."""
     size: int = 0
-    """Bytes on disk, when the index looked last."""
+    """Bytes on disk at the last refresh."""
     tags: tuple[str, ...] = ()
     note: str = ""
     pinned: bool = False
     archived: bool = False
     hyperparameters: dict[str, Any] = {}
-    """By name, those of the newest attempt."""
+    """Hyperparameters of the newest attempt."""
     metrics: dict[str, MetricValues] = {}
     """By full name, such as ``loss/train/total``."""
     checkpoints: tuple[Checkpoint, ...] = ()
-    """Its checkpoints, in its directory or elsewhere, the earliest first."""
+    """The earliest first."""
     problem: str | None = None
-    """What could not be read."""
+    """Unreadable part, and why."""
     attempt: int = 1
-    """The number of the newest attempt."""
     recording: str = ""
-    """The file of its recording, in the run's directory."""
+    """File name of its recording."""
 
     @property
     def is_going_on(self) -> bool:
-        """Whether it has not ended."""
         return self.status in GOING_ON
 
     @property
@@ -92,7 +85,6 @@ class RunEntry(msgspec.Struct):
         return None if end is None or self.started is None else max(end - self.started, 0.0)
 
     def annotated(self, annotations: Annotations) -> "RunEntry":
-        """The same with other annotations."""
         return msgspec.structs.replace(self, **msgspec.structs.asdict(annotations))
 
 
@@ -102,9 +94,9 @@ _decode = msgspec.msgpack.Decoder(RunEntry).decode
 def make_entry(
     run: RunInfo, summaries: Iterable[Summary], annotations: Annotations, problem: str | None = None
 ) -> RunEntry:
-    """The entry of a run, by its ``run.json`` and the summaries of its attempts, the newest last.
+    """Return the entry of a run from ``run.json`` and the summaries of its attempts, the newest last.
 
-    Raises RunDirectoryError: ``run.json`` is damaged."""
+    Raises RunDirectoryError if ``run.json`` is damaged."""
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))
@@ -132,32 +124,29 @@ def make_entry(
     try:
         if not hyperparameters:
             entry.hyperparameters = _described(run.last.info)
-        # What cannot be stored, or not be read again, is not taken in: a number of more than 64 bits, for example.
+        # Refuses values that cannot be stored and read again, such as a number of more than 64 bits.
         return _decode(_encode(entry))
     except (ValueError, OverflowError, RecursionError) as error:
         raise RunDirectoryError(f"{run.path / RUN_FILE} is damaged: {error}", path=run.path / RUN_FILE) from None
 
 
 def unreadable_entry(run: str, why: str, annotations: Annotations) -> RunEntry:
-    """The entry of a run that cannot be read."""
     return RunEntry(run, problem=why, attempt=0).annotated(annotations)
 
 
 def listed_entry(listed: ListedRun) -> RunEntry:
-    """The entry of a run in NATS."""
     known = {name: getattr(listed, name) for name in _OF_LISTED}
     reached = {} if listed.reached is None else msgspec.structs.asdict(listed.reached)
     return RunEntry(**known, **reached, attempts=len(listed.attempts) or 1)
 
 
 def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
-    """Runs by their starts; those without one are the last."""
+    """Sort runs by their starts; runs without one are last."""
     return sorted(entries, key=lambda entry: -math.inf if entry.started is None else entry.started, reverse=True)
 
 
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
-    """Each metric over all attempts, the newest of which has the last value, with steps of
-    :func:`offloop.bus.types.metrics.shown_step`."""
+    """Return each metric over all attempts, with steps of :func:`offloop.bus.types.metrics.shown_step`."""
     found: dict[str, MetricValues] = {}
     for summary in summaries:
         for name, metric in summary.metrics.items():
@@ -186,7 +175,6 @@ def _described(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
-    """Metrics of evaluations, by batch and name."""
     found: dict[int, dict[str, float]] = {}
     for summary in summaries:
         for name, metric in summary.metrics.items():
@@ -198,5 +186,4 @@ def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
 
 
 def size_of(run: Path) -> int:
-    """Bytes in a run's directory."""
     return sum(about.st_size for _, about in walk_files(run))

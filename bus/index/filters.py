@@ -1,5 +1,4 @@
-"""Filters of runs, such as ``lr > 0.01 and status == finished``: the structure of a Python expression around names and
-values that need no quotes."""
+"""Filters of runs, such as ``lr > 0.01 and status == finished``: Python expressions with unquoted names and values."""
 
 import ast
 import math
@@ -33,19 +32,19 @@ _ALLOWED = "use comparisons (== != < <= > >= ~), and, or, not and parentheses, a
 def parse_filter(text: str, columns: Columns) -> Predicate:
     """Parse an expression over columns, see :class:`offloop.bus.index.columns.Columns`.
 
-    A comparison has a name at its left and a number or text at its right; ``~`` is true of texts that contain another.
-    A name alone is true of runs that have a value other than zero, false and empty. Texts with blanks or signs need
-    quotation marks, such names backticks. ``tags == baseline`` is true of runs that have the tag. A comparison is false
-    of a run that has no such value, or one of another kind.
+    A comparison has a name at the left and a number or text at the right; ``~`` means contains. A name alone is true
+    for values other than zero, false and empty. Texts with blanks or operators need quotation marks, such names
+    backticks. ``tags == baseline`` is true for runs with that tag. A comparison is false for runs without the value, or
+    with one of another kind.
 
-    Raises ConfigurationError: it is not such an expression, or names what no run has."""
+    Raises ConfigurationError for another expression, and for a name that no run has."""
     return _Filter(text, columns).predicate
 
 
 class _Filter:
     def __init__(self, text: str, columns: Columns) -> None:
         self._text, self._columns = text.strip(), columns
-        # Python reads the structure alone: names, values and signs stand at their places as others of their lengths.
+        # Python parses the structure only: placeholders of the same length replace names, values and operators.
         structure = re.sub(r"\s", " ", _OPERAND.sub(_blank, self._text))
         structure = re.sub(r"(?<![=!<>])=(?!=)|~", "<", structure)
         try:
@@ -108,13 +107,13 @@ def _comparison(value_of: ValueOf, sign: str, operand: str) -> Predicate:
             return compare(str(value).lower(), text.lower())
         if isinstance(value, int | float) and not isinstance(constant, str):
             return compare(value, constant)
-        # A text that looks like a number was given as one.
+        # A text that looks like a number was entered as one.
         is_ordered = isinstance(value, str) and isinstance(constant, str)
         return (is_ordered or compare in (operator.eq, operator.ne)) and compare(str(value), text)
 
     def holds(entry: RunEntry) -> bool:
         value = value_of(entry)
-        # Most values are of the same type as the constant.
+        # Fast path: most values have the type of the constant.
         if type(value) is usual:
             return compare(value, constant)
         if isinstance(value, tuple):
@@ -125,7 +124,7 @@ def _comparison(value_of: ValueOf, sign: str, operand: str) -> Predicate:
 
 
 def sortable(value: Any) -> Any:
-    """A value by which runs are sorted; ``None`` without one."""
+    """Return a value for sorting runs; ``None`` without one."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, list | tuple):

@@ -31,8 +31,8 @@ _STAMPED = (BROKER_FILE, FOLDERS.name, ANNOUNCED.name, ANNOTATIONS.name)
 class RunIndex:
     """Entries of all runs of a folder, for one thread at a time.
 
-    Entries of ended runs are cached in a folder beside them, ``.index``; what is deleted or damaged there is read again
-    from the recordings. A run that cannot be read has the status ``unreadable``."""
+    Entries of ended runs are cached in the folder ``.index`` beside them. Missing or damaged entries are read again
+    from the recordings. An unreadable run has the status ``unreadable``."""
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
         self.root = chosen_runs_dir(runs_dir)
@@ -46,7 +46,7 @@ class RunIndex:
 
     @property
     def entries(self) -> Mapping[str, RunEntry]:
-        """Entries by the names of runs, as of the last :meth:`refresh`."""
+        """Entries by run name, as of the last :meth:`refresh`."""
         return MappingProxyType(self._entries)
 
     @property
@@ -55,23 +55,23 @@ class RunIndex:
         return self._store.problem
 
     def refresh(self, seconds: float = math.inf) -> int:
-        """Read what has changed on the disk, for so many seconds at most, and return how many runs are left.
+        """Read changes on the disk for at most that many seconds, and return how many runs are left.
 
-        Raises RunDirectoryError: the folder cannot be read."""
+        Raises RunDirectoryError if the folder cannot be read."""
         until = time.monotonic() + seconds
         found = _find(self.root)
         if not found and not self.root.is_dir():
             self.close()
             return 0
         if not self._store.open():
-            # What was stored is gone.
+            # The stored entries are gone.
             self._stamps.clear()
         if not self._is_pruned:
             self._store.prune(found)
             self._is_pruned = True
         for run in (self._entries.keys() | self._followed.keys()) - found.keys():
             self._forget(run)
-        # What still changes, and then the newest first, because people look at those.
+        # Growing runs first, then the newest.
         changed = [
             run for run in sorted(found, key=found.__getitem__, reverse=True) if self._stamps.get(run) != found[run]
         ]
@@ -85,7 +85,7 @@ class RunIndex:
         return left
 
     def series(self, run: str, metric: str) -> list[Point]:
-        """Steps and values of a metric of a run, thinned to some hundred; empty without any."""
+        """Return steps and values of a metric of a run, thinned to some hundred."""
         entry = self._entries.get(run)
         if entry is None or metric not in entry.metrics:
             return []
@@ -96,7 +96,6 @@ class RunIndex:
         return _read_series(self.root / run, metric) if stored is None else stored
 
     def close(self) -> None:
-        """Close the folder and followed recordings."""
         self._store.close()
         for followed in self._followed.values():
             followed.close()
@@ -125,7 +124,7 @@ class RunIndex:
             followed.close()
 
     def _read(self, run: str, stamp: str, until: float) -> bool:
-        """Reads a run; returns whether that is all for now."""
+        """Read a run; return whether it is complete for now."""
         path = self.root / run
         if not _is_text(run):
             _log.warning("%s is left out: its name is not UTF-8; 'offloop edit --rename' gives it another one", path)
@@ -153,7 +152,6 @@ class RunIndex:
         return is_read
 
     def _is_known(self, run: str, stamp: str) -> bool:
-        """Uses what was known of a run, if its files have not changed since."""
         known, known_stamp = self._entries.get(run), self._stamps.get(run, "")
         if known is None or _recorded(known_stamp) != _recorded(stamp):
             stored = self._store.read(run)
@@ -161,7 +159,7 @@ class RunIndex:
                 return False
             known, known_stamp = stored.entry, stored.stamp
         if known_stamp != stamp:
-            # Only what people say of it has changed.
+            # Only its annotations have changed.
             known = known.annotated(read_annotations(self.root / run))
             if known.status != UNREADABLE:
                 self._store.store(run, stamp, known, None)
@@ -170,15 +168,13 @@ class RunIndex:
 
 
 def read_entry(run: RunInfo) -> RunEntry:
-    """The entry of a run, read from its directory."""
     with contextlib.closing(_FollowedRun()) as followed:
         followed.read(run, math.inf)
         return followed.entry(run)
 
 
 def add_run(run: Path, seconds: float) -> None:
-    """Add an ended run to the index of its folder, within so many seconds. What is missing is added by
-    :meth:`RunIndex.refresh`."""
+    """Add an ended run to the index of its folder, within that time. :meth:`RunIndex.refresh` adds the rest."""
     problem: object = None
     with contextlib.closing(_FollowedRun()) as followed, contextlib.closing(IndexStore(run.parent)) as store:
         try:
@@ -194,15 +190,12 @@ def add_run(run: Path, seconds: float) -> None:
 
 
 class _FollowedRun:
-    """Summaries of the recordings of a run, which may grow."""
-
     def __init__(self) -> None:
         self.is_newest_read = False
-        """The newest attempt has been read as far as it is there."""
         self._attempts: dict[int, Summarizer | Summary] = {}
         self._problems: dict[int, str] = {}
         self._settled: set[int] = set()
-        """Attempts that grow no more and have been read, or cannot be."""
+        """Attempts that no longer grow and have been read, or cannot be."""
 
     @property
     def problem(self) -> str | None:
@@ -221,8 +214,7 @@ class _FollowedRun:
         return make_entry(run, self.summaries, read_annotations(run.path), self.problem)
 
     def read(self, run: RunInfo, until: float) -> bool:
-        """Reads what was recorded meanwhile, the newest attempt first, until that time of ``time.monotonic``; returns
-        whether that was all."""
+        """Read new events, the newest attempt first, until a ``time.monotonic``; return whether all are read."""
         is_read = True
         self.is_newest_read = False
         for attempt in reversed(run.attempts):
@@ -234,7 +226,7 @@ class _FollowedRun:
                     return False
             try:
                 if one is None:
-                    # An attempt before the run was renamed has the name of that time in its recording.
+                    # A recording from before a renaming has the old name.
                     name = run.recorded_as if attempt is run.last else Recording(attempt.recording).run_name
                     one = self._attempts[attempt.number] = Summarizer(attempt.recording, name, attempt.number, run.id)
                 if isinstance(one, Summarizer):
@@ -253,7 +245,7 @@ class _FollowedRun:
         return is_read
 
     def series(self, metric: str) -> list[Point]:
-        """A metric over all attempts, by step: where two attempts have the same steps, that of the later one."""
+        """Return a metric over all attempts, by step; a later attempt replaces the same steps of an earlier one."""
         found: list[Point] = []
         for summary in self.summaries:
             if metric in summary.metrics:
@@ -281,7 +273,7 @@ def _read_series(run: Path, metric: str) -> list[Point]:
 
 
 def _find(root: Path) -> dict[str, str]:
-    """Each run in a folder with a stamp of its files. Later runs have greater stamps."""
+    """Return each run in a folder with a stamp of its files. Later runs have greater stamps."""
     found: dict[str, str] = {}
     for name in names_in(root):
         with contextlib.suppress(OSError):
@@ -300,18 +292,17 @@ def _is_text(name: str) -> bool:
 def _stamp(run: str) -> str:
     known = os.lstat(f"{run}/{RUN_FILE}")
     stamps: dict[str, str] = {}
-    # A broker may take up again what an earlier one has left, checkpoints may come later, and a recording may be
-    # restored that was damaged.
+    # A later broker may resume an attempt, checkpoints may follow, and a damaged recording may be restored.
     with contextlib.suppress(OSError), os.scandir(run) as listed:
         for entry in listed:
             if entry.name in _STAMPED or entry.name.endswith(".mcap"):
-                # A recording may have been moved to another disk, with a link in its place.
+                # A recording may have been moved to another disk and be a link here.
                 about = entry.stat(follow_symlinks=entry.is_symlink() and os.path.exists(entry.path))
-                # What restores a file may give it the time of before; nothing sets that of the change itself.
+                # A restored file may have its old modification time; the time of the change cannot be set.
                 stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_size}-{about.st_ino}"
     said = stamps.pop(ANNOTATIONS.name, "")
     recorded = repr((known.st_size, known.st_ino, sorted(stamps.items()))).encode()
-    # Behind the last dot is what people say.
+    # The part after the last dot is of the annotations.
     return f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}.{said}"
 
 

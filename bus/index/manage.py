@@ -15,11 +15,11 @@ from offloop.bus.runs import lock as run_lock
 from offloop.bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
 
 _PATIENCE_SECONDS = 2.0
-"""A broker has the lock of a run for a moment after it has ended."""
+"""A broker keeps the lock for a moment after a run has ended."""
 
 
 def check_ended(path: Path) -> None:
-    """Refuse a run that has not ended. Raises RunIsLiveError: it has not."""
+    """Raise RunIsLiveError unless the run has ended."""
     run = read_run(path)
     if run.away or run.last.status == "running":
         raise _is_live(run.name)
@@ -28,11 +28,10 @@ def check_ended(path: Path) -> None:
 def rename_run(path: Path, name: str) -> Path:
     """Rename the directory of a run and return its new path. Recordings keep the old name.
 
-    Raises InvalidRunNameError: the name cannot be a run's; ConfigurationError: something has that name already;
-    RunIsLiveError: the run has not ended; RunDirectoryError: it cannot be renamed."""
+    Raises InvalidRunNameError; ConfigurationError if the name is taken; RunIsLiveError; RunDirectoryError."""
     check_run_name(name)
     check_ended(path)
-    # It may be named by "." or by a path through links; the directory itself was found to be none.
+    # The path may be "." or go through links; read_run() has refused a directory that is a link.
     path = path.resolve()
     target = path.with_name(name)
     with _locked(path):
@@ -43,13 +42,11 @@ def rename_run(path: Path, name: str) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove the directory of a run. Symbolic links in it are not followed.
-
-    Raises RunIsLiveError: the run has not ended; RunDirectoryError: it cannot be removed, or not all of it."""
+    """Remove the directory of a run, not following symbolic links. Raises RunIsLiveError, RunDirectoryError."""
     check_ended(path)
     path = path.resolve()
     with _locked(path) as directory:
-        # By these two it is found, and kept from brokers, until nothing else is left.
+        # These two keep the run listed and brokers away until nothing else is left.
         last = [RUN_FILE, LOCK_FILE]
         for name in [name for name in os.listdir(directory) if name not in last] + last:
             if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
@@ -61,7 +58,7 @@ def remove_run(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Opens the directory and keeps brokers from it."""
+    """Open the directory and lock brokers out."""
     with contextlib.ExitStack() as opened:
         try:
             directory = open_directory(path)

@@ -27,8 +27,6 @@ _ABANDONED_SECONDS = 60.0
 
 
 class StoredEntry(NamedTuple):
-    """An entry of the index."""
-
     run: str
     stamp: str
     """Stamp of the files that it was read from."""
@@ -57,7 +55,7 @@ class IndexStore:
     def open(self) -> bool:
         """Open, or make, the folder and return whether it is the same as before."""
         with contextlib.ExitStack() as left:
-            # The folder of before is open until the other one is: none that is new has its inode.
+            # The old folder stays open until the new one is open, so that the new one has another inode.
             if self._directory >= 0:
                 left.callback(os.close, self._directory)
             before, self._identity, self._directory = self._identity, None, -1
@@ -76,7 +74,7 @@ class IndexStore:
             return self._identity == before
 
     def read(self, run: str) -> StoredEntry | None:
-        """The entry of a run, if there is a readable one."""
+        """Return the entry of a run, or ``None`` without a readable one."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             descriptor = open_file(_name(run), dir_fd=self._directory)
             try:
@@ -90,7 +88,7 @@ class IndexStore:
         return None
 
     def series(self, run: str, stamp: str, metric: str) -> list[Point] | None:
-        """A series of a run, empty without such a metric; ``None`` if it is not stored with that stamp."""
+        """Return a series of a run, empty without the metric; ``None`` unless stored with that stamp."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             content = self._content(run)
             if _entry_in(content, run).stamp == stamp:
@@ -99,7 +97,7 @@ class IndexStore:
         return None
 
     def store(self, run: str, stamp: str, entry: RunEntry, series: Iterable[tuple[str, list[Point]]] | None) -> None:
-        """Store a run; without series those that are stored already are kept."""
+        """Store a run; ``None`` keeps its stored series."""
         if self._directory < 0:
             return
         if series is not None:
@@ -115,7 +113,6 @@ class IndexStore:
             self._replace(_name(run), _MAGIC + _LENGTH.pack(len(head)) + head + packed)
 
     def remove(self, run: str) -> None:
-        """Remove a run."""
         if self._directory >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(_name(run), dir_fd=self._directory)
@@ -132,7 +129,6 @@ class IndexStore:
                     os.unlink(name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Close the folder, which can be opened again."""
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
@@ -143,7 +139,7 @@ class IndexStore:
         return content
 
     def _replace(self, name: str, content: bytes) -> None:
-        # A name of its own for each writer: what one has begun must not be put in place by another.
+        # Each writer has its own name, so that no other process puts an incomplete file in place.
         temporary = f".{secrets.token_hex(8)}.new"
         try:
             with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=self._directory), "wb") as file:
@@ -161,7 +157,7 @@ class IndexStore:
 
 
 def _name(run: str) -> str:
-    # Names of runs may be as long as names of files.
+    # Names of runs may be as long as file names.
     return hashlib.blake2b(os.fsencode(run), digest_size=16).hexdigest()
 
 

@@ -1,5 +1,4 @@
-"""The table of runs that commands, pages, terminals and notebooks show: which runs, in which order and groups, by which
-columns."""
+"""The table of runs that commands, pages, terminals and notebooks show."""
 
 import math
 import re
@@ -17,10 +16,10 @@ from offloop.bus.types.hyperparameters import is_of_the_training
 from offloop.bus.types.metrics import LOSS, goals_in
 
 NEWEST_FIRST = "-started"
-"""The default order. A name with a minus sign in front is sorted downwards."""
+"""The default order. A minus sign before a name sorts downwards."""
 
 OF_EVERY_RUN = tuple(name for name in OF_RUN if name not in ("run", "id", "planned", "archived", "pinned"))
-"""Columns to choose from that need neither a hyperparameter nor a metric."""
+"""Columns to choose from besides hyperparameters and metrics."""
 
 _LAST = (REACHED, "started", "duration", "tags", "note")
 _LOOKED_AT = 200
@@ -34,19 +33,17 @@ _KEPT = 32
 
 
 class RunTable:
-    """All runs of a place at one moment; a later table takes the place of an earlier one."""
+    """All runs of a place at one moment; a later table replaces an earlier one."""
 
     def __init__(self, entries: Mapping[str, RunEntry], before: "RunTable | None" = None) -> None:
         self.entries = dict(entries)
         self.newest_first = newest_first(self.entries.values())
         self.has_folders = any("/" in run for run in self.entries)
-        """Whether they are of several places."""
         self.known = self._columns(before)
-        """All columns."""
         self._usual: tuple[str, ...] | None = None
         self._chosen: dict[tuple[str, str, bool], Chosen] = {}
         self._orders: dict[str, list[RunEntry]] = {}
-        # The best of the same runs is the same in any order.
+        # The best run does not depend on the order.
         self._best: dict[tuple[str, bool], dict[str, str | None]] = {}
 
     def _columns(self, before: "RunTable | None") -> Columns:
@@ -67,19 +64,19 @@ class RunTable:
 
     @property
     def usual_columns(self) -> tuple[str, ...]:
-        """Names of the default columns: among them the hyperparameters in which the newest runs differ, and the metrics
-        that they are measured by, first those that most of them have."""
+        """Names of the default columns.
+
+        Among them are the hyperparameters in which the newest runs differ, and the metrics that most of them have."""
         if self._usual is None:
             self._usual = self.usual_among(self.newest_first[:_LOOKED_AT])
         return self._usual
 
     def usual_among(self, entries: Sequence[RunEntry]) -> tuple[str, ...]:
-        """The same for some runs."""
         folder = ("folder",) if self.has_folders else ()
         return (*folder, "status", *differing(entries, _DIFFERING), *self._measured_by(entries), *_LAST)
 
     def _measured_by(self, entries: Sequence[RunEntry]) -> list[str]:
-        """The loss, and metrics that most runs have, by their best values where they have such."""
+        """Return the loss and the metrics that most runs have, with best values where possible."""
         count = Counter(name for entry in entries for name in entry.metrics if name.startswith(("metrics/", "loss/")))
         rare = {name for name in count if 2 * count[name] < len(entries)}
         losses = [name for name in count if name.startswith("loss/")]
@@ -96,7 +93,7 @@ class RunTable:
         return [*([loss] if loss else []), *best]
 
     def columns(self, names: Sequence[str] | None = None) -> list[Column]:
-        """These columns, without those that no run has; by default :attr:`usual_columns`."""
+        """Return these columns, without those that no run has; by default :attr:`usual_columns`."""
         found = {}
         for name in self.usual_columns if names is None else names:
             column = self.column_or_none(name)
@@ -109,11 +106,10 @@ class RunTable:
         ]
 
     def column(self, name: str) -> Column:
-        """The column of that name. Raises ConfigurationError: there is none, or there are several."""
+        """Return the column of that name. Raises ConfigurationError for an unknown or ambiguous one."""
         return self.known.find(name)
 
     def column_or_none(self, name: str) -> Column | None:
-        """The column of that name, if there is one."""
         try:
             return self.known.find(name) if name else None
         except ConfigurationError:
@@ -122,17 +118,14 @@ class RunTable:
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def where(self, entries: Sequence[RunEntry], expression: str) -> list[RunEntry]:
-        """The runs for which a filter is true, see :func:`offloop.bus.index.filters.parse_filter`.
-
-        Raises ConfigurationError: it is not a filter, or names what no run has."""
+        """Return the runs for which a filter is true, see :func:`offloop.bus.index.filters.parse_filter`."""
         predicate = parse_filter(expression, self.known)
         return [entry for entry in entries if predicate(entry)]
 
     def sort(self, entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
-        """The runs in the order of a column, downwards with a minus sign in front of its name: numbers before texts,
-        and those without a value last.
+        """Sort runs by a column, downwards with a minus sign before its name.
 
-        Raises ConfigurationError: no run has that column."""
+        Numbers come before texts, runs without a value last. Raises ConfigurationError for an unknown column."""
         value_of, reverse = self.column(order.removeprefix("-")).value, order.startswith("-")
         values = [sortable(value_of(entry)) for entry in entries]
         known = [(value, entry) for value, entry in zip(values, entries, strict=True) if value is not None]
@@ -145,10 +138,9 @@ class RunTable:
         return [*(entry for _, entry in known), *unknown]
 
     def best(self, entries: Iterable[RunEntry], metric: str, mode: Mode | None = None) -> RunEntry | None:
-        """The run with the best finite value of a metric at any step; ``None`` if no run has one.
+        """Return the run with the best finite value of a metric at any step; ``None`` if no run has one.
 
-        Raises ConfigurationError: no run has that metric, ``mode`` is not ``min`` or ``max``, or there is none and
-        nothing says which values are better."""
+        Raises ConfigurationError for an unknown metric or ``mode``, or a metric without direction and no ``mode``."""
         if mode not in (None, "min", "max"):
             raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
         name = self.known.metric_names.find(metric, "no run has the metric")
@@ -158,8 +150,7 @@ class RunTable:
         return choose(ranked, key=itemgetter(0), default=(None, None))[1]
 
     def choose(self, find: str, order: str = NEWEST_FIRST, archived: bool = False) -> "Chosen":
-        """The runs for which a filter is true, or that have some words in their names, tags or notes; in that order,
-        but pinned ones first, and archived ones only if they are requested."""
+        """Return the runs that a filter, or words in name, tags or note, select; pinned runs first."""
         key = (find, order, archived)
         if key not in self._chosen:
             if len(self._chosen) >= _KEPT:
@@ -188,7 +179,7 @@ class RunTable:
         return Chosen(pinned + others, best, left_out, error)
 
     def _is_expression(self, find: str) -> bool:
-        # Words too may be columns, so that a text without a sign has to be a filter as a whole.
+        # Words may be columns too, so a text without an operator must be a filter as a whole.
         if _SIGN.search(find):
             return True
         if find not in OF_RUN and not _EXPRESSION_WORD.search(find):
@@ -200,7 +191,7 @@ class RunTable:
         return True
 
     def _ordered(self, order: str) -> list[RunEntry]:
-        """All runs in that order; by time where no run has such a column any more."""
+        """Return all runs in that order; the newest first if no run has the column any more."""
         if order not in self._orders:
             try:
                 found = self.sort(self.newest_first, order)
@@ -213,21 +204,17 @@ class RunTable:
 
 
 class Chosen:
-    """Some of all runs, in an order."""
-
     def __init__(
         self, entries: list[RunEntry], best: dict[str, str | None], archived: int = 0, error: str | None = None
     ) -> None:
         self.entries = entries
         self.archived = archived
-        """Number of others that are left out because they are archived."""
         self.error = error
-        """Message about a mistake in the filter."""
         self._best = best
         self._groups: dict[tuple[str, str], list[Group]] = {}
 
     def best(self, column: Column) -> str | None:
-        """The run with the best value in a metric's column, if runs differ there."""
+        """Return the run with the best value in a metric's column, if runs differ there."""
         if column.direction is None:
             return None
         if column.name not in self._best:
@@ -238,9 +225,10 @@ class Chosen:
         return self._best[column.name]
 
     def groups(self, by: Column, order: str = "", column: Column | None = None) -> "list[Group]":
-        """The runs by their value in a column, in each group in their order. Groups are in the order of their means in
-        the column that runs are sorted by where that has numbers, else of their first runs; that of the runs without a
-        value is the last."""
+        """Group the runs by their value in a column.
+
+        Groups are sorted by their means in ``column`` if it has numbers, else by their first runs; runs without a value
+        are the last group."""
         key = by.name, order
         if key not in self._groups:
             self._groups[key] = _grouped(self.entries, by, column, downwards=order.startswith("-"))
@@ -257,13 +245,14 @@ class Group:
         self._heads: dict[str, tuple[str, str]] = {}
 
     def mean(self, column: Column) -> float | None:
-        """Mean of the finite numbers of a column; ``None`` without any."""
+        """Return the mean of the finite numbers of a column, or ``None``."""
         known = [value for value, _ in _finite_values(self.entries, column.value)]
         return math.fsum(known) / len(known) if known else None
 
     def head(self, column: Column) -> tuple[str, str]:
-        """Text of a column for the head of the group, and the range of its values: the mean of numbers, the number of
-        runs of each status, or a text that all runs share."""
+        """Return the text of a column for the head of the group, and the range of its values.
+
+        The text is the mean of numbers, the number of runs of each status, or a text that all runs share."""
         if column.name not in self._heads:
             self._heads[column.name] = self._head(column)
         return self._heads[column.name]
@@ -302,15 +291,14 @@ def _grouped(entries: Iterable[RunEntry], by: Column, order: Column | None, *, d
 
 
 def differences(entries: Sequence[RunEntry]) -> dict[str, list[Any]]:
-    """The hyperparameters in which runs differ: by name the value of each run, ``None`` where it has none."""
+    """Return hyperparameters in which runs differ, each with the value of every run, ``None`` where missing."""
     names = sorted({name for entry in entries for name in entry.hyperparameters})
     found = {name: [entry.hyperparameters.get(name) for entry in entries] for name in names}
     return {name: values for name, values in found.items() if any(value != values[0] for value in values)}
 
 
 def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
-    """The hyperparameters of the training that have several values; first those that half of the runs have, and that
-    people compare runs by."""
+    """Return the hyperparameters of the training with several values, the most useful for comparison first."""
     values: dict[str, set[str]] = {}
     count: Counter[str] = Counter()
     for entry in entries:
@@ -319,7 +307,7 @@ def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
                 values.setdefault(name, set()).add(str(value))
                 count[name] += 1
     several = [name for name, known in values.items() if len(known) > 1 and not name.endswith(_SHOWN_ELSEWHERE)]
-    # What it was started with says most; then what has few values, of which runs are compared.
+    # Parameters of the start say most, then those with few values.
     several.sort(
         key=lambda name: (2 * count[name] < len(entries), not name.startswith("config/"), len(values[name]), name)
     )

@@ -1,4 +1,4 @@
-"""A recording replayed at a pace: as fast as it was, faster, or a part of it."""
+"""A recording, or a part of it, replayed at a chosen speed."""
 
 import asyncio
 import itertools
@@ -19,17 +19,13 @@ from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 
 RATES = "1 replays as fast as it was, 10 ten times as fast, 'max' at once"
-"""The rates in words."""
 
 
 class Pace:
-    """Lets the recorded time pass, ``rate`` times as fast as it did; at once by default. Several replays of one
-    recording may share it, each in a thread of its own, and then go together.
+    """A clock of recorded time, ``rate`` times as fast as it was. Replays in several threads may share it.
 
-    The first requested event is due at once, and the others as much later as they were recorded later, divided by the
-    rate. ``clock`` gives seconds, never going back.
-
-    Raises ConfigurationError: the rate is not over 0."""
+    The first requested event is due at once, the others after their recorded distance divided by the rate. ``clock``
+    gives seconds and never goes back. Raises ConfigurationError unless the rate is above 0."""
 
     def __init__(self, rate: float = math.inf, *, clock: Callable[[], float] = time.monotonic) -> None:
         if not rate > 0:
@@ -37,19 +33,19 @@ class Pace:
         self.rate = rate
         self._clock = clock
         self._lock = threading.Lock()
-        # The recorded time that was reached at `_since`; None until an event is given.
+        # The recorded time reached at `_since`; None before the first event.
         self._head: int | None = None
         self._since = 0.0
 
     def due_in(self, at: int) -> float:
-        """In how many seconds an event recorded at ``at``, in nanoseconds, is due; 0 when it is now."""
+        """Return the seconds until an event recorded at ``at`` nanoseconds is due, 0 if it is."""
         with self._lock:
             if self._head is None or (math.isinf(self.rate) and at > self._head):
                 self._head, self._since = at, self._clock()
             return self._left(at)
 
     def is_past(self, at: int) -> bool:
-        """A recorded time, in nanoseconds, has come; asks for no event of that time."""
+        """Whether a recorded time in nanoseconds has passed; does not request an event."""
         with self._lock:
             return self._head is not None and self._left(at) == 0
 
@@ -62,35 +58,40 @@ class Pace:
         return max(0.0, (at - self._head) / 1e9 / self.rate - (self._clock() - self._since))
 
     async def until(self, at: int) -> None:
-        """Waits until an event recorded at ``at``, in nanoseconds, is due."""
+        """Wait until an event recorded at ``at`` nanoseconds is due."""
         while left := self.due_in(at):
             await asyncio.sleep(left)
 
     def rewind(self) -> None:
-        """Begins anew with the next event, wherever in the recording it is."""
+        """Restart with the next event, wherever it is in the recording."""
         with self._lock:
             self._head = None
 
 
 class Replay(RunStream):
-    """The snapshots of a recording at the pace at which they came; iterate with ``async for``. Replayed time is the
-    recording's: the snapshots are those of :class:`~offloop.bus.Recording`, and a callback that takes time
-    from them computes the same numbers at any pace.
+    """Snapshots of a recording at a chosen speed; iterate with ``async for``.
 
-    ``rate`` is how many times as fast it goes as it was, at once by default; replays that are to go together share a
-    :class:`~offloop.bus.replay.replay.Pace`. ``start`` and ``until`` are moments in the words of
-    :func:`~offloop.bus.recording.window.parse_bound`; events at either moment belong to the replay. Wherever it begins,
-    the events before the training itself (``init``, ``fit_start``) come first, by which callbacks know what is trained;
-    the others before ``start`` are left out, so that averages and the like begin there. ``events`` are those that are
-    wanted, all by default, ``after`` is the position to continue from: of each rank ``(seq, base_seq)`` of the last
-    snapshot that need not come again.
+    Time is that of the recording, so a callback that takes time from snapshots computes the same at any speed. Events
+    before the training (``init``, ``fit_start``) always come first, because callbacks need them; others before
+    ``start`` are left out, so that averages begin there.
 
-    Raises InvalidTimeError: ``start`` or ``until`` is not such a time; ConfigurationError: the rate is not over 0."""
+    Args:
+        recording: The recording.
+        rate: Speed relative to the original; by default without waiting. Replays that share a
+            :class:`~offloop.bus.replay.replay.Pace` run in step.
+        start: First moment, inclusive, see :func:`~offloop.bus.recording.window.parse_bound`.
+        until: Last moment, inclusive.
+        events: Requested events; all by default.
+        after: Position to continue from: rank to ``(seq, base_seq)`` of the last handled snapshot.
+
+    Raises:
+        InvalidTimeError: ``start`` or ``until`` is not such a time.
+        ConfigurationError: The rate is not above 0."""
 
     ending: Ending | None = None
-    """The run's ending, after an iteration to its end; ``None`` when ``until`` came before that."""
+    """The run's ending, after a complete iteration; ``None`` if ``until`` came first."""
     damage: str | None = None
-    """The unreadable places with their offsets, after an iteration to the end."""
+    """Unreadable places with their offsets, after a complete iteration."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Replay(RunStream):
         self._pace = rate if isinstance(rate, Pace) else Pace(math.inf if rate is None else rate)
         self._start = parse_bound(start) if isinstance(start, str) else start
         self.until = parse_bound(until) if isinstance(until, str) else until
-        """Up to which moment it goes; ``None`` for the end."""
+        """Last moment; ``None`` for the end."""
         self._events = None if events is None else frozenset(events)
         self._after = after
         self.run_name = recording.run_name
@@ -115,27 +116,26 @@ class Replay(RunStream):
         self.path = recording.path
         self.run_dir = recording.run_dir
         self.given = 0
-        """Number of snapshots that were given."""
-        # The commands of the part that the iteration has come to, and how many of all those were judged.
+        """Number of yielded snapshots."""
+        # Commands of the part so far, and the number of all that were checked.
         self._commands: list[Outcome] = []
         self._judged = 0
         self._is_over = False
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Events that are missing in the recording, as far as the iteration has come."""
+        """Events missing in the recording so far."""
         return self._recording.gaps
 
     def answered(self) -> tuple[Outcome, ...]:
-        """The commands that the training answered within the part, in order, up to the recorded time that the replay
-        has come to; may be called from another thread."""
+        """Return commands that the training answered within the part so far, in order. Thread-safe."""
         commands = tuple(self._commands)
         if self._is_over:
             return commands
         return tuple(itertools.takewhile(lambda one: one.time_ns is None or self._pace.is_past(one.time_ns), commands))
 
     def checkpoints(self) -> tuple[CheckpointMark, ...]:
-        """The checkpoints that were saved and loaded, up to the recorded time that the replay has come to."""
+        """Return the checkpoints saved and loaded so far."""
         found = self._recording.checkpoints()
         return tuple(one for one in found if self._is_over or self._pace.is_past(one.time_ns))
 
@@ -146,14 +146,14 @@ class Replay(RunStream):
         if self._start or self.until:
             began = next((one.time_ns for one in recording.snapshots()), 0)
         else:
-            # Callbacks that see a part of it have another state at a checkpoint than they had there.
+            # In a part, callbacks have another state at a checkpoint than in the training.
             recording.on_checkpoint = self.on_checkpoint
         window = Window(self._start, self.until, began)
         before: list[Snapshot] = []
         last: Snapshot | None = None
         for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):
             if count % SNAPSHOTS_PER_TURN == 0:
-                # What never has to wait would otherwise keep other tasks from running.
+                # Without waits, other tasks would never run.
                 await asyncio.sleep(0)
             self._judge_commands(window, last)
             if snapshot.rank == 0:
@@ -175,8 +175,7 @@ class Replay(RunStream):
         self.ending, self.damage = recording.ending, recording.damage
 
     def _judge_commands(self, window: Window, last: Snapshot | None) -> None:
-        """Keeps of the commands that were read since those that belong to the part. ``last`` is the event of the first
-        rank before them: the training is where it was then."""
+        """Keep new commands that belong to the part; ``last`` is the preceding event of the first rank."""
         for outcome in self._recording.answered()[self._judged :]:
             self._judged += 1
             if last is not None and outcome.time_ns is not None:

@@ -1,4 +1,4 @@
-"""Serves a recording as if it were live: a broker is fed what the publishers of the run once sent, at their pace."""
+"""Serves a recording as if it were live: sends a broker the publishers' events at a chosen speed."""
 
 import contextlib
 import os
@@ -25,9 +25,9 @@ ROUND_EVENTS = 256
 POLL_SECONDS = 0.1
 KEPT_BYTES = 8 * 1024 * 1024
 BACKLOG_BYTES = KEPT_BYTES + 2 * MAX_FRAME
-"""For the session: what is put in beyond :data:`KEPT_BYTES` has room."""
+"""Capacity of the session, with room for one put beyond :data:`KEPT_BYTES`."""
 _BROKER_RETURN_SECONDS = 60.0
-_TAKEN_SECONDS = 5.0  # for which the broker's sign is waited for that it has taken everything, before it is asked again
+_TAKEN_SECONDS = 5.0  # wait for the broker's confirmation before asking again
 _NUMBERS_BYTES = 64
 
 _REFUSAL = "this is a recording that is replayed: its training has ended, and nothing can be sent to it"
@@ -36,22 +36,19 @@ _STOPPED = Ending("stopped")
 
 
 class ServedReplay(NamedTuple):
-    """The outcome of one replay."""
-
     run_name: str
     events: int
     """Number of events served, without marks such as commands."""
     ending: Ending
-    """The ending of the served run."""
     damage: str | None
-    """The unreadable places of the recording."""
+    """Unreadable places of the recording."""
 
 
 class Feed:
-    """One rank's session with the broker. Events put in are sent in order, and again to a broker that is started again.
-    Commands are answered with a refusal.
+    """One rank's session with the broker, which refuses commands.
 
-    Raises BrokerError: from any of its methods: the broker is gone for good, or takes the run no more."""
+    Events are sent in order, and again to a restarted broker. All methods raise BrokerError if the broker is gone for
+    good, or no longer takes the run."""
 
     def __init__(self, session: BrokerSession, rank: int) -> None:
         self._rank = rank
@@ -59,7 +56,7 @@ class Feed:
         self._outbox = session.state.outbox
         self._attempt: int = session.welcome["attempt"]
         self.is_taken = True
-        """The broker has taken everything up to the last :meth:`ask`."""
+        """Whether the broker has taken everything up to the last :meth:`ask`."""
         self._asked = 0.0
         self._progress = 0, True
         self._progressed = time.monotonic()
@@ -68,22 +65,22 @@ class Feed:
 
     @property
     def socket(self) -> "zmq.Socket[bytes]":
-        """Becomes readable when the broker has sent a message."""
         return self._session.socket
 
     @property
     def is_full(self) -> bool:
-        """So much waits for the broker that no more should be put in."""
+        """Whether too many events are pending."""
         return self._outbox.size > KEPT_BYTES
 
     @property
     def is_settled(self) -> bool:
-        """The broker has everything on disk."""
         return self._session.state.acknowledged >= self._outbox.seq
 
     def put(self, record: Recorded) -> bool:
-        """Puts in a recorded event; it goes out with the next :meth:`exchange`. Numbers left out are missing in the
-        served run too, as is an event that the run's name makes longer than one may be; then nothing is put in."""
+        """Put in a recorded event, which the next :meth:`exchange` sends.
+
+        Skipped numbers are missing in the served run. An event that becomes too long with the run's name is skipped;
+        then this returns false."""
         event = record.event
         topic = record.topic._replace(run=self._session.run_name)
         frame = topic.encode() + _of_attempt(record.body, self._attempt)
@@ -96,7 +93,7 @@ class Feed:
         return True
 
     def end(self, ending: Ending, began: int, context: bytes) -> None:
-        """Puts in the end of a rank whose recording does not have it."""
+        """Put in the ending of a rank whose recording has none."""
         self.ending = ending
         encode = event_encoder(Topic(self._session.run_name, END, self._rank), self._attempt)
         number, time_ns = self._outbox.seq + 1, max(self._time, began)
@@ -110,7 +107,7 @@ class Feed:
         self._session.state.end(number)
 
     def exchange(self) -> None:
-        """Sends what the connection takes, and receives what the broker has sent; does not wait."""
+        """Send and receive without waiting."""
         session, state, now = self._session, self._session.state, time.monotonic()
         while (message := session.receive()) is not None:
             if message.kind == "statistics":
@@ -122,7 +119,7 @@ class Feed:
         self._outbox.send()
         session.tick()
         if not self.is_taken and not len(self._outbox) and now - self._asked > _TAKEN_SECONDS:
-            # The question itself may have been lost with a connection.
+            # The question may have been lost with a connection.
             self._asked = now
             session.say("statistics", {"run": self._session.run_name})
         if (progress := (state.acknowledged, self.is_taken)) != self._progress or (self.is_settled and self.is_taken):
@@ -134,18 +131,16 @@ class Feed:
             raise BrokerError(f"the broker of the replay {run!r} has recorded nothing for {patience:g} s")
 
     def ask(self) -> None:
-        """Asks the broker for a sign that it has taken everything so far: once it has, what another rank sends comes
-        after that."""
+        """Ask the broker to confirm everything so far, so that events of another rank come after it."""
         self._asked = 0.0
         self.is_taken = False
 
     def close(self) -> None:
-        """Ends the connection; waits a moment for a broker of ours to end."""
+        """End the connection; waits briefly for our own broker to end."""
         self._session.close()
 
 
 def _of_attempt(body: bytes, attempt: int) -> bytes:
-    """A recorded event with another attempt, and everything else as it was recorded."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(body[:_NUMBERS_BYTES])
     packer = msgpack.Packer(autoreset=False)
@@ -157,12 +152,11 @@ def _of_attempt(body: bytes, attempt: int) -> bytes:
 
 
 class ReplayServer:
-    """Serves a recording, to any number of consumers, as a run of its own: each event as it was recorded, with its
-    time, its number, and what it holds. Only the name of the run and the attempt are those of the new one. Where events
-    are missing in the recording, they are missing in the run; when it does not say how it ended, the run is lost.
+    """Serves a recording as a new run to any number of consumers.
 
-    ``run_name``, ``runs_dir`` and ``timeouts`` are those of :class:`~offloop.bus.Publisher`. ``place`` says where the
-    recording came from, by default its path."""
+    Events keep time, number and content; only the name of the run and the attempt differ. Missing events stay missing,
+    and without a recorded ending the run is lost. ``run_name``, ``runs_dir`` and ``timeouts`` are as for
+    :class:`~offloop.bus.Publisher`; ``place`` is the source of the recording, by default its path."""
 
     def __init__(
         self,
@@ -194,9 +188,9 @@ class ReplayServer:
         self._damage: str | None = None
 
     def serve(self, on_start: Callable[[], object] = lambda: None) -> ServedReplay:
-        """Replays it once, as a new attempt of the run. ``on_start`` is called when consumers can attach.
+        """Replay it once, as a new attempt. ``on_start`` is called when consumers can attach.
 
-        Raises OffloopError: the run cannot be started, or its broker is gone."""
+        Raises OffloopError if the run cannot be started, or its broker is gone."""
         self._served, self._feeds, self._speaking = 0, {}, None
         self._pace.rewind()
         with contextlib.ExitStack() as opened:
@@ -228,7 +222,7 @@ class ReplayServer:
             )
             address = session.address
             feed = self._feeds[number] = Feed(session, number)
-            # Closed in the order in which they were opened: the first one may wait for the broker to end.
+            # Closed in the order of opening: the first one may wait for the broker to end.
             opened.callback(feed.close)
 
     def _feed_all(self) -> None:
@@ -237,7 +231,7 @@ class ReplayServer:
             if count % ROUND_EVENTS == 0:
                 self._exchange(0)
             if record.topic.name == CUT:
-                # What was left out takes no time.
+                # Left-out events take no time.
                 self._pace.rewind()
             else:
                 while not self.stopping and (left := self._pace.due_in(record.event.time)):
@@ -251,10 +245,10 @@ class ReplayServer:
         self._damage = "; ".join(source.damage) or None
 
     def _take_turn(self, feed: Feed) -> None:
-        """Waits until something can be put into a feed."""
+        """Wait until a feed accepts an event."""
         before, self._speaking = self._speaking, feed
         if before is not None and before is not feed:
-            # The order of the ranks among each other is part of the recording.
+            # The order of events of different ranks is part of the recording.
             before.ask()
             while not before.is_taken:
                 self._exchange(POLL_SECONDS)
@@ -262,7 +256,7 @@ class ReplayServer:
             self._exchange(POLL_SECONDS)
 
     def _exchange(self, seconds: float) -> None:
-        """Lets all feeds send and receive, and waits up to so many seconds for a message of the broker."""
+        """Let all feeds send and receive, and wait for a message of the broker."""
         feeds = self._feeds.values()
         for feed in feeds:
             feed.exchange()

@@ -1,4 +1,4 @@
-"""What consumers alert about, in a file in the run's directory, so that whatever shows the run can show it."""
+"""Alerts of consumers, in a file in the run's directory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from offloop.bus.run_files import JsonFile
 from offloop.bus.strict_json import plain
 
 MOST = 1000
-"""So many alerts of a run are kept, the newest."""
+"""Maximum number of alerts of a run; the newest are kept."""
 _LONGEST = 1000
 
 FIRING: Final = "firing"
@@ -28,9 +28,8 @@ class RunAlert:
     """The same whenever the same events are handled."""
     status: AlertStatus
     about: str
-    """Its subject, such as a rule and a metric: the same when it is resolved."""
+    """Its subject, such as a rule and a metric; the same when it is resolved."""
     text: str
-    """For people."""
     time: SecondsSince1970
     attempt: int
     batch: int
@@ -40,7 +39,7 @@ ALERTS = JsonFile("alerts.json", list[RunAlert], 16 << 20)
 
 
 def note_alert(run: Path | None, alert: RunAlert) -> None:
-    """Adds an alert to those of a run that has a directory, unless it is known; failures are logged."""
+    """Add an alert to a run with a directory, unless it is known; failures are logged."""
     if run is None:
         return
     alert = replace(alert, **{name: plain(getattr(alert, name))[:_LONGEST] for name in ("id", "about", "text")})
@@ -53,7 +52,6 @@ def note_alert(run: Path | None, alert: RunAlert) -> None:
 
 
 def read_alerts(run: Path) -> list[RunAlert]:
-    """The alerts of a run, the oldest first."""
     return _newest(ALERTS.find(run) or ())
 
 
@@ -62,7 +60,7 @@ def _newest(alerts: Iterable[RunAlert]) -> list[RunAlert]:
 
 
 def firing(alerts: list[RunAlert]) -> list[RunAlert]:
-    """The unresolved alerts, in the given order."""
+    """Return the unresolved alerts in the given order."""
     open_ones: dict[tuple[int, str], RunAlert] = {}
     for alert in alerts:
         open_ones.pop((alert.attempt, alert.about), None)

@@ -1,4 +1,4 @@
-"""What the bridge of a run, which copies it into NATS JetStream, last said of itself."""
+"""The status of the bridge that copies a run into NATS JetStream."""
 
 import contextlib
 import os
@@ -16,50 +16,43 @@ from offloop.bus.run_files import JsonFile
 
 @dataclass
 class BridgeStatus:
-    """Status of a bridge."""
-
     servers: str = ""
-    """Addresses of the servers."""
     host: str = ""
     pid: int = 0
     started: int | None = None
-    """When its process began, see :func:`offloop.bus.processes.start_time`."""
+    """Start of its process, see :func:`offloop.bus.processes.start_time`."""
     state: str = "waiting"
-    """``connecting``, until servers have answered for the first time; ``copying``; ``waiting`` for servers; ``paused``
-    because they have no room; ``done``; ``failed``."""
+    """``connecting`` until servers answer; ``copying``; ``waiting`` for servers; ``paused`` because they are full;
+    ``done``; ``failed``."""
     reason: str = ""
-    """Why it is not connected yet, waits, is paused or has failed."""
+    """Reason for not copying."""
     attempt: int = 0
     size: int = 0
-    """Bytes of the attempt's recording that can be copied."""
+    """Bytes of the recording that can be copied."""
     copied: int = 0
-    """Of them, how many are in the stream."""
+    """Bytes in the stream."""
     lag_events: int = 0
-    """Events in the recording and not in the stream."""
     lag_seconds: float = 0.0
-    """For how long the oldest of them has been in the recording."""
+    """Seconds since the oldest event that is not in the stream was recorded."""
     resent: int = 0
-    """Bytes that the servers had forgotten and were sent again."""
+    """Bytes sent again because the servers lost them."""
     time: float = 0.0
-    """When this was written, in seconds since 1970."""
 
     @classmethod
     def of_this_process(cls, servers: str, host: str) -> "BridgeStatus":
-        """The status of a bridge that begins."""
         return cls(servers, host, os.getpid(), start_time(os.getpid()), "connecting")
 
     def has_all(self, attempt: int) -> bool:
-        """All of a run that has ended with an attempt is in the stream."""
+        """Whether all of a run that ended with that attempt is in the stream."""
         return self.state == "done" and self.attempt == attempt
 
     @property
     def has_tried(self) -> bool:
-        """It has asked the servers, whether or not they have answered."""
+        """Whether it has contacted the servers, answered or not."""
         return self.state != "connecting" or self.reason != ""
 
     @property
     def is_running(self) -> bool:
-        """Its process is there, on this machine."""
         return self.state not in ("done", "failed") and processes.is_running(self.pid, self.started)
 
     def __str__(self) -> str:
@@ -69,7 +62,7 @@ class BridgeStatus:
         return f"{self.state}{f' ({self.reason})' if self.reason else ''}, to {self.servers}{lag}{resent}"
 
     def write(self, path: Path) -> None:
-        """Puts it into a run's directory, if that can be written."""
+        """Write it into a run's directory, if possible."""
         with contextlib.suppress(RunDirectoryError):
             _BRIDGE.write(path, self)
 
@@ -78,17 +71,17 @@ _BRIDGE = JsonFile("bridge.json", BridgeStatus)
 
 
 def how_to_send(path: Path, stream: str) -> str:
-    """The command that copies the rest of the run in a directory."""
+    """Return the command that copies the rest of the run."""
     return f"'offloop server bridge {shlex.quote(str(path))} --stream {shlex.quote(stream)}' sends the rest"
 
 
 def read_bridge(path: Path) -> BridgeStatus | None:
-    """The last status of the bridge of the run in a directory; ``None`` without one, or where it cannot be read."""
+    """Return the last status of a run's bridge; ``None`` without a readable one."""
     return _BRIDGE.find(path)
 
 
 def bridge_of(said: object) -> BridgeStatus | None:
-    """A bridge's status from the values of its fields by name; ``None`` if these are something else."""
+    """Convert a map of fields; ``None`` for anything else."""
     try:
         return msgspec.convert(said, BridgeStatus)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""Run directories: where runs live, what is in them, which are live. The layout is in ``docs/protocol.md``."""
+"""Run directories: location, content, and live runs. ``docs/protocol.md`` describes the layout."""
 
 import contextlib
 import itertools
@@ -33,28 +33,27 @@ _IS_RECORDING = re.compile(r"recording-\d+\.mcap").fullmatch
 _REPLAY_OF = "replay_of"
 
 IMPORTED_FROM = "imported_from"
-"""What stands among the description of a run that was made from another tool's log: the kind of log, and its path."""
+"""Entry of a run's description with the kind and path of an imported log."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as it is found on disk."""
+    """A run on disk."""
 
     name: str
-    """The name of its directory, by which it is found."""
+    """Name of its directory."""
     path: Path
     live: bool
-    """A broker serves it at this moment."""
+    """Whether a broker serves it now."""
     attempts: tuple[Attempt, ...]
     control_endpoint: str | None
-    """Address of the live broker for publishers and for leases."""
+    """Address of the live broker for publishers and leases."""
     event_feed: str | None
     """Address of the live broker's event feed."""
     id: str | None = None
-    """Distinguishes it from every other run of that name: random, given when its first attempt begins, in ``run.json``
-    and in its recordings."""
+    """Random id that distinguishes runs of the same name, from ``run.json`` and the recordings."""
     recorded_as: str = ""
-    """The name in the newest recording: another one if the directory has been renamed since."""
+    """Name in the newest recording; differs after the directory was renamed."""
 
     @property
     def last(self) -> Attempt:
@@ -63,8 +62,7 @@ class RunInfo:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """What the newest attempt trains and the one before did not: of task, model and number of parameters those that
-        differ, before and now."""
+        """Task, model and number of parameters that differ from the previous attempt: name to values before and now."""
         if len(self.attempts) < 2:
             return {}
         before, now = map(_trained, self.attempts[-2:])
@@ -72,35 +70,33 @@ class RunInfo:
 
     @property
     def recording(self) -> Path:
-        """The newest attempt's recording."""
+        """Recording of the newest attempt."""
         return self.last.recording
 
     @property
     def started(self) -> float:
-        """When the newest attempt began, in seconds since 1970."""
+        """Start of the newest attempt, in seconds since 1970."""
         return self.last.started
 
     @property
     def away(self) -> bool:
-        """Whether nothing serves it at this moment although its trainer is alive: its broker was killed, and the
-        trainer starts another."""
+        """Whether its broker was killed and its trainer is alive, which starts another broker."""
         return not self.live and self.last.status == "lost" and self.last.has_publisher
 
     @property
     def paused(self) -> Pause | None:
-        """Since when the training is paused by a command; ``None`` for one that is not, or has ended."""
+        """Start of the pause; ``None`` unless paused by a command."""
         return self.last.paused if self.last.status == "running" or self.away else None
 
     @property
     def status(self) -> str:
-        """Status of the newest attempt: ``live``, ``paused``, or how it ended."""
+        """Status of the newest attempt: ``live``, ``paused``, or its ending."""
         if self.last.status == "running" or self.away:
             return "paused" if self.paused else "live"
         return self.last.status
 
 
 def changed_in_words(changed: Mapping[str, Sequence[Any]]) -> str:
-    """:attr:`RunInfo.changed` for people."""
     return ", ".join(f"{name} {now} (before: {before})" for name, (before, now) in changed.items())
 
 
@@ -111,12 +107,12 @@ def _trained(attempt: Attempt) -> dict[str, Any]:
 
 
 def runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of runs: ``value`` if given, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
+    """Return the folder of runs: ``value``, else ``$OFFLOOP_RUNS_DIR``, else ``runs`` in the current directory."""
     return Path(value or os.environ.get("OFFLOOP_RUNS_DIR") or "runs")
 
 
 def absolute_runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
-    """The absolute folder of runs, for writing. Raises RunDirectoryError: the current folder was removed."""
+    """Return the absolute folder of runs. Raises RunDirectoryError if the current folder was removed."""
     root = runs_dir(value)
     try:
         return root.absolute()
@@ -129,23 +125,21 @@ def absolute_runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
 
 
 def host_name() -> str:
-    """Name of this host among those of a run on several: ``$OFFLOOP_HOST`` if set, else the machine's name."""
+    """Return the name of this host: ``$OFFLOOP_HOST``, else the machine's name."""
     return os.environ.get("OFFLOOP_HOST") or socket.gethostname()
 
 
 def in_words(root: Path) -> str:
-    """The folder of runs as messages name it."""
     return f"the folder {root}" if root.is_absolute() or root.parts[:1] == ("..",) else f"the folder ./{root}"
 
 
 def new_run_id() -> str:
-    """An identity for a run: see :attr:`RunInfo.id`."""
+    """Return a new :attr:`RunInfo.id`."""
     return secrets.token_hex(8)
 
 
 def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> str:
-    """A name that no run has yet: the prefix, the local time, and something random, because many a script starts
-    several runs at once."""
+    """Return an unused name: the prefix, the local time, and random digits for scripts that start several runs."""
     while True:
         name = check_run_name(f"{prefix}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
         if not (runs_dir(where) / name).exists():
@@ -153,7 +147,7 @@ def new_run_name(prefix: str, where: str | os.PathLike[str] | None = None) -> st
 
 
 def numbered_names(name: str) -> Iterator[str]:
-    """The names that a new run may get that is to be called ``name``, in order: ``name``, ``name-2``, ``name-3``."""
+    """Yield candidates for the name of a new run: ``name``, ``name-2``, ``name-3``."""
     yield name
     for number in itertools.count(2):
         ending = f"-{number}"
@@ -161,30 +155,31 @@ def numbered_names(name: str) -> Iterator[str]:
 
 
 def is_name_for(found: str, name: str) -> bool:
-    """``found`` is ``name``, or ``name`` with a number."""
+    """Whether ``found`` is ``name``, or ``name`` with a number."""
     number = found.rpartition("-")[2]
     return found == name or (number.isdigit() and found == name[: MAX_RUN_NAME - len(number) - 1] + f"-{number}")
 
 
 def is_taken(path: Path) -> bool:
-    """A new run cannot have this directory: something of another run is in it."""
+    """Whether the directory contains parts of a run, so that no new run can have it."""
     try:
         names = os.listdir(path)
     except OSError:
-        # Where nothing can be made, it is reported when that is tried.
+        # An unreadable folder is reported when a run is made.
         return os.path.lexists(path)
     return any(name == RUN_FILE or _IS_RECORDING(name) for name in names) or is_locked(path)
 
 
 def free_name(root: Path, name: str, launch: str | None = None) -> str:
-    """The name that a run that starts now in ``root`` gets, unless another one takes it first: the first of
-    :func:`numbered_names` that is not taken, or that of the run that ``launch`` starts again."""
+    """Return the name of a run that starts now: the first free one, or that of the run which ``launch`` restarts."""
     return next(one for one in numbered_names(check_run_name(name)) if is_own_name(root / one, launch))
 
 
 def is_own_name(path: Path, launch: str | None) -> bool:
-    """Whether a run that starts now can have this directory: it is not taken, or by the run whose newest attempt is of
-    the same ``launch``, see :func:`offloop.bus.processes.restarted_launch`."""
+    """Whether a run that starts now can have this directory.
+
+    It is free, or its run's newest attempt has the same ``launch``, see
+    :func:`offloop.bus.processes.restarted_launch`."""
     if not is_taken(path):
         return True
     with contextlib.suppress(RunDirectoryError):
@@ -193,7 +188,7 @@ def is_own_name(path: Path, launch: str | None) -> bool:
 
 
 def names_in(root: Path) -> list[str]:
-    """The names of what is in a runs directory; none when it does not exist. Raises RunDirectoryError."""
+    """List a runs directory; empty if it does not exist. Raises RunDirectoryError."""
     try:
         return os.listdir(root)
     except FileNotFoundError:
@@ -207,10 +202,9 @@ def names_in(root: Path) -> list[str]:
 
 
 def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
-    """Every run in a runs directory, the newest first; empty when the directory does not exist.
+    """Return every run in a runs directory, the newest first; empty if the directory does not exist.
 
-    Raises RunDirectoryError: the directory cannot be read. A run that cannot be read is named in the log and left
-    out."""
+    Unreadable runs are logged and left out. Raises RunDirectoryError if the directory cannot be read."""
     root = runs_dir(where)
     paths = [root / name for name in names_in(root) if os.path.exists(root / name / RUN_FILE)]
     found = []
@@ -224,7 +218,7 @@ def list_runs(where: str | os.PathLike[str] | None = None) -> list[RunInfo]:
 
 
 def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None = None) -> RunInfo:
-    """The run of that name, or of that directory. Raises RunNotFoundError, whose message lists those that exist."""
+    """Return the run with that name or directory. Raises RunNotFoundError, which lists the existing runs."""
     root = runs_dir(where)
     for path in (root / name, Path(name)):
         if (path / RUN_FILE).is_file():
@@ -239,15 +233,14 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
 
 
 def read_run(path: Path) -> RunInfo:
-    """Reads one run's directory. Raises RunDirectoryError: its ``run.json`` is missing, cannot be read or is
-    damaged."""
+    """Read a run's directory. Raises RunDirectoryError if ``run.json`` is missing, unreadable or damaged."""
     record = broker = None
     locked = False
     with _opened(path) as directory:
         while directory is not None:
             locked = _is_locked_in(directory)
-            # A broker that ends its run writes down how before it takes its addresses away: read in the other order, a
-            # run that ends just now would be neither live nor over.
+            # A broker writes the run's ending before it removes its addresses. Read in the other order, a run that ends
+            # now would be neither live nor ended.
             broker = read_record(path / BROKER_FILE, directory, BrokerRecord) if locked else None
             record = read_record(path / RUN_FILE, directory, RunRecord)
             if _is_locked_in(directory) == locked:
@@ -260,21 +253,21 @@ def read_run(path: Path) -> RunInfo:
         for attempt in record.attempts
     )
     broker = broker or BrokerRecord()
-    # A broker that is just about to begin the next attempt does not serve the one before.
+    # A broker about to begin the next attempt does not serve the preceding one.
     live = broker.attempt == attempts[-1].number
     name = os.path.basename(os.path.abspath(path))
     return RunInfo(name, path, live, attempts, broker.control_endpoint, broker.event_feed, record.id, record.name)
 
 
 def is_locked(path: Path) -> bool:
-    """A broker holds the run's lock, which ends with the broker's process however that ends."""
+    """Whether a broker holds the run's lock, which the system releases with the broker's process."""
     with contextlib.suppress(RunDirectoryError), _opened(path) as directory:
         return directory is not None and _is_locked_in(directory)
     return False
 
 
 def read_last_record(path: Path) -> RunRecord | None:
-    """What ``run.json`` in a directory says, however old; ``None`` where there is none. Raises RunDirectoryError."""
+    """Return ``run.json``, however old; ``None`` without one. Raises RunDirectoryError."""
     with _opened(path) as directory:
         return None if directory is None else read_record(path / RUN_FILE, directory, RunRecord)
 
@@ -306,8 +299,7 @@ def _is_locked_in(directory: int) -> bool:
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The attempt that was recorded, and the recording, of a run that ``offloop replay`` serves. It stands among what a
-    publisher says of itself, and so in the ``run.json`` of the served run."""
+    """Source of a run that ``offloop replay`` serves, in the ``info`` of its publishers and in its ``run.json``."""
 
     run: str
     attempt: int
@@ -315,12 +307,12 @@ class Origin(msgspec.Struct, frozen=True):
     """The recording, on the machine that served it."""
 
     def info(self) -> dict[str, Any]:
-        """The ``info`` of the served run's publishers."""
+        """Return the ``info`` of the served run's publishers."""
         return {_REPLAY_OF: msgspec.structs.asdict(self)}
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "Origin | None":
-        """Reads it from a publisher's ``info``; ``None`` if that is not a replay."""
+        """Read a publisher's ``info``; ``None`` if it is not a replay."""
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.convert(info.get(_REPLAY_OF), cls)
         return None

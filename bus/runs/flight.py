@@ -1,4 +1,4 @@
-"""What the flight recorder of a run has written, in the run's directory."""
+"""The dumps of a run's flight recorder."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from offloop.bus.run_files import JsonFile
 
 MOST_DUMPS = 20
-"""Files that are written of an attempt."""
+"""Maximum number of files for an attempt."""
 
 _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
 
@@ -23,20 +23,18 @@ class AnnouncedDump:
     reason: str
     detail: str
     time: float
-    """In seconds since 1970."""
 
 
 ANNOUNCED_DUMPS = JsonFile("flight.json", list[AnnouncedDump])
-"""The newest dumps of its broker, from when they are decided on: what bridges look at to let other hosts know."""
+"""The newest dumps of its broker, written when they are decided on, for bridges to inform other hosts."""
 
 
 def dump_path(run: Path, attempt: int, number: int) -> Path:
-    """The file of an attempt's dump with that number, counted from 1."""
     return run / f"flight-{attempt}-{number}.mcap"
 
 
 def list_dumps(run: Path) -> list[Path]:
-    """The dumps in a run's directory, in the order of attempts and numbers."""
+    """Return the dumps in a run's directory, by attempt and number."""
     try:
         found = [match for name in os.listdir(run) if (match := _FILE.fullmatch(name))]
     except OSError:

@@ -1,4 +1,4 @@
-"""A run as its bridge describes it to readers elsewhere: see "Listed runs" in ``docs/protocol.md``."""
+"""The description of a run by its bridge, see "Listed runs" in ``docs/protocol.md``."""
 
 import msgspec
 
@@ -21,7 +21,7 @@ class ListedRun(msgspec.Struct, frozen=True):
     ranks: tuple[Count, ...] = ()
     attempts: tuple[Count, ...] = ()
     live: bool = False
-    """Its bridge says so; for a reader, also that the bridge was heard lately."""
+    """As its bridge reports; for a reader also whether the bridge reported lately."""
     started: SecondsSince1970 | None = None
     ended: SecondsSince1970 | None = None
     error: str | None = None
@@ -32,14 +32,14 @@ class ListedRun(msgspec.Struct, frozen=True):
 
     @property
     def is_silent(self) -> bool:
-        """It may continue on its host, whose bridge says nothing."""
+        """Whether it may continue on its host, although its bridge is silent."""
         return self.status in ("live", "paused") and not self.live
 
 
 def list_run(run: RunInfo, host: str, bridge: BridgeStatus, reached: Reached | None) -> ListedRun:
-    """The description of a run by its bridge; ``reached`` counts while ``run.json`` has no progress."""
+    """Describe a run for its bridge; ``reached`` applies while ``run.json`` has no progress."""
     last = run.last
-    # A reader of what is in the servers would take that for all before the bridge has done.
+    # Before the bridge is done, a reader would take the copied part for the whole run.
     is_over = bridge.state == "done" and not run.live
     return ListedRun(
         run.name,

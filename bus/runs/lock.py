@@ -1,4 +1,4 @@
-"""The lock that marks a run as live. Checking it takes no lock, so a check never blocks a broker."""
+"""The lock that marks a run as live. A check takes no lock, so it never blocks a broker."""
 
 import fcntl
 import os
@@ -7,24 +7,25 @@ import sys
 import time
 
 _PATIENCE_SECONDS = 0.3
-"""For a lock that a check holds for an instant, where asking about it means taking it."""
+"""Wait for a check to release the lock, on systems where a check must take it."""
 CAN_ASK = sys.platform == "linux"
-"""Whether the system has locks of open file descriptions (``F_OFD_SETLK``), which can be asked about."""
+"""Whether the system has open file description locks (``F_OFD_SETLK``), which can be queried."""
 
 _STRUCT_FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
 
 def take(descriptor: int) -> bool:
-    """Takes the lock for as long as that open file lives, which is to be writable; whether it could be had. Only where
-    a lock cannot be checked without taking it is it waited for, for a moment."""
+    """Take the lock until the open, writable file is closed; return whether it succeeded.
+
+    Waits briefly only on systems where a check must take the lock."""
     if CAN_ASK:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _STRUCT_FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))
         except (BlockingIOError, PermissionError):
             return False
         return True
-    # A check holds it for an instant.
+    # A check may hold it for an instant.
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not _takes_flock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
@@ -34,7 +35,7 @@ def take(descriptor: int) -> bool:
 
 
 def is_held(descriptor: int) -> bool:
-    """Another open file has the lock of that file, which may have been deleted since it was opened."""
+    """Whether another open file has the lock of that file, which may have been deleted."""
     if CAN_ASK:
         asked = _STRUCT_FLOCK.pack(fcntl.F_RDLCK, *_WHOLE_FILE)
         kind: int = _STRUCT_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]

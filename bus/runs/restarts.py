@@ -1,4 +1,4 @@
-"""Trainings that are started again: processes of this machine whose run has not begun yet."""
+"""Restarted trainings: processes of this machine whose run has not begun yet."""
 
 import os
 from collections.abc import Iterable
@@ -8,13 +8,12 @@ from offloop.bus.runs.directory import RunInfo, host_name
 
 
 def find_restart(run: RunInfo, known: Iterable[RunInfo]) -> int | None:
-    """The process that executes the script of a run's newest attempt again, in the same folder, and has begun none of
-    the ``known`` runs so far; ``None`` without one, and where the system does not say."""
+    """Return the process that runs the script of a run's newest attempt again and has begun no run; else ``None``."""
     info = run.last.info
     command, folder = info.get("command"), info.get("cwd")
     if not (isinstance(command, list) and command and isinstance(folder, str)) or info.get("host") != host_name():
         return None
-    # ``python -m`` names a package where its ``__main__.py`` is executed.
+    # ``python -m`` names a package and executes its ``__main__.py``.
     script = _absolute(folder, str(command[0])).replace("/__main__.py", ".py")
     found = {one.pid: one for one in processes.programs() if one.folder == folder and _script(one) == script}
     published = {publisher.get("pid") for one in known for publisher in one.last.publishers}
@@ -24,7 +23,7 @@ def find_restart(run: RunInfo, known: Iterable[RunInfo]) -> int | None:
 
 
 def _script(program: processes.Program) -> str | None:
-    """The file that a Python executes, as ``sys.argv[0]`` names it."""
+    """Return the file that a Python process executes, as in ``sys.argv[0]``."""
     arguments = iter(program.command[1:])
     for one in arguments:
         if one == "-m":

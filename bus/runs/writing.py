@@ -1,4 +1,4 @@
-"""A run's directory in the hands of its broker: locked, and written to."""
+"""A run's directory locked and written by its broker."""
 
 import contextlib
 import errno
@@ -42,23 +42,20 @@ from offloop.bus.strict_json import plain
 
 _RESERVE_FILE = ".run.json.reserve"
 _RESERVE_BYTES = 1 << 16
-"""How much ``run.json`` may grow when its newest attempt ends on a full disk."""
+"""Reserved growth of ``run.json`` for the ending of an attempt on a full disk."""
 _SOCKET_PATH_LIMIT = 107
 
 
 class NextAttempt(NamedTuple):
-    """One host's knowledge of a run that is about to begin on several."""
+    """The next attempt of a run as known on one of several hosts."""
 
     number: int
-    """The attempt that would be the next one here."""
     run_id: str | None
-    """The run's identity (:attr:`RunInfo.id`); ``None`` where there is nothing of it yet."""
+    """See :attr:`RunInfo.id`; ``None`` for a run that is new here."""
 
 
 def next_attempt(root: Path, name: str) -> NextAttempt:
-    """This host's knowledge of a run's next attempt, for hosts to agree on one.
-
-    Raises RunIsLiveError: a broker holds it; RunDirectoryError: it cannot be read."""
+    """Return this host's next attempt of a run, for hosts to agree on one. Raises RunIsLiveError, RunDirectoryError."""
     path = root / check_run_name(name)
     if is_locked(path):
         raise _is_live(root, name)
@@ -69,7 +66,7 @@ def next_attempt(root: Path, name: str) -> NextAttempt:
 
 def _next_attempt(path: Path, known: Iterable[int]) -> tuple[int, Path]:
     number = 1 + max(known, default=0)
-    # A broker that was killed at once leaves a recording that is listed nowhere.
+    # A broker killed at its start leaves an unlisted recording.
     while os.path.lexists(recording := path / f"recording-{number}.mcap"):
         number += 1
     return number, recording
@@ -82,11 +79,9 @@ def _is_live(root: Path, name: str) -> RunIsLiveError:
 
 
 class RunDirectory:
-    """A run's directory in the hands of the broker that serves it: locked, described, given its next attempt.
+    """A run's directory, locked and written by the broker that serves it.
 
-    ``run_id`` is the identity of a run that is new there, by default a new one.
-
-    Raises RunIsLiveError: another broker holds it; RunDirectoryError: it cannot be made or written."""
+    ``run_id`` is for a run that is new there. Raises RunIsLiveError if another broker holds it; RunDirectoryError."""
 
     def __init__(self, root: Path, name: str, run_id: str | None = None) -> None:
         self.path = root / check_run_name(name)
@@ -102,12 +97,11 @@ class RunDirectory:
                 self._lock = open_file(LOCK_FILE, os.O_RDWR | os.O_CREAT, dir_fd=self._directory)
             if not run_lock.take(self._lock):
                 raise _is_live(root, name)
-            # The directory's name is the run's, also after it has been moved.
-            # A file that cannot be read is left as it is.
+            # The run has the directory's name, also after a move. An unreadable file is left unchanged.
             known = read_values(self.path / RUN_FILE, self._directory, RunRecord) or {}
             identity = known.get("id") or run_id or new_run_id()
             self._record = {"attempts": []} | known | {"id": identity, "name": name}
-            # What a killed broker left behind would send consumers to an address where nothing listens.
+            # Addresses of a killed broker would mislead consumers.
             self._remove_traces()
         except BaseException:
             self._close()
@@ -115,9 +109,7 @@ class RunDirectory:
 
     @classmethod
     def take_free(cls, root: Path, name: str, launch: str | None = None) -> "RunDirectory":
-        """Takes the directory of a run that starts now and is to be called ``name``, as :func:`free_name` chooses it.
-
-        Raises RunDirectoryError: it cannot be made or written."""
+        """Take the directory for a run that starts now, see :func:`free_name`. Raises RunDirectoryError."""
         while True:
             path = root / free_name(root, name, launch)
             is_new = not is_taken(path)
@@ -126,7 +118,7 @@ class RunDirectory:
             except RunIsLiveError:
                 if not is_new:
                     raise
-                # Another one has taken it just now.
+                # Another run has just taken it.
                 continue
             if not is_new or directory.next_attempt()[0] == 1:
                 return directory
@@ -134,11 +126,9 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """The run's identity: see :attr:`RunInfo.id`."""
         return str(self._record["id"])
 
     def next_attempt(self) -> tuple[int, Path]:
-        """The number of the next attempt, and where its recording goes."""
         return _next_attempt(self.path, (entry["attempt"] for entry in self._record["attempts"]))
 
     def begin_attempt(
@@ -150,8 +140,7 @@ class RunDirectory:
         started: float | None = None,
         local_world_size: int | None = None,
     ) -> None:
-        """Writes down that an attempt has begun, whose recording is there; ``started`` is by default now, and
-        ``local_world_size`` all ranks."""
+        """Record that an attempt with an existing recording has begun, by default now and with all ranks."""
         began = time.time() if started is None else started
         entry = {"attempt": number, "recording": recording.name, "started": began, "ended": None} | {
             "status": "running",
@@ -176,10 +165,10 @@ class RunDirectory:
         self._began_at = time.monotonic() if started is None else None
 
     def resume_attempt(self, number: int) -> tuple[Path, int, int, list[dict[str, Any]]]:
-        """Marks an attempt whose broker ended before it as live again. Returns its recording, its number of ranks, how
-        many of them publish here, and what is known of its publishers.
+        """Mark an attempt as live that its broker's end interrupted.
 
-        Raises BrokerError: it is not the newest attempt, or it has ended otherwise."""
+        Returns its recording, number of ranks, number of local ranks, and publishers. Raises BrokerError if it is not
+        the newest attempt, or has ended otherwise."""
         entry = self.resumable()
         if entry is None or entry["attempt"] != number:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {self.describe_status()}")
@@ -198,26 +187,24 @@ class RunDirectory:
         return recording, world_size, entry.get("local_world_size", world_size), list(entry.get("publishers", []))
 
     def resumable(self) -> dict[str, Any] | None:
-        """The newest attempt in ``run.json``, if its broker ended before it."""
+        """Return the newest attempt in ``run.json`` if its broker ended before it."""
         attempts = self._record["attempts"]
         return attempts[-1] if attempts and attempts[-1].get("status") in ("running", "lost") else None
 
     def describe_status(self) -> str:
-        """Status of the newest attempt, for messages."""
         attempts = self._record["attempts"]
         if not attempts:
             return "the run's directory was removed or made anew"
         return f"attempt {attempts[-1]['attempt']} is the newest and is {attempts[-1]['status']}"
 
     def note_publisher(self, publisher: dict[str, Any]) -> None:
-        """Writes down which process publishes a rank: ``rank``, ``pid``, ``started``, ``host``, ``publisher_id``."""
+        """Record the process of a rank: ``rank``, ``pid``, ``started``, ``host``, ``publisher_id``."""
         entry = self._record["attempts"][-1]
         others = [other for other in entry["publishers"] if other.get("rank") != publisher["rank"]]
         entry["publishers"] = [*others, publisher]
         self._write(RUN_FILE, self._record)
 
     def note_pause(self, pause: Pause | None) -> None:
-        """Records that the training is paused, or has resumed."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
         if pause is not None:
@@ -225,7 +212,7 @@ class RunDirectory:
         self._write(RUN_FILE, self._record)
 
     def announce(self, number: int, control_endpoint: str, event_feed: str) -> None:
-        """Writes down where the broker of an attempt listens: from here on it is live."""
+        """Record the broker's addresses, which makes the attempt live."""
         self._write(
             BROKER_FILE,
             {"control_endpoint": control_endpoint, "event_feed": event_feed, "pid": os.getpid(), "attempt": number},
@@ -239,8 +226,9 @@ class RunDirectory:
         ended: float | None = None,
         gaps: Sequence[Gap] = (),
     ) -> None:
-        """Writes down how the attempt ended, and how far it came, also on a full disk; ``trouble`` stands in the place
-        of an error where there is none. ``ended`` is by default now, ``gaps`` are the events behind the end of the
+        """Record the ending and progress of the attempt, also on a full disk.
+
+        ``trouble`` replaces a missing error, ``ended`` is by default now, ``gaps`` are events after the end of the
         recording."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
@@ -260,7 +248,7 @@ class RunDirectory:
             replace_file_in_reserve(self._directory, RUN_FILE, _as_text(self._record), _RESERVE_FILE)
 
     def release(self) -> None:
-        """Gives the directory back: it is not live any more."""
+        """Unlock the directory; the run is no longer live."""
         if self._lock < 0:
             return
         self._remove_traces()
@@ -290,7 +278,7 @@ def _as_text(value: dict[str, Any]) -> str:
 
 
 def check_writable(root: Path) -> None:
-    """Makes ``root`` if it is not there. Raises RunDirectoryError: no run's directory can be made in it."""
+    """Make ``root`` if missing. Raises RunDirectoryError if no run can be made in it."""
     with _explained(root):
         root.mkdir(parents=True, exist_ok=True)
         if not os.access(root, os.W_OK | os.X_OK):
@@ -298,9 +286,7 @@ def check_writable(root: Path) -> None:
 
 
 def socket_address(path: Path) -> str:
-    """The address of a Unix socket at ``path``.
-
-    Raises ConfigurationError: the path is longer than the system allows for a socket, or not UTF-8."""
+    """Return the address of a Unix socket. Raises ConfigurationError if the path is too long or not UTF-8."""
     encoded = os.fsencode(path.absolute())
     shown = encoded.decode("utf-8", "backslashreplace")
     if shown.encode() != encoded:

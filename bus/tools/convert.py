@@ -18,30 +18,28 @@ from offloop.bus.recording.writer import RecordingWriter
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The file that a tool wrote, and what it found in the recordings that it read."""
+    """A file that a tool wrote, and the findings about the recordings that it read."""
 
     path: Path
-    """The file that was written."""
     events: int
-    """Events in it."""
+    """Number of events in the file."""
     marks: int = 0
-    """Rows of an export that are not events: commands, and how the run ended. A timeline has none."""
+    """Rows of an export that are not events: commands, and the end of the run. 0 for a timeline."""
     dropped: int = 0
-    """Events that were left out of a part."""
+    """Events left out of a part."""
     ending: Ending | None
-    """How the run ended; ``None`` when no recording says it for all ranks."""
+    """Ending of the run; ``None`` unless a recording has it for all ranks."""
     damage: tuple[str, ...]
-    """What could not be read, each with its file and offset."""
+    """Unreadable places, each with its file and offset."""
     gaps: tuple[Gap, ...]
-    """Numbers that are missing, of each rank."""
+    """Missing events of each rank."""
     left_out: tuple[Gap, ...]
-    """Numbers that are missing because a part was written without them."""
+    """Missing events of recordings that were written as a part."""
     lost: bool
-    """Whether the recordings held something that is not in the file because it cannot be read."""
+    """Whether the recordings held something unreadable that is not in the file."""
 
 
 def nothing_chosen(path: Path) -> ConfigurationError:
-    """The error for options that choose no event of a recording."""
     return ConfigurationError(
         f"nothing of {path} is chosen: 'offloop show {path}' shows its events and how far the training came"
     )
@@ -55,19 +53,26 @@ def convert(
     *,
     force: bool = False,
 ) -> Written:
-    """Writes what is whole in recordings of one attempt to ``output``: of one that is damaged or was cut off, of
-    different ranks, such as one for each host, or of pieces of one recording.
+    """Write the intact parts of recordings of one attempt to one recording.
 
-    Events of several recordings are ordered by their times, those of each rank by their numbers, and are written once.
-    They keep their numbers and times, byte for byte. ``start`` and ``until`` are those of
-    :func:`offloop.bus.recording.window.parse_bound`, and choose what a replay between them shows. The stream's marks
-    (how it ended, its commands) are kept in any case. In the place of events that are left out there is a mark
-    ``$cut``, which says which ones; numbers that are missing in the originals have none.
+    The recordings may be one that is damaged or cut off, those of different ranks or hosts, or pieces of one recording.
+    Events of several recordings are ordered by time, those of a rank by number, and written once. They keep their
+    numbers and times, byte for byte. The stream's marks (its ending, commands) are kept in any case. A mark ``$cut``
+    replaces events that are left out; events that are missing in the originals have no mark.
 
-    Raises ConfigurationError: they are not of one attempt of one run, two of them have different events of the same
-    rank and number, no event is chosen, or ``output`` exists and ``force`` is not set; InvalidTimeError: ``start`` or
-    ``until`` is not such a time; RecordingError: one of them is not a recording; RunDirectoryError: ``output`` cannot
-    be written."""
+    Args:
+        paths: The recordings.
+        output: The file to write.
+        start: First moment of a part, see :func:`offloop.bus.recording.window.parse_bound`.
+        until: Last moment of a part. A replay between both shows the same events.
+        force: Replace an existing file.
+
+    Raises:
+        ConfigurationError: The recordings are not of one attempt of one run, or two have different events of the same
+            rank and number; no event is chosen; or ``output`` exists without ``force``.
+        InvalidTimeError: ``start`` or ``until`` is not such a time.
+        RecordingError: A file is not a recording.
+        RunDirectoryError: ``output`` cannot be written."""
     sources = [RecordSource(path) for path in paths]
     run, attempt, run_id = _identity(sources)
     first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))
@@ -78,11 +83,11 @@ def convert(
     if len(sources) > 1:
         by_rank: dict[int, list[RecordSource]] = {}
         for path in paths:
-            # One without events is gone through too, because its damage is known only then.
+            # A recording without events is read too, because its damage is known only then.
             for rank in ranks_in(path) or (0,):
                 by_rank.setdefault(rank, []).append(RecordSource(path, [rank]))
         sources = [source for same_rank in by_rank.values() for source in same_rank]
-        # In a rank the times never decrease, so this keeps its order; of equal times the lower rank is first.
+        # Times within a rank never decrease, so this keeps its order. The lower rank is first at equal times.
         ranks = [_records_of_rank(by_rank[rank]) for rank in sorted(by_rank)]
         records = heapq.merge(*ranks, key=lambda record: record.event.time)
 
@@ -140,7 +145,7 @@ def _write(writer: RecordingWriter, records: Iterable[Recorded]) -> None:
 
 
 def _missing_at_the_end(sources: Sequence[RecordSource], streams: "dict[int, _RankStream]") -> Iterator[Gap]:
-    """Events that one of the recordings says were recorded, after the last one that any of them has."""
+    """Events that a recording names as recorded, after the last one that any of them has."""
     recorded: dict[int, int] = {}
     for gap in (gap for source in sources for gap in source.gaps):
         recorded[gap.rank] = max(gap.last, recorded.get(gap.rank, 0))
@@ -151,23 +156,21 @@ def _missing_at_the_end(sources: Sequence[RecordSource], streams: "dict[int, _Ra
 
 
 class _RankStream:
-    """The records of one rank, with as few marks as possible for those that are left out."""
+    """The records of one rank, with as few marks as possible for events left out."""
 
     def __init__(self, run: str, attempt: int) -> None:
         self._run, self._attempt = run, attempt
         self._last: Recorded | None = None
         self._left_out: CutRange | None = None
-        """Pending: further events may be left out behind it, or be there within it."""
+        """Pending: further events may be left out after it, or occur within it."""
 
     @property
     def number(self) -> int:
-        """Number of the last event that is there or left out."""
         there = 0 if self._last is None else self._last.event.seq
         return max(there, 0 if self._left_out is None else self._left_out.last)
 
     def leave_out(self, stated: CutRange) -> Iterator[Recorded]:
-        """Takes in a range of events that are left out, but for those that are there; gives the mark for an earlier
-        range that it does not continue."""
+        """Leave out a range, except present events; yields the mark of an earlier range that it does not extend."""
         if self._last is not None and stated.first <= self._last.event.seq:
             stated = stated._replace(first=self._last.event.seq + 1, base_first=self._last.event.base_seq + 1)
         if stated.first > stated.last:
@@ -181,7 +184,7 @@ class _RankStream:
         self._left_out = stated
 
     def add(self, record: Recorded) -> Iterator[Recorded]:
-        """Gives the mark in front of the next record, if there is one, and the record."""
+        """Yield the record, after the mark of the events left out before it."""
         pending, event = self._left_out, record.event
         self._last, self._left_out = record, None
         if pending is not None and pending.last >= event.seq:
@@ -194,15 +197,12 @@ class _RankStream:
         yield record
 
     def rest(self) -> Iterator[Recorded]:
-        """Gives the mark for what is left out at the end."""
         if self._left_out is not None:
             yield self._left_out.encode(self._run, self._attempt)
 
 
 def _records_of_rank(sources: Sequence[RecordSource]) -> Iterator[Recorded]:
-    """The records of one rank of all recordings, each number once and in order.
-
-    Raises ConfigurationError: two recordings have different ones of the same number."""
+    """Yield a rank's records, each number once. Raises ConfigurationError if two recordings contradict."""
     stream = _RankStream(sources[0].run, sources[0].attempt)
     last: Recorded | None = None
     obituary: Recorded | None = None
@@ -230,6 +230,5 @@ def _first_number(record: Recorded) -> int:
 
 
 def _is_obituary(record: Recorded) -> bool:
-    """Whether it is an end that a broker wrote because it had lost the publisher. What the publisher has sent to
-    another broker since takes its place."""
+    """Whether a broker wrote this ending because it lost the publisher. Later events of the publisher replace it."""
     return record.topic.name == END and record.event.fields.get("status") == "lost"

@@ -1,4 +1,4 @@
-"""Where two recorded runs begin to differ, and which metrics do."""
+"""The first difference between two recorded runs, and the metrics that differ."""
 
 import math
 from collections import Counter
@@ -31,38 +31,35 @@ _FACTS = frozenset(
         *("train_samples", "eval_samples", "microbatch", *COUNTERS, *_INNER_TIMES),
     )
 )
-"""Numbers beside the metrics."""
 _LISTED = 20
 
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """One field of an event, or a hyperparameter, that differs."""
+    """A field of an event, or a hyperparameter, that differs."""
 
     name: str
-    """Maps within maps are joined by ``/``."""
+    """Nested maps are joined by ``/``."""
     a: Any
-    """Its value in A; ``None`` when it is not there."""
+    """Value in A; ``None`` if missing."""
     b: Any
-    """Its value in B; ``None`` when it is not there."""
+    """Value in B; ``None`` if missing."""
     only: str | None = None
-    """``A`` or ``B`` when the other one does not have the field."""
+    """``A`` or ``B`` if only that one has the field."""
 
 
 @dataclass(frozen=True)
 class EventDifference:
-    """An event that differs, or that only one of the runs has."""
-
     rank: int
     event: str
     epoch: int
     batch: int
     place: int
-    """Events of its rank and batch before it."""
+    """Number of events of its rank and batch before it."""
     a: int | None
-    """Its number in A; ``None`` when A does not have it."""
+    """Number in A; ``None`` if missing."""
     b: int | None
-    """Its number in B; ``None`` when B does not have it."""
+    """Number in B; ``None`` if missing."""
     fields: tuple[FieldDifference, ...] = ()
 
 
@@ -71,14 +68,14 @@ class MetricDifference:
     """A number that differs, over all events that both runs have."""
 
     rank: int
-    """Where it differs first."""
+    """Rank of the first difference."""
     event: str
     batch: int
     a: Any
-    """Its value in A there."""
+    """Value in A at the first difference."""
     b: Any
     events: int = 0
-    """At how many events it differs."""
+    """Number of events at which it differs."""
     largest: float = 0.0
     """The largest distance; infinite between a number and NaN."""
     largest_batch: int = 0
@@ -86,29 +83,29 @@ class MetricDifference:
 
 @dataclass
 class Diff:
-    """What :func:`diff` found."""
+    """Result of :func:`diff`."""
 
     a: Path
     b: Path
     tolerance: float = 0.0
     events: int = 0
-    """Events that both have, and that were compared."""
+    """Compared events."""
     differing: int = 0
-    """Events, commands and endings that both have and that differ."""
+    """Events, commands and endings that differ."""
     alone: dict[str, int] = field(default_factory=lambda: {"A": 0, "B": 0})
-    """Events, commands and endings that one alone has, of ``A`` and of ``B``."""
+    """Events, commands and endings that only ``A`` or only ``B`` has."""
     first: EventDifference | None = None
-    """The first difference: the earliest batch, there the first event, of equal ones the lowest rank."""
+    """The first difference: in the earliest batch the first event, of the lowest rank."""
     metrics: dict[str, MetricDifference] = field(default_factory=dict)
     """Numbers that differ, by name."""
     hyperparameters: list[FieldDifference] = field(default_factory=list)
     """Hyperparameters that differ."""
     requested: dict[str, int] = field(default_factory=dict)
-    """What only one of them has because a consumer requested it, and how often."""
+    """Number of events or fields that only one has because a consumer requested them."""
     notes: list[str] = field(default_factory=list)
-    """What else was not compared because only one of them can have it, each in a line."""
+    """Further differences that were not compared because only one can have them, one per line."""
     incomplete: list[str] = field(default_factory=list)
-    """What was not compared because it is missing in a recording or damaged, each in a line."""
+    """Missing or damaged parts of a recording that were not compared, one per line."""
 
     @property
     def same(self) -> bool:
@@ -116,7 +113,6 @@ class Diff:
         return self.first is None and not any(is_of_the_training(one.name) for one in self.hyperparameters)
 
     def compare(self, batch: int, place: int, a: Recorded, b: Recorded) -> None:
-        """Compares an event of A with the same one of B."""
         self.events += not is_mark(a)
         differences = tuple(self._differences(a, b))
         if not differences:
@@ -136,13 +132,11 @@ class Diff:
                 metric.largest, metric.largest_batch = distance, batch
 
     def note_alone(self, side: "_Side", batch: int, place: int, record: Recorded) -> None:
-        """Takes in an event that only one of them has."""
         self.alone[side.name] += 1
         seq = record.event.seq
         self._keep_first(batch, place, record, *((seq, None) if side.name == "A" else (None, seq)))
 
     def note_requested(self, side: str, what: str) -> None:
-        """Takes in what only one of them can have."""
         text = f"only in {side}, for it was requested: {what}"
         self.requested[text] = self.requested.get(text, 0) + 1
 
@@ -170,20 +164,18 @@ class Diff:
 
 
 def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
-    """Compares two recordings, event by event: those of the same rank, batch and name, commands and endings among
-    them.
+    """Compare two recordings event by event: the events, commands and endings of each rank, by batch and name.
 
-    Hyperparameters are compared by name. Those that say by what and where a run was started (``command``, ``git/``,
-    ``version/``, ``machine/``) are listed and make no difference, nor do all of them where one run alone has any.
+    Hyperparameters are compared by name. Those about the start of a run (``command``, ``git/``, ``version/``,
+    ``machine/``) are listed without counting as a difference, and so are all of them if only one run has any.
 
-    What differs in any case is not compared: the run's name, attempt and machine, numbers of events, when things
-    happened and how long they took. Two numbers are the same when they are equal, both NaN, or, unless both are whole,
-    not further apart than ``tolerance``, taken absolutely or as a share of the larger one. Events and fields that were
-    recorded because a consumer requested them are compared where both have them; so are base events where a part was
-    written without some.
+    Not compared are the run's name, attempt and machine, numbers of events, and times. Two numbers are the same if they
+    are equal, both NaN, or, unless both are whole, within ``tolerance``, absolute or relative to the larger one. Events
+    and fields that a consumer requested, and base events of a partial recording, are compared where both have them.
 
-    Raises ConfigurationError: ``tolerance`` is negative or not a number, or the recordings have no event in common;
-    RecordingError: one of them is not a recording."""
+    Raises:
+        ConfigurationError: ``tolerance`` is negative or not a number, or the recordings have no event in common.
+        RecordingError: A file is not a recording."""
     if not 0 <= tolerance < math.inf:
         raise ConfigurationError(f"the tolerance is a number of 0 or more, not {tolerance}")
     for path in (a, b):
@@ -204,7 +196,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
 
 
 class _Side:
-    """The events of one rank in one of the recordings, with the batches in which some are missing."""
+    """The events of one rank of a recording, and the batches with missing events."""
 
     def __init__(self, name: str, path: Path, rank: int) -> None:
         self.name = name
@@ -213,14 +205,12 @@ class _Side:
         self._seq = 0
         self._holes: list[tuple[int, float]] = []
         self.batch = 0
-        """Of the next event."""
         self.next: Recorded | None = None
         self.hyperparameters: dict[str, Any] = {}
-        """What the first rank has said of them so far."""
+        """Hyperparameters of the first rank so far."""
         self._advance()
 
     def take(self) -> Recorded:
-        """The next event."""
         record = self.next
         assert record is not None  # by the caller
         self._advance()
@@ -230,7 +220,7 @@ class _Side:
         before = self.batch
         for record in self._records:
             name, seq = record.topic.name, record.event.seq
-            # An end has no training time of its own, nor may other events of a loop that is not ours.
+            # An ending has no training time, and neither may other events of a user's loop.
             batch = max(self.batch, record.event.timestamp.batch)
             if name == CUT or seq > self._seq + 1:
                 self._holes.append((before, batch))
@@ -245,12 +235,10 @@ class _Side:
         self.next = None
 
     def may_lack(self, batch: int) -> bool:
-        """Whether events of a batch may be missing."""
         self._holes = [hole for hole in self._holes if hole[1] >= batch]
         return any(begin <= batch for begin, _ in self._holes)
 
     def report(self, found: Diff) -> None:
-        """Adds what the recording lacks, which is known at its end."""
         left_out = (f"{self.name} is a part without {_numbers(gap)}" for gap in self._source.left_out)
         found.notes += shorten(left_out, f"ranges of events that {self.name} is without", _LISTED)
         lost = (f"{self.name} lacks {_numbers(gap)}, which are lost" for gap in self._source.gaps)
@@ -266,7 +254,7 @@ def _compare_rank(a: _Side, b: _Side, found: Diff) -> None:
     sides = (a, b)
     while batches := [side.batch for side in sides if side.next is not None]:
         batch = min(batches)
-        # By turns, so that hardly any event has to wait for its partner.
+        # By turns, so that few events wait for their partners.
         waiting: dict[Any, tuple[_Side, Recorded, int]] = {}
         counts: dict[_Side, Counter[Any]] = {a: Counter(), b: Counter()}
         while turn := [side for side in sides if side.next is not None and side.batch == batch]:
@@ -295,7 +283,7 @@ def _compare_rank(a: _Side, b: _Side, found: Diff) -> None:
 
 
 def _kind(record: Recorded) -> tuple[Any, ...]:
-    """Identifies an event within its batch: its name, dataloader, and batch within the evaluation."""
+    """Identify an event within its batch: by name, dataloader, and batch within the evaluation."""
     values = {**record.event.context, **record.event.fields}
     times = (values.get(name) for name in _INNER_TIMES)
     batches = (time[1] if isinstance(time, list) and len(time) > 1 else 0 for time in times)
@@ -318,7 +306,7 @@ def _values(record: Recorded) -> dict[str, Any]:
 
 
 def _logged(entries: Any) -> Any:
-    """What algorithms logged, by name; of several steps the last."""
+    """Return logged values by name; of several steps the last."""
     try:
         return {name: value for _, values in entries for name, value in values.items()}
     except (TypeError, ValueError, AttributeError):
@@ -345,7 +333,7 @@ def _is_same(a: Any, b: Any, tolerance: float) -> bool:
     if _is_number(a) and _is_number(b):
         if a == b or (a != a and b != b):
             return True
-        # What is counted is counted exactly.
+        # Counts are compared exactly.
         is_measured = isinstance(a, float) or isinstance(b, float)
         return is_measured and tolerance > 0 and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
     if isinstance(a, list) and isinstance(b, list):

@@ -1,4 +1,4 @@
-"""A recording in a form that other tools read: CSV, lines of JSON, Parquet, a timeline."""
+"""Recordings in formats of other tools: CSV, lines of JSON, Parquet, a timeline."""
 
 import base64
 import re
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def exported_path(recording: Path, to: str) -> Path:
-    """Where an export is written when nothing else is said."""
     return recording.with_name(recording.stem + FORMATS[to])
 
 
@@ -35,18 +34,27 @@ def export(
     ranks: Collection[int] | None = None,
     force: bool = False,
 ) -> Written:
-    """Writes the events of a recording to ``output``, in the order in which they were recorded.
+    """Write the events of a recording to ``output``, in recorded order.
 
-    ``to`` is one of :data:`~offloop.bus.tools.rows.FORMATS`: ``parquet`` and ``csv`` have a row for each event and a
-    column for each field, ``jsonl`` an object for each event, ``trace``
-    is a timeline for Perfetto (see :class:`offloop.bus.tools.trace.TraceWriter`). Commands and how the run ended come
-    too, as the rows ``$command`` and ``$end``, unless ``events`` chooses events. What is damaged is passed over and
-    named. Memory does not grow with the recording, but for the list of the numbers that it lacks. It may still be
-    written: what is there at the beginning is exported.
+    ``parquet`` and ``csv`` have a row for each event and a column for each field, ``jsonl`` an object for each event;
+    ``trace`` is a timeline for Perfetto, see :class:`offloop.bus.tools.trace.TraceWriter`. Commands and the ending are
+    the rows ``$command`` and ``$end``, unless ``events`` chooses events. Damaged parts are skipped and named. Memory
+    does not grow with the recording, except for the list of missing events. Of a growing recording, the events recorded
+    at the beginning are exported.
 
-    Raises ConfigurationError: there is no such form or rank, no event is chosen, ``output`` exists and ``force`` is not
-    set, or PyArrow is not installed; RecordingError: ``path`` is not a recording; RunDirectoryError: ``output`` cannot
-    be written."""
+    Args:
+        path: The recording.
+        output: The file to write.
+        to: One of :data:`~offloop.bus.tools.rows.FORMATS`.
+        events: Events to export; all by default.
+        ranks: Ranks to export; all by default.
+        force: Replace an existing file.
+
+    Raises:
+        ConfigurationError: An unknown format or rank; no event is chosen; ``output`` exists without ``force``; or
+            PyArrow is not installed.
+        RecordingError: ``path`` is not a recording.
+        RunDirectoryError: ``output`` cannot be written."""
     if to not in FORMATS:
         raise ConfigurationError(
             f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"
@@ -74,7 +82,7 @@ def export(
 
 
 class _Chosen:
-    """The records that are exported: the same ones each time it is gone through, also while the recording grows."""
+    """The exported records: the same in each iteration, even if the recording grows."""
 
     def __init__(self, source: RecordSource, events: Collection[Event] | None) -> None:
         self.source = source
@@ -86,7 +94,7 @@ class _Chosen:
     def __iter__(self) -> Iterator[Recorded]:
         count = self.events = self.marks = 0
         for record in self.source:
-            # To its end in any case: what is missing is known only then.
+            # To its end in any case, as missing events are known only then.
             if self._is_chosen(record) and (self._limit is None or count < self._limit):
                 count += 1
                 self.events += not is_mark(record)
@@ -124,11 +132,11 @@ _BYTES_IN_A_GROUP = 16 * 1024 * 1024
 
 
 def write_csv(records: Iterable[Recorded], path: Path) -> None:
-    """Writes a table with a header. What is missing, and what is nothing, is left empty, and an empty text is ``""``;
-    lists are JSON, ``true`` and ``false`` are written as in it; bytes are base64; NaN and infinities are ``nan``,
-    ``inf`` and ``-inf``.
+    """Write a table with a header.
 
-    ``records`` is gone through twice: for the columns, in the order in which they first came, and for the rows."""
+    Missing values and ``None`` are empty, an empty text is ``""``; lists and booleans are JSON, bytes base64; NaN and
+    infinities are ``nan``, ``inf`` and ``-inf``. ``records`` is read twice: for the columns, in order of their first
+    occurrence, and for the rows."""
     columns = list(dict.fromkeys(chain.from_iterable(flatten(as_row(record)) for record in records)))
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(_line(columns))
@@ -147,8 +155,8 @@ def _cell(value: Any) -> str | None:
 
 
 def _line(cells: Iterable[str | None]) -> str:
-    # The library's writer leaves a carriage return bare, at which its reader ends the line; and it cannot tell an empty
-    # text from none.
+    # The library's writer does not quote a carriage return, where its reader ends the line, and cannot distinguish
+    # empty text from None.
     return ",".join("" if cell is None else _quoted(cell) for cell in cells) + "\n"
 
 
@@ -157,8 +165,7 @@ def _quoted(text: str) -> str:
 
 
 def write_jsonl(records: Iterable[Recorded], path: Path) -> None:
-    """Writes one object for each event in a line of its own. Maps and lists stay what they are. The JSON is strict: NaN
-    and infinities are the strings ``NaN``, ``Infinity`` and ``-Infinity``, bytes are base64."""
+    """Write one JSON object per event and line, with nested maps and lists, see :func:`json_text`."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for record in records:
             row = as_row(record)
@@ -167,13 +174,10 @@ def write_jsonl(records: Iterable[Recorded], path: Path) -> None:
 
 
 def write_parquet(records: Iterable[Recorded], path: Path) -> None:
-    """Writes a table whose columns have the types of what is in them: integers, floats, texts, bytes, booleans, lists
-    of these. What is missing is null. A column in which several types came, or lists of maps, is of texts: JSON, but
-    for what was text already. ``utc`` is a timestamp in nanoseconds.
+    """Write a table with typed columns: integers, floats, texts, bytes, booleans, lists of these.
 
-    ``records`` is gone through twice: for the columns and their types, and for the rows, which are written in groups.
-
-    Raises ConfigurationError: PyArrow is not installed."""
+    Missing values are null. A column with several types, or lists of maps, has texts: JSON, except for values that are
+    texts. ``utc`` is a timestamp in nanoseconds. ``records`` is read twice: for the columns, and for groups of rows."""
     require("'--to parquet'", "parquet", "pyarrow.parquet")
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -192,15 +196,11 @@ def write_parquet(records: Iterable[Recorded], path: Path) -> None:
 
 
 class _Column:
-    """The types of the values of a column."""
-
     def __init__(self) -> None:
         self._kinds: set[str] = set()
         self._items: _Column | None = None
-        """Of the elements of lists."""
 
     def see(self, value: Any) -> None:
-        """Takes in one more value."""
         if value is None:
             return
         kind = type(value).__name__
@@ -213,7 +213,7 @@ class _Column:
         self._kinds.add(kind)
 
     def arrow_type(self) -> "pa.DataType | None":
-        """The type that holds all of the values as they are; ``None`` where there is none."""
+        """Return the type that holds all values unchanged, or ``None``."""
         import pyarrow as pa
 
         if not self._kinds:

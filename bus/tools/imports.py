@@ -31,14 +31,14 @@ from offloop.bus.types.source import IMPORTED
 from offloop.bus.types.timestamp import TrainingTime
 
 _Place = tuple[str, ...]
-"""Where a value goes: ``loss``, ``lr`` with optimizer and group, ``time`` with a counter, ``train`` with the name of a
-metric, ``eval`` with label and name, ``logged`` with its own name."""
+"""Destination of a value: ``loss``, ``lr`` with optimizer and group, ``time`` with a counter, ``train`` with a metric,
+``eval`` with label and metric, ``logged`` with its own name."""
 
 _LOSSES = (
     *("loss", "train/loss", "train_loss", "train_loss_step", "train/loss_step"),
     *("loss/train/total", "loss/train", "training/loss", "training_loss"),
 )
-"""Names of the training loss: of several in a log the first of these is it."""
+"""Names of the training loss; the first of these in a log counts."""
 
 _RATES = re.compile(
     r"(?:train[/_])?(?:lr|learning_rate)|lr-(?P<optimizer>.+?)(?:/(?P<kind>pg|group)(?P<group>\d{1,4}))?"
@@ -66,22 +66,22 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Imported:
-    """A run that was made from a log."""
+    """Result of importing a log."""
 
     run: str | None
-    """``None`` for one of several logs in which there are no numbers: it is not a run."""
+    """Name of the new run; ``None`` for a log without numbers among several."""
     path: Path
     """The log."""
     steps: int
-    """Steps at which the log has something."""
+    """Steps with values."""
     values: int
-    """Numbers that were taken."""
+    """Imported numbers."""
     replaced: int
-    """Numbers that were left out because another one came later for the same name and step."""
+    """Numbers replaced by a later one of the same name and step."""
     notes: tuple[str, ...]
-    """What was left out because it is of no use here, each in a line."""
+    """Unsupported content that was left out, one per line."""
     damage: tuple[str, ...]
-    """What could not be read, each in a line."""
+    """Unreadable content, one per line."""
 
 
 def import_logs(
@@ -91,14 +91,19 @@ def import_logs(
     name: str | None = None,
     step_column: str | None = None,
 ) -> list[Imported]:
-    """Makes a finished run of the log at ``path``; of a folder of TensorBoard logs one for each of them.
+    """Make a finished run from a log; from a folder of TensorBoard logs one run for each.
 
-    ``source`` is one of :data:`offloop.bus.tools.logs.SOURCES`; ``where`` the runs directory. ``name`` is by default
-    that of the log's folder or file; several runs have their folder's name behind it. ``step_column`` names what counts
-    the steps in CSV and JSON lines.
+    Args:
+        source: One of :data:`offloop.bus.tools.logs.SOURCES`, or ``tensorboard``.
+        path: The log.
+        where: The runs directory.
+        name: Name of the run; by default of the log's folder or file. Several runs append their folders' names.
+        step_column: Column of steps in CSV and JSON lines.
 
-    Raises ConfigurationError: it is not such a log, there are no numbers in it, or a run of that name exists;
-    RunDirectoryError: the run cannot be written; OSError: the log cannot be read."""
+    Raises:
+        ConfigurationError: It is not such a log, has no numbers, or a run of that name exists.
+        RunDirectoryError: The run cannot be written.
+        OSError: The log cannot be read."""
     logs = find_logs(source, path)
     root = runs_dir(where)
     names = [_run_name(log, name, len(logs) > 1) for log in logs]
@@ -124,12 +129,11 @@ def _run_name(log: Log, given: str | None, is_one_of_several: bool) -> str:
 
 
 _Latest = dict[str, tuple[float, float | None]]
-"""Of a step the last value of each name, with its time."""
 
 
 def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
     counts = 0, 0, 0
-    # Sorted outside of Python, because a log may be larger than memory.
+    # SQLite sorts the rows, because a log may be larger than memory.
     with closing(sqlite3.connect("")) as rows:
         try:
             places = _places(_gather(rows, read_log(source, log, step_column)))
@@ -153,7 +157,6 @@ def _import(source: str, log: Log, root: Path, name: str, step_column: str | Non
 
 
 def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> Iterable[str]:
-    """Puts rows into a new table; returns the names of their values."""
     execute, pack = database.execute, msgpack.Packer().pack
     execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")
     names: dict[str, None] = {}
@@ -171,7 +174,6 @@ def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> Iterable[st
 
 
 def _places(names: Iterable[str]) -> dict[str, _Place]:
-    """Where the values of each name go: two names never to the same place."""
     places: dict[str, _Place] = {}
     taken: set[_Place] = set()
     order = {name: number for number, name in enumerate(_LOSSES)}
@@ -197,7 +199,7 @@ def _place(name: str) -> _Place:
         return ("train", found["name"]) if found["label"] == "train" else ("eval", found["label"], found["name"])
     if (found := _EVALUATED.fullmatch(name)) and not name.startswith(_TIME):
         return "eval", found["label"] or found["label_last"], found["name"] or found["name_first"]
-    # Of these names every row of a logger has one.
+    # Rows of loggers have these names.
     return "logged", f"log/{name}" if name in _RESERVED else name
 
 
@@ -207,10 +209,10 @@ def _place(name: str) -> _Place:
 def _write(
     directory: RunDirectory, rows: sqlite3.Connection, log: Log, source: str, places: Mapping[str, _Place]
 ) -> tuple[int, int, int]:
-    """Writes the recording, and what is known of the run. Returns how many steps, values and replaced values."""
+    """Write recording and ``run.json``; return the numbers of steps, values and replaced values."""
     steps = values = replaced = 0
     (first,) = rows.execute("SELECT min(time) FROM rows").fetchone()
-    # A log without times has at least that of its files.
+    # A log without times has the time of its files.
     began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
     description = {
         "framework": {"name": f"{IMPORTED} ({source})", "version": None},
@@ -240,7 +242,7 @@ def _write(
 
 
 def _nanoseconds(seconds: float) -> int:
-    # The product would be rounded to a quarter of a microsecond.
+    # The product of the floats would be rounded to a quarter of a microsecond.
     whole = int(seconds)
     return whole * 10**9 + round((seconds - whole) * 10**9)
 
@@ -261,8 +263,10 @@ def _packable(value: Any) -> Any:
 
 
 class _Stream:
-    """The stream of a run, written step by step: a ``batch_end`` for what was logged of the training, an ``eval_end``
-    for each evaluator, and an ``eval_after_all`` behind those of a step."""
+    """Writes the stream of a run step by step.
+
+    A step is a ``batch_end`` for values of the training, an ``eval_end`` for each evaluator, and an
+    ``eval_after_all``."""
 
     def __init__(
         self, writer: RecordingWriter, run: str, attempt: int, began: int, places: Mapping[str, _Place]
@@ -279,7 +283,6 @@ class _Stream:
         self.at = TrainingTime(*[0] * 14)
 
     def step(self, step: int, latest: _Latest) -> None:
-        """Writes what was logged at a step."""
         fields: dict[str, Any] = {}
         logged: dict[str, float] = {}
         rates: dict[str, dict[int, tuple[str, float]]] = {}
@@ -320,7 +323,7 @@ class _Stream:
             self.send(Event.EVAL_AFTER_ALL, {})
 
     def _count(self, counter: str, value: float, step: int) -> bool:
-        """Takes in a part of the training time; false for what does not say all of itself there."""
+        """Set a counter of the training time; false if it does not hold the whole value."""
         if counter == "batch":
             return value == step
         if not 0 <= value < _LARGEST_COUNT:
@@ -329,14 +332,13 @@ class _Stream:
         return value == int(value)
 
     def send(self, event: Event, fields: dict[str, Any], time: float | None = None, label: str | None = None) -> None:
-        """Writes an event; all of them are base events."""
+        """Write an event, always a base event."""
         if time is not None:
             self.time = max(self.time, _nanoseconds(time))
         self.at = self.at._replace(total_wct=(self.time - self._began) // 1000)
         self._append(event.value, self.at, fields, label)
 
     def end(self) -> None:
-        """Writes how the run ended."""
         self._append(END, TrainingTime(*[0] * 14), Ending("finished").to_fields(), None)
 
     def _append(self, name: str, at: TrainingTime, fields: dict[str, Any], label: str | None) -> None:

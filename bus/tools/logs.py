@@ -26,21 +26,21 @@ _LARGEST_STEP = (1 << 53) - 1
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
 _LONGEST_RECORD = 64 << 20
-"""Bytes of a record of an event file."""
-# An earlier number cannot be a date of a training: it counts seconds since something else.
+"""Maximum bytes of a record of an event file."""
+# A smaller number counts seconds from another moment than 1970.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OF_A_TRAINER = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps")
 
 
 class LogRow(NamedTuple):
-    """What a log has at one place."""
+    """The values of a log at one step."""
 
     step: int
     time: float | None
-    """Seconds since 1970; ``None`` where the log does not have it."""
+    """Seconds since 1970; ``None`` if unknown."""
     values: Mapping[str, float] | None
-    """Numbers by name. ``None``: a training that was restarted at ``step`` replaces all rows before from there on."""
+    """Numbers by name. ``None``: a training restarted at ``step`` and replaces all earlier rows from there on."""
 
 
 @dataclass
@@ -48,23 +48,19 @@ class Log:
     """The log of one run, in files of another tool."""
 
     name: str
-    """What its run could be called; any text."""
+    """Suggested name of the run; any text."""
     path: Path
-    """The file or folder."""
     files: tuple[Path, ...]
-    """In the order in which they are read."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    """Known when all rows were read."""
+    """Complete once all rows were read."""
     notes: Damage = field(default_factory=Damage)
-    """What is not among the rows because it is of no use here, each in a line."""
+    """Unsupported content, one per line."""
     damage: Damage = field(default_factory=Damage)
-    """What could not be read, each in a line."""
+    """Unreadable content, one per line."""
 
 
 def find_logs(source: str, path: Path) -> list[Log]:
-    """The logs at ``path``, a file or a folder: several only for TensorBoard.
-
-    Raises ConfigurationError: there is none."""
+    """Return the logs at a file or folder, several only for TensorBoard. Raises ConfigurationError without any."""
     if not path.exists():
         raise ConfigurationError(f"there is no file or folder {path}: name the log that is to be imported")
     if source == TENSORBOARD:
@@ -78,10 +74,7 @@ def find_logs(source: str, path: Path) -> list[Log]:
 
 
 def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[LogRow]:
-    """The rows of a log, in the order of its files.
-
-    Raises ConfigurationError: it is not a log of that kind, or a package for it is not installed; OSError: a file
-    cannot be read."""
+    """Yield the rows of a log. Raises ConfigurationError if the log is malformed, or a package is missing; OSError."""
     if source == TENSORBOARD:
         return _read_event_files(log)
     _, read = SOURCES[source]
@@ -111,7 +104,7 @@ def _find_event_files(path: Path) -> list[Log]:
         Log(
             "-".join(folder.relative_to(path).parts) or path.absolute().resolve().name,
             folder,
-            # Those of the folder itself first: a restart that they state is of them alone.
+            # Files of the folder itself first: a restart that they record affects them alone.
             tuple(sorted(found, key=lambda file: (len(file.parts), file))),
         )
         for folder, found in of_run.items()
@@ -119,8 +112,10 @@ def _find_event_files(path: Path) -> list[Log]:
 
 
 def _run_folder(folder: Path, top: Path, with_files: set[Path]) -> Path:
-    """The folder of the run that the event files in ``folder`` belong to. ``SummaryWriter.add_scalars`` and
-    ``add_hparams`` make folders within that of the run, Keras the folders ``train`` and ``validation``."""
+    """Return the run's folder for a folder with event files.
+
+    ``SummaryWriter.add_scalars`` and ``add_hparams`` make folders within the run's, Keras ``train`` and
+    ``validation``."""
     while folder != top and (folder.name.casefold() in _PARTS or with_files.intersection(_between(folder, top))):
         folder = folder.parent
     return folder
@@ -132,7 +127,7 @@ def _between(folder: Path, top: Path) -> list[Path]:
 
 def _read_event_files(log: Log) -> Iterator[LogRow]:
     require("'--from tensorboard'", "tensorboard", "tensorboard")
-    # Not through TensorBoard's own reader, which loads TensorFlow where that is installed.
+    # TensorBoard's own reader loads TensorFlow where that is installed.
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -165,14 +160,14 @@ def _read_event_files(log: Log) -> Iterator[LogRow]:
             if not 0 <= event.step <= _LARGEST_STEP:
                 log.damage.add(f"{path}, byte {offset}: values of step {event.step} are left out")
                 continue
-            # What add_hparams writes is of the end of the training, but of step 0.
+            # add_hparams writes values of the end of the training, at step 0.
             yield LogRow(event.step, None if of_add_hparams else event.wall_time, values)
-    # In the event files all numbers are floats.
+    # Event files have floats only; this file has the original types.
     _take_hparams_file(log, folder)
 
 
 def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
-    """The records of an event file with their offsets."""
+    """Yield the records of an event file with their offsets."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     with open(open_file(path, follow=True), "rb") as file:
@@ -190,7 +185,7 @@ def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
                 offset = file.seek(length + 4, os.SEEK_CUR)
                 continue
             data, (expected,) = file.read(length), struct.unpack("<I", file.read(4))
-            # Scalars are small; images would take seconds.
+            # Only small records, such as scalars, are checked: images would take seconds.
             if length <= _CHECKED_BYTES and masked_crc32c(data) != expected:
                 damage.add(f"{path}, byte {offset}: a damaged record is left out")
             else:
@@ -213,13 +208,11 @@ def _scalar(value: Any) -> float | None:
 # -- files of text ----------------------------------------------------------------------------------------------------
 
 _Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
-"""Each record of a log, and its place in words."""
+"""Each record of a log after a description of its place."""
 
 
 def _rows(log: Log, records: _Records, step_column: str | None) -> Iterator[LogRow]:
-    """The rows of a log's records, which come with their places.
-
-    Raises ConfigurationError: none of them has a step, or one has no whole number there."""
+    """Yield the rows of a log. Raises ConfigurationError if no record has a step, or a step is not a whole number."""
     column: str | None = None
     known: dict[str, None] = {}
     left_out: set[str] = set()
@@ -293,7 +286,7 @@ def _read_csv(log: Log) -> _Records:
                 where = f"line {lines.line_num}"
                 if len(cells) > len(header):
                     raise ConfigurationError(f"{path}, {where}: it has {len(cells)} cells, the header {len(header)}")
-                # A column without a name counts the rows, as in what pandas writes.
+                # A column without a name counts the rows, as pandas writes it.
                 record = {name: _of_cell(cell) for name, cell in zip(header, cells, strict=False) if name}
                 if any(value is not None for value in record.values()):
                     yield where, record
@@ -352,7 +345,7 @@ def _read_trainer_state(log: Log) -> _Records:
 
 
 def _take_hparams_file(log: Log, folder: Path) -> None:
-    """The hyperparameters that Lightning writes beside a log."""
+    """Read the hyperparameters that Lightning writes beside a log."""
     path = folder / "hparams.yaml"
     if not path.is_file():
         return
@@ -367,9 +360,9 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases, which may stand for any number of values")
         found = yaml.safe_load(text)
-        # An integer may have more digits than Python writes.
+        # An integer may have more digits than Python can write.
         json_text(found)
-    # PyYAML lets out what Python raises where a value is not of the kind that its tag says.
+    # PyYAML passes on Python's errors where a value does not fit its tag.
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
         log.notes.add(f"{path} is left out, it cannot be read: {' '.join(str(error).split())}")
         return
@@ -382,4 +375,4 @@ SOURCES: Mapping[str, tuple[str, Callable[[Log], _Records]]] = {
     "jsonl": ("metrics.jsonl", _read_jsonl),
     "hf-trainer-state": ("trainer_state.json", _read_trainer_state),
 }
-"""Of each kind of log that is text the name of its file in a folder, and what reads it."""
+"""Text format to its file name in a folder, and its reader."""

@@ -1,4 +1,4 @@
-"""Recorded events as rows: names and values that tables and JSON can hold."""
+"""Recorded events as rows for tables and JSON."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "trace": ".trace.json"}
-"""The formats in which a recording can be exported, and the suffix of a file of each."""
+"""Export formats, and the suffix of a file of each."""
 
 COUNTERS, DURATIONS = TrainingTime._fields[:10], TrainingTime._fields[10:]
 """What counts in a training time, and what is by the clock; in rows the latter is in seconds."""
@@ -20,14 +20,14 @@ FIXED = (
     *("run", "attempt", "rank", "seq", "event", "time", "utc", "epoch", "batch", "sample", "token", "iteration"),
     *("batch_in_epoch", "sample_in_epoch", "token_in_epoch", "epoch_in_iteration", "token_in_iteration", *DURATIONS),
 )
-"""What every row begins with. A published field of one of these names is called ``fields/NAME``."""
+"""First columns of every row. A published field with one of these names is called ``fields/NAME``."""
 
 
 def as_row(record: "Recorded") -> dict[str, Any]:
-    """An event as one level of names, the values as they were published: :data:`FIXED`, then every field.
+    """Return an event as one level of names: :data:`FIXED`, then the fields as published.
 
-    ``time`` is in seconds since 1970, ``utc`` the same in whole nanoseconds; the ``*_wct`` are seconds spent
-    training. ``$end`` has no training time."""
+    ``time`` is in seconds since 1970, ``utc`` the same in nanoseconds; ``*_wct`` are seconds spent training. ``$end``
+    has no training time."""
     (run, name, rank), event = record.topic, record.event
     fixed = run, event.attempt, rank, event.seq, name, event.time / 10**9, event.time
     row: dict[str, Any] = dict.fromkeys(FIXED) | dict(zip(FIXED, fixed, strict=False))
@@ -40,6 +40,6 @@ def as_row(record: "Recorded") -> dict[str, Any]:
 
 
 def clock(nanoseconds: int) -> str:
-    """A moment in ISO 8601, in UTC, to the nanosecond."""
+    """Format a time in nanoseconds since 1970 as ISO 8601 in UTC."""
     seconds, rest = divmod(nanoseconds, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"

@@ -1,4 +1,4 @@
-"""A run as a timeline: Chrome trace JSON, which Perfetto and chrome://tracing open."""
+"""A run as a timeline: Chrome trace JSON, for Perfetto and chrome://tracing."""
 
 import math
 from collections import Counter
@@ -17,13 +17,13 @@ _TIDS_A_PROCESS = 10_000
 
 
 class TraceWriter:
-    """Writes the events of a run as a trace in the `Trace Event Format
-    <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_.
+    """Writes the events of a run as a trace.
 
-    Each rank is a process, whose number is the rank, and each phase a track of it. Epochs, batches, phases and
-    evaluations are spans; loss, learning rates and throughput are counters of the first rank; commands, checkpoints,
-    ends of epochs and the run's beginning and end are instants on its track ``events``. Times are microseconds from the
-    first event, by each host's own clock."""
+    The format is the `Trace Event Format
+    <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_. Each rank is a process, and
+    each phase a track. Epochs, batches, phases and evaluations are spans; loss, learning rates and throughput are
+    counters of the first rank; commands, checkpoints, ends of epochs and the run's beginning and end are instants on
+    its track ``events``. Times are microseconds from the first event, by each host's clock."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -33,14 +33,13 @@ class TraceWriter:
         self._ranks: set[int] = set()
         self._tids: dict[tuple[int, str], int] = {}
         self._tracks = list(_TRACKS)
-        # Of each track: before when nothing more may begin, and how many spans are open.
+        # For each track: the end of the last span, and the number of open spans.
         self._free_from: dict[tuple[int, str], int] = {}
         self._open: Counter[tuple[int, str]] = Counter()
         self._batch_began: dict[int, int] = {}
         self._rates: dict[str, Any] = {}
 
     def see(self, state: Snapshot) -> None:
-        """Draws the next event, of any rank."""
         rank, values = state.rank, state.timestamp.values
         now = self._at(state.time_ns)
         if rank not in self._ranks:
@@ -52,7 +51,7 @@ class TraceWriter:
             case Event.FIT_START:
                 self._batch_began[rank] = now
                 if values.batch_in_epoch:
-                    # The beginning of an epoch that is resumed is in another attempt.
+                    # A resumed epoch began in another attempt.
                     self._begin(rank, "epochs", f"epoch {values.epoch + 1}", now, {"resumed at batch": values.batch})
             case Event.EPOCH_START:
                 self._begin(rank, "epochs", f"epoch {values.epoch + 1}", now)
@@ -61,7 +60,7 @@ class TraceWriter:
                 if rank == 0:
                     self._instant(0, f"epoch {values.epoch} ends", now, place)
             case Event.FIT_END:
-                # Of an epoch in which the training has stopped.
+                # Ends the epoch in which the training stopped.
                 self._end(rank, "epochs", now)
             case Event.BATCH_END:
                 self._draw_batch(state, self._batch_began[rank], now)
@@ -82,12 +81,12 @@ class TraceWriter:
             case Event.PREDICT_END:
                 self._end(rank, "prediction", now)
             case Event.BATCH_CHECKPOINT | Event.EPOCH_CHECKPOINT | Event.ITERATION_CHECKPOINT if rank == 0:
-                # BATCH_CHECKPOINT may come with every batch; where a consumer requested the weights it is a checkpoint.
+                # BATCH_CHECKPOINT may occur at every batch; it is a checkpoint where a consumer requested the weights.
                 if state.event is not Event.BATCH_CHECKPOINT or state.on_demand:
                     self._instant(0, state.event.value, now, place)
 
     def command(self, outcome: Outcome, time_ns: int) -> None:
-        """Draws a command that was answered at that time, in nanoseconds since 1970."""
+        """Draw a command answered at a time in nanoseconds since 1970."""
         args = {"batch": outcome.batch, "event": outcome.event}
         if outcome.error is not None:
             args["error"] = outcome.error
@@ -95,7 +94,7 @@ class TraceWriter:
         self._instant(0, f"command {outcome.command}{refused}", self._at(time_ns), args)
 
     def close(self, ending: Ending | None = None) -> None:
-        """Writes the end; ``ending`` is how the run ended, ``None`` while it is live."""
+        """Write the end; ``ending`` is ``None`` for a live run."""
         if ending is not None and self._ranks:
             for (rank, track), count in self._open.items():
                 for _ in range(count):
@@ -115,7 +114,7 @@ class TraceWriter:
         if rank:
             return
         self._counter("training", {"loss": state.loss}, now)
-        # A loop of your own may send anything under that name.
+        # A user's loop may send any value under that name.
         lr = state.fields.get("lr")
         rates = {
             f"{name}/group{group}": rate
@@ -167,8 +166,7 @@ class TraceWriter:
             self._put("E", rank, track, self._free(rank, track, at), args)
 
     def _free(self, rank: int, track: str, at: int) -> int:
-        """The time, or when the track is free: Perfetto leaves out spans that overlap, such as those of a GPU that is
-        behind."""
+        """Return the time, or the end of the last span: Perfetto omits overlapping ones, as of a GPU that lags."""
         at = self._free_from[rank, track] = max(at, self._free_from.get((rank, track), 0))
         return at
 
@@ -188,7 +186,7 @@ class TraceWriter:
             if track not in self._tracks:
                 self._tracks.append(track)
             index = self._tracks.index(track) + 1
-            # Perfetto finds a track by its number alone, and shows tracks in the order of their numbers.
+            # Perfetto identifies a track by its number alone, and sorts tracks by number.
             tid = self._tids[rank, track] = (rank + 1) * _TIDS_A_PROCESS + index
             self._metadata(rank, "thread_name", {"name": track}, tid)
             self._metadata(rank, "thread_sort_index", {"sort_index": index}, tid)

@@ -1,4 +1,4 @@
-"""What all adapters share: a training in another framework's loop, as a run. Begin with ``training``."""
+"""Common code of all adapters, which publish a training in another framework's loop. Begin with ``training``."""
 
 from offloop.trainer.arguments import missing_extra
 

@@ -1,4 +1,4 @@
-"""The base of adapters: their errors are contained, and methods that they wrap are restored."""
+"""The base of adapters, which contains their errors and restores wrapped methods."""
 
 import functools
 import logging
@@ -16,8 +16,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def contained(method: _Function) -> _Function:
-    """Wrap a method of an adapter so that it raises nothing and does nothing while the adapter is ``detached``. The
-    first error detaches it, by its method ``detach(error)``. Ctrl-C and the like go through."""
+    """Wrap a method of an adapter so that it raises nothing, and does nothing while the adapter is ``detached``.
+
+    The first error detaches the adapter with its method ``detach(error)``. KeyboardInterrupt and SystemExit pass
+    through."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -25,7 +27,7 @@ def contained(method: _Function) -> _Function:
             return None
         try:
             return method(self, *args, **kwargs)
-        # Whatever is wrong in here, the training is worth more.
+        # Whatever is wrong here, the training must continue.
         except Exception as error:  # noqa: BLE001
             self.detached = True
             _report(error)
@@ -39,8 +41,7 @@ def contained(method: _Function) -> _Function:
 
 
 def contain(*names: str, hooks: bool = False, outside: str = "") -> Callable[[_Adapter], _Adapter]:
-    """Make these methods of a class :func:`contained`, and with ``hooks`` all that begin with ``on_``, but the one
-    ``outside``, which ends the time without a run."""
+    """Make these methods of a class :func:`contained`; with ``hooks`` also all ``on_*`` but ``outside``."""
 
     def decorate(adapter: _Adapter) -> _Adapter:
         if missing := set(names) - vars(adapter).keys():
@@ -66,8 +67,9 @@ def _report(error: Exception) -> None:
 
 
 class Wrapped:
-    """Calls functions before and after a method of one object, with the method's arguments: ``after`` gets the result
-    as its first argument, ``failed`` only the exception."""
+    """Calls functions before and after a method of one object, with the method's arguments.
+
+    ``after`` receives the result as its first argument, ``failed`` only the exception."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Wrapped:
         failed: Callable[[BaseException], object] | None = None,
     ) -> None:
         original = getattr(owner, name)
-        # Not by setattr: Keras keeps account of what is set.
+        # Not by setattr, which Keras tracks.
         self._attributes, self._name = vars(owner), name
         self._earlier = self._attributes.get(name)
         self._before, self._after, self._failed = before, after, failed
@@ -111,20 +113,16 @@ class Wrapped:
 
 
 class Adapter:
-    """The base of the adapters that a framework calls. Each training has an :class:`AttachedTraining`.
-
-    Args:
-        options: the user's; wrong ones raise ConfigurationError."""
+    """The base of adapters that a framework calls."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         check_options(options)
         self.detached = True
-        """Whether there is no run: outside of a training, if it is disabled, or after an error of offloop."""
+        """Whether there is no run: outside of a training, if disabled, or after an error of offloop."""
         self._options = options
         self._training: AttachedTraining
         self._wrapped: list[Wrapped] = []
-        """Undone when the run ends."""
 
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
@@ -136,7 +134,7 @@ class Adapter:
         self._release().close(error)
 
     def _release(self) -> AttachedTraining:
-        """Leave the framework as it was; returns the training, which is not closed yet."""
+        """Restore the framework and return the open training."""
         self.detached = True
         for one in self._wrapped:
             one.remove()
@@ -149,10 +147,9 @@ class Adapter:
 def missing(
     error: ModuleNotFoundError, needed_by: str, install: str, brings: Collection[str] = ()
 ) -> ModuleNotFoundError:
-    """Replace an import error by one that says what to install. Errors about other modules than those of ``install``
-    and ``brings`` are returned as they are."""
+    """Replace an import error of ``install`` or ``brings`` by one that names the package to install."""
     module = (error.name or "").partition(".")[0]
-    # pytorch-ignite brings ignite.
+    # pytorch-ignite has the module ignite.
     if module not in (*install.replace("-", " ").split(), *brings):
         return error
     return ModuleNotFoundError(f"{needed_by} needs {module}; install it with: pip install {install}", name=error.name)

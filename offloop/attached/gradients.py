@@ -1,4 +1,4 @@
-"""Fields of gradients in loops that forget the gradients before the batch has ended."""
+"""Fields of gradients in loops that discard the gradients before the batch ends."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
 
 
 class GradientProbe:
-    """Computes a field right after the optimizer's step, from the gradients that it used, where the field is due."""
+    """Computes a due field right after the optimizer's step, from the gradients that it used."""
 
     def __init__(self, compute: FieldFunction, state: State, is_due: Callable[[], bool]) -> None:
         self._compute = compute
@@ -28,10 +28,7 @@ class GradientProbe:
         hook_optimizers(register_optimizer_step_post_hook, self._after_step)
 
     def found(self) -> Any:
-        """The value of the batch that has just ended.
-
-        Raises:
-            FieldNotReadyError: the batch began before the field was requested."""
+        """Return the value of the last batch. Raises FieldNotReadyError if the field was requested during it."""
         found, self._found = self._found, None
         if self._trouble is not None:
             raise self._trouble
@@ -48,13 +45,13 @@ class GradientProbe:
         if self._is_due():
             try:
                 self._found = self._compute(self._state)
-            # This runs within the optimizer's step, which must not fail for it.
+            # This runs within the optimizer's step, which must not fail.
             except (ConfigurationError, RuntimeError) as error:
                 self._trouble = error
 
 
 def keep_gradients(fields: FieldRegistry) -> None:
-    """Compute the fields of gradients right after the step, and send them at the end of the batch."""
+    """Compute fields of gradients right after the step, and send them at the end of the batch."""
     for name in _NAMES:
         field = fields[name]
         probe = functools.partial(GradientProbe, field.compute)

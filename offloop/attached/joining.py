@@ -1,4 +1,4 @@
-"""The ranks of a training in another framework's loop, found without starting any."""
+"""The ranks of a training in another framework's loop, which offloop did not start."""
 
 import os
 from datetime import timedelta
@@ -19,11 +19,10 @@ _times = 0
 
 
 def join_ranks() -> Ranks | None:
-    """The ranks of torch's default process group; ``None`` for a single process. All ranks have to call it.
+    """Return the ranks of torch's default process group, or ``None`` for one process. Called by all ranks.
 
-    Raises:
-        RankError: not all ranks have called it within :data:`PATIENCE`.
-        ConfigurationError: there are several processes, and no process group."""
+    Raises RankError if a rank does not call it within :data:`PATIENCE`; ConfigurationError for several processes
+    without a process group."""
     global _attached, _group, _times
     if not (dist.is_available() and dist.is_initialized()):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:

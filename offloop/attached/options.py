@@ -19,11 +19,11 @@ _NOT_IN_NAMES = re.compile("[^A-Za-z0-9._-]+")
 class Options(TypedDict, total=False):
     """Keyword arguments of every adapter, as in :class:`offloop.trainer.Trainer`.
 
-    With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the environment, the adapter leaves the training as it is: no
+    With ``enabled=False``, or ``OFFLOOP_DISABLED=1`` in the environment, the adapter leaves the training unchanged: no
     hook, no process, no file.
 
-    ``on_set`` has functions of the value, by name, for ``offloop send RUN set NAME VALUE``, besides ``lr`` and
-    ``eval``. They are called between two batches, on every rank, and raise for an invalid value."""
+    ``on_set`` maps names to functions of a value, for ``offloop send RUN set NAME VALUE``, besides ``lr`` and ``eval``.
+    They are called between two batches, on every rank, and raise for an invalid value."""
 
     run_name: str | None
     runs_dir: PathInput | None
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
 
 
 def check_options(options: Options) -> None:
-    """Raise :class:`offloop.bus.errors.ConfigurationError` for invalid options, before anything is started."""
+    """Raise ConfigurationError for invalid options, before anything is started."""
     allowed = list(Options.__annotations__)
     for name in options:
         if name not in allowed:
@@ -53,20 +53,18 @@ def check_options(options: Options) -> None:
         raise ConfigurationError(f"on_set is a {type(on_set).__name__}: give a dict of names to functions of the value")
     for name, function in (on_set or {}).items():
         check_function(function, f"on_set[{name!r}]", "(value)")
-    # Where nothing is published, servers and packages of loggers may be missing.
+    # A disabled training may lack servers and packages of loggers.
     if is_enabled(options):
         make_stream(options, {})
 
 
 def as_run_name(text: object) -> str | None:
-    """A framework's name of the training as a run's; ``None`` if nothing is left of it."""
+    """Convert a framework's name of the training to a run name; ``None`` if nothing is left."""
     return _NOT_IN_NAMES.sub("-", str(text or "")).strip("-._")[:100] or None
 
 
 def is_enabled(options: Options) -> bool:
-    """False with ``enabled=False`` or ``OFFLOOP_DISABLED``.
-
-    Raises :class:`offloop.bus.errors.ConfigurationError` if one of them is neither yes nor no."""
+    """Whether the run is enabled, see :class:`Options`. Raises ConfigurationError for an invalid value."""
     enabled = options.get("enabled", True)
     if not isinstance(enabled, bool):
         raise ConfigurationError(f"enabled is {enabled!r}: use True or False", name="enabled", value=enabled)
@@ -74,9 +72,8 @@ def is_enabled(options: Options) -> bool:
 
 
 def make_stream(options: Options, config: Mapping[str, Any]) -> TrainingStream:
-    """The stream of a training; ``config`` is the framework's configuration."""
     own = {name: value for name, value in options.items() if name in StreamConfig.__dataclass_fields__}
-    # A framework's configuration may have any object.
+    # A framework's configuration may contain any object.
     own["config"] = plain_value({**config, **(options.get("config") or {})})
     given = StreamConfig(**own)  # type: ignore[arg-type]
     return TrainingStream(given, options.get("callbacks"), options.get("loggers"))

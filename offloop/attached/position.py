@@ -1,4 +1,4 @@
-"""The counters of a watched loop, with a run and without one."""
+"""The counters of a watched loop, with and without a run."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ from offloop.trainer.data.resume import is_stateful
 from offloop.trainer.data.spec import count_samples, count_tokens
 
 EpochState = Literal["open", "trained", "ended"]
-"""How a training resumes an epoch: ``open``, with the batches of its dataloader; ``trained``, after its last batch;
-``ended``, with the next epoch."""
+"""Resumption of an epoch: ``open``, with the batches of its dataloader; ``trained``, after its last batch; ``ended``,
+with the next epoch."""
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -28,13 +28,11 @@ class _Saved(msgspec.Struct):
 class LoopPosition:
     """Counts epochs, batches, samples, tokens and training time of a loop, and tracks its place in the epoch.
 
-    Independent of a run: a loop counts the same where offloop could not be attached, or was detached."""
+    Independent of a run: a loop counts the same if offloop could not be attached, or was detached."""
 
     def __init__(self) -> None:
         self.reached = Timestamp()
-        """The training time."""
         self.samples = self.tokens = 0
-        """In the current batch, on this rank."""
         self.resumed: EpochState = "open"
         self.in_epochs = self.in_body = False
         """Whether the loop iterates over epochs of the run, and whether it is in one."""
@@ -51,14 +49,13 @@ class LoopPosition:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No training time passes in this context."""
         began = self._clock()
         yield
         self._began += self._clock() - began
 
     def begin_pass(self, dataloader: Any) -> int:
-        """Start a pass over a dataloader; returns its number for :meth:`leave_pass`."""
-        # A stateful dataloader knows itself when it is at its end.
+        """Start a pass over a dataloader; return its number for :meth:`leave_pass`."""
+        # A stateful dataloader tracks its end itself.
         self._length = None if is_stateful(dataloader) else length_of(dataloader)
         self._fetched = self._trained = 0
         self._is_over = self._is_left = False
@@ -67,16 +64,14 @@ class LoopPosition:
         return self._pass
 
     def fetch(self, batch: Any) -> tuple[int, int]:
-        """Count a new dataloader batch; returns its samples and tokens."""
         self._fetched += 1
         return self.add(batch)
 
     def is_batch_complete(self, accumulation: int) -> bool:
-        """Whether the newest dataloader batch is the last microbatch of ``accumulation``."""
+        """Whether the newest dataloader batch is the last microbatch."""
         return self._fetched % accumulation == 0 or self._fetched == self._length
 
     def add(self, batch: Any) -> tuple[int, int]:
-        """Add a microbatch to the current batch; returns its samples and tokens."""
         samples, tokens = found = count(batch)
         self.samples += samples
         self.tokens += tokens
@@ -94,17 +89,17 @@ class LoopPosition:
         self._is_left = self._is_left or number == self._pass
 
     def take_batch(self) -> tuple[int, int]:
-        """Finish the batch whose optimizer has stepped; returns its samples and tokens."""
+        """Finish the batch whose optimizer has stepped; return its samples and tokens."""
         self._trained = self._fetched
         found = self.samples, self.tokens
         self.samples = self.tokens = 0
         return found
 
     def end_batch(self, samples: int, tokens: int, known: Timestamp | None) -> None:
-        """Add a batch; ``known`` is the training time over all ranks, where the run counts it."""
+        """Add a batch; ``known`` is the training time over all ranks, if the run counts it."""
         now = self._clock()
         if known is None:
-            # The other ranks cannot be asked: their batches are assumed to be as large as this one's.
+            # The other ranks cannot be asked: their batches are assumed to have the same size.
             ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
             known = self.reached.advance_batch(samples * ranks, tokens * ranks, (now - self._began) // 1000)
         self.reached, self._began = known, now
@@ -116,8 +111,10 @@ class LoopPosition:
         self._fetched = self._trained = 0
 
     def epoch_state(self, is_stopped: bool) -> EpochState:
-        """How a training resumes here. A loop that has left its pass within the epoch has ended the epoch, unless it
-        was stopped or handles an exception that is newer than the pass."""
+        """How a training resumes here.
+
+        A loop that left its pass within the epoch has ended the epoch, unless it was stopped or handles an exception
+        newer than the pass."""
         handled = sys.exception()
         is_broken_off = is_stopped or (handled is not None and handled is not self._handled)
         if self._is_over or (self._is_left and self.in_body and not is_broken_off):
@@ -127,9 +124,7 @@ class LoopPosition:
         return "open" if self._fetched else self.resumed
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Resume from :meth:`offloop.own_loop.WatchedRun.state_dict`.
-
-        Raises :class:`offloop.bus.errors.ConfigurationError` for anything else."""
+        """Resume from :meth:`offloop.own_loop.WatchedRun.state_dict`. Raises ConfigurationError for anything else."""
         try:
             state = msgspec.convert(saved, _Saved)
         except msgspec.ValidationError:
@@ -149,9 +144,9 @@ def length_of(dataloader: Any) -> int | None:
 
 
 def count(batch: Any) -> tuple[int, int]:
-    """Samples and tokens in a batch; 0 if they cannot be counted."""
+    """Return the samples and tokens in a batch; 0 if they cannot be counted."""
     try:
         return count_samples(batch), count_tokens(batch)
-    # A batch may be any object of the user's.
+    # A batch may be any object.
     except Exception:  # noqa: BLE001
         return 0, 0

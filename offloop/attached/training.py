@@ -1,4 +1,4 @@
-"""A training in another framework's loop: an adapter's reports become events of a run."""
+"""A training in another framework's loop: reports of an adapter become events of a run."""
 
 import atexit
 import contextlib
@@ -45,7 +45,6 @@ ALWAYS = frozenset(
     | {Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT, Event.EPOCH_END, Event.EPOCH_CHECKPOINT}
     | {Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END}
 )
-"""Events of every framework."""
 EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
 STEP = frozenset(
     {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
@@ -62,13 +61,12 @@ class Framework(NamedTuple):
 
     name: str
     package: str | None = None
-    """Its distribution."""
     events: frozenset[Event] = ALWAYS
-    """The events that it reports. No consumer ever gets the others."""
+    """Events that it reports; consumers never receive others."""
     without: Mapping[str, str] = {}
-    """Reason, by name, of each field that cannot be had."""
+    """Unavailable fields, with the reason."""
     keeps_gradients: bool = False
-    """Whether the gradients of a batch still exist at its end."""
+    """Whether the gradients of a batch exist at its end."""
 
     @property
     def version(self) -> str | None:
@@ -78,27 +76,26 @@ class Framework(NamedTuple):
 
 
 class AttachedTraining:
-    """The run of a training in another framework's loop. An adapter makes it when the training begins, and calls the
-    methods named after events in the order of :class:`offloop.bus.types.event.Event`. All ranks call the same methods
-    in the same order.
+    """The run of a training in another framework's loop.
 
-    The run begins with :meth:`open`, by default with the first event: a loaded checkpoint decides whether this is the
-    next attempt of a run. A batch is a step of the optimizer; each dataloader batch that goes into it is a microbatch.
+    An adapter creates it when the training begins, and calls the methods named after events in the order of
+    :class:`offloop.bus.types.event.Event`, on all ranks in the same order. The run begins with :meth:`open`, by default
+    with the first event: a loaded checkpoint decides whether it is the next attempt of a run. A batch is a step of the
+    optimizer; each dataloader batch in it is a microbatch.
 
     Args:
         framework: the source of the events.
         options: the user's options of the adapter.
         model: the trained module, wrapped or not.
-        optimizers: torch's, without any wrapper, or objects that have ``param_groups`` with an ``lr`` each.
+        optimizers: torch's, unwrapped, or objects with ``param_groups`` that have an ``lr`` each.
         schedulers: torch's, which continue from a rate that is set.
         max_duration: such as ``5ep``; ``None`` if unknown.
         precision: the framework's name of it; ``None`` if unknown, see :meth:`note_precision`.
         config: the framework's configuration, for the hyperparameters.
         evaluate, checkpoint, set_lr: functions for these commands, or the reason why they are refused. ``set_lr`` is
-            called with the rate; by default it is set in the optimizers.
+            called with the rate, and sets it in the optimizers by default.
 
-    Raises:
-        RankError, ConfigurationError: not all ranks attach."""
+    Raises RankError, ConfigurationError if not all ranks attach."""
 
     def __init__(
         self,
@@ -141,10 +138,9 @@ class AttachedTraining:
         self._evaluate_now, self._save_now = _command("evaluate", evaluate), _command("save a checkpoint", checkpoint)
         self._control = RemoteControl(state, _settings(options, set_lr), ranks, say=self._say)
         self.publisher: Publisher | None = None
-        """The publisher, once the run has begun."""
+        """The publisher of a begun run."""
         self.fire: Callable[[Event], object] = self._open_and_fire
         self.requested_events: set[Event] = set()
-        """The events that are requested now."""
         self._samples = self._tokens = self._began = self._paused_at = 0
         self._microbatches = 1
         self._in_batch = self._is_introduced = self.has_noted_precision = False
@@ -154,22 +150,21 @@ class AttachedTraining:
         self.at_exit: Callable[[BaseException | None], object] = self.close
         """Ends the run of an abandoned loop when the program ends; called with the program's error."""
         self.error_if_left: BaseException | None = None
-        """The error of an abandoned loop, where the framework calls a hook at every other end."""
+        """Error of an abandoned loop, if the framework calls a hook at every other end."""
         watch_main_thread()
         _open.add(self)
 
     def open(self, resumed: Mapping[str, Any] | None = None, *, continues: bool = False) -> None:
-        """Begin the run, unless it has begun. With ``resumed``, an earlier :meth:`state_dict`, or if it ``continues``
-        an earlier training in another way, it is the next attempt of that run; otherwise, and with the state of a run
-        of another name, it is a new run.
+        """Begin the run, unless it has begun. Raises OffloopError if it cannot be started.
 
-        Raises :class:`offloop.bus.errors.OffloopError` when it cannot be started."""
+        It is the next attempt of the run of ``resumed``, an earlier :meth:`state_dict`, or of the last run if it
+        ``continues`` in another way. Otherwise, and if ``resumed`` is of another name, it is a new run."""
         if self.publisher is not None:
             return
         state, asked = self.state, self._asked_name
         known = None if resumed is None else resumed["run_name"]
         saved = _run_names.get(asked, asked) if known is None else str(known)
-        # A training that branches from another run's checkpoint is a run of its own.
+        # A training that branches from another run's checkpoint is a new run.
         continues = (continues or resumed is not None) and is_name_for(saved, asked)
         if continues:
             state.run_name = saved
@@ -216,8 +211,8 @@ class AttachedTraining:
         Args:
             dataloader, batches_per_epoch, microbatches: see :meth:`use_data`.
             resumed: the :meth:`state_dict` in the checkpoint that the training resumes from.
-            batches_done, epochs_done: the framework's own counters; they win over ``resumed``.
-            timestamp: the training time, where the framework has all of it; it wins over both.
+            batches_done, epochs_done: the framework's own counters, which take precedence over ``resumed``.
+            timestamp: the complete training time of the framework, which takes precedence over both.
             begins_again: whether this is another attempt of the run from the beginning."""
         state = self.state
         reached = timestamp or time_reached(resumed, batches_done, epochs_done, batches_per_epoch)
@@ -238,8 +233,7 @@ class AttachedTraining:
         self._began = self._clock() // 1000
 
     def use_data(self, dataloader: Any, batches_per_epoch: int | None, microbatches: int = 1) -> None:
-        """Set the training data, the optimizer steps in an epoch, and the dataloader batches in a step; ``None`` for
-        what is unknown."""
+        """Set the training data, optimizer steps per epoch, and dataloader batches per step; ``None`` if unknown."""
         self._microbatches = microbatches
         state, size = self.state, getattr(dataloader, "batch_size", None)
         if size is None:
@@ -253,19 +247,17 @@ class AttachedTraining:
         state.set_dataloader(self._train_data, "train")
 
     def epoch_start(self) -> None:
-        # An epoch that resumes in its middle has no event.
+        # A resumed epoch has no event.
         self.save_place()
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
 
     def fetch_start(self) -> None:
-        """Start to fetch a batch from the dataloader."""
         self.save_place()
         self.fire(Event.BEFORE_DATALOADER)
 
     def batch_start(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Start a batch, or a further microbatch of it. ``samples`` and ``tokens`` of the dataloader batch are counted
-        where they are not given."""
+        """Start a batch, or a further microbatch of it. Missing counts are taken from ``batch``."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
             self.save_place()
@@ -281,8 +273,9 @@ class AttachedTraining:
             self.fire(Event.BATCH_START)
 
     def note_precision(self, output: torch.Tensor | None) -> None:
-        """Record the precision of the first forward pass, if the framework has not reported it; ``output`` is a result
-        with a gradient. It stays unknown where weights are cast within the model."""
+        """Record the precision of the first forward pass, unless the framework has reported it.
+
+        ``output`` is a result with a gradient. The precision stays unknown if weights are cast within the model."""
         self.has_noted_precision = True
         state = self.state
         if state.precision is None:
@@ -295,15 +288,14 @@ class AttachedTraining:
 
     def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
         """Add ``share`` of a microbatch's loss, on its device, to the batch's loss."""
-        # A model that is compiled with CUDA graphs writes the next microbatch's loss over this one.
+        # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
         part = loss.detach() if share == 1.0 and self._microbatches == 1 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
     def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
         """End the batch and apply commands; afterwards ``state.stopped`` may be true.
 
-        ``tokens`` are those of the batch on this rank, and are counted by default; ``timestamp`` is the training time,
-        where the framework has all of it."""
+        ``tokens`` of this rank are counted by default; ``timestamp`` is the framework's complete training time."""
         state, now, samples = self.state, self._clock() // 1000, self._samples
         tokens = self._tokens if tokens is None else tokens
         elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
@@ -323,7 +315,7 @@ class AttachedTraining:
         self._save_event = Event.BATCH_CHECKPOINT
 
     def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
-        """End the epoch and apply stops, so that one caused by an evaluation comes before the next epoch."""
+        """End the epoch and apply stops, so that an evaluation can stop before the next epoch."""
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
@@ -333,15 +325,13 @@ class AttachedTraining:
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:
-        """Fire the checkpoint event of the last batch or epoch, after evaluations that may follow it. The next batch
-        and the end of the epoch or the training call it, too."""
+        """Fire the pending checkpoint event of the last batch or epoch, after evaluations that may follow it."""
         event, self._save_event = self._save_event, None
         if event is not None:
             self.fire(event)
 
     def eval_start(self, label: str = "eval", *, batches: int | None = None, alone: bool = True) -> None:
-        """Start an evaluation. If it is not the only one now (``alone``), the adapter fires EVAL_BEFORE_ALL and
-        EVAL_AFTER_ALL."""
+        """Start an evaluation; unless ``alone``, the adapter fires EVAL_BEFORE_ALL and EVAL_AFTER_ALL."""
         state = self.state
         self.open()
         self._paused_at = self._clock() // 1000
@@ -364,13 +354,12 @@ class AttachedTraining:
         self.fire(event)
 
     def eval_end(self, metrics: Mapping[str, Any], *, alone: bool = True) -> None:
-        """End the evaluation with its metrics, numbers by name. Reading tensors waits for a GPU, as evaluations have
-        done already."""
+        """End the evaluation with its metrics. Reading tensors waits for a GPU."""
         state, label = self.state, self.state.dataloader_label or "eval"
         state.eval_metric_values = {**state.eval_metric_values, label: self._logger.numbers_of(metrics)}
         took = self._clock() // 1000 - self._paused_at
         state.total_eval_wct += took
-        # Training time does not pass while the model is evaluated.
+        # Training time does not pass during evaluations.
         self._began += took
         self.fire(Event.EVAL_END)
         self._use_training_data()
@@ -399,7 +388,6 @@ class AttachedTraining:
         self._use_training_data()
 
     def fit_end(self) -> None:
-        """End the training; :meth:`close` ends the run."""
         self.save_place()
         state = self.state
         if not state.fitting:
@@ -411,30 +399,28 @@ class AttachedTraining:
         self._control.reject_pending()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run: as failed with an error, as stopped after Ctrl-C or a command. Waits for a limited time until
-        everything is recorded. Can be called more than once."""
+        """End the run: failed with an error, stopped after Ctrl-C or a command. Waits briefly until all is recorded."""
         _open.discard(self)
         status, text, reason = ending_for(error)
         if error is None and self.state.stopped:
             status, reason = "stopped", self.state.stop_reason
         if self.publisher is None and error is not None and self.ranks is None:
-            # Shows what has ended the training before its first event.
+            # Shows why the training ended before its first event.
             self.open()
         self._stream.close(status, text, reason, drain=error is None)
 
     def detach(self, error: BaseException) -> None:
-        """End the run because of an error of offloop; other ranks do the same."""
+        """End the run because of an error of offloop, also on the other ranks."""
         _open.discard(self)
         if self.ranks is not None and not self.ranks.closed:
-            # They wait for this one in the next batch, and get an error when it leaves.
+            # They wait for this rank in the next batch, and get an error when it leaves.
             self.ranks.disconnect()
         self._stream.close("failed", f"offloop was detached: {type(error).__name__}: {error}", None, drain=False)
 
     # At any time.
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers by name, by default for the current or last batch. Tensors are read without waiting. A step that
-        is not a whole number is ignored."""
+        """Log numbers by name, by default for the current or last batch. Tensors are read without waiting."""
         if not values:
             return
         if step is not None:
@@ -447,7 +433,6 @@ class AttachedTraining:
         self._logger.log_metrics(values, step if step is not None else done if self._in_batch else max(done - 1, 0))
 
     def log_metrics(self, values: Mapping[str, Any]) -> None:
-        """Log the framework's metrics of the training."""
         self.log({f"metrics/train/{name}": value for name, value in values.items()})
 
     def leave_out(self, name: object, reason: object) -> None:
@@ -455,7 +440,7 @@ class AttachedTraining:
         self._logger.left_out.add(name, reason)
 
     def as_loss(self, value: Any) -> "torch.Tensor | float | None":
-        """The loss for :meth:`add_loss`; ``None`` if it is not a number, which is reported."""
+        """Return the loss for :meth:`add_loss`; ``None``, with a report, for anything but a number."""
         if (
             isinstance(value, torch.Tensor)
             and value.layout is torch.strided
@@ -466,7 +451,7 @@ class AttachedTraining:
         return self._logger.numbers_of({"loss": value}).get("loss")
 
     def apply_commands(self, event: Event) -> None:
-        """Apply waiting commands, between two batches and on all ranks at the same place. No training time passes."""
+        """Apply waiting commands between two batches, at the same place on all ranks. No training time passes."""
         began = self._clock()
         self._control.apply(event)
         self._began += (self._clock() - began) // 1000
@@ -479,8 +464,9 @@ class AttachedTraining:
     def checkpoint_written(
         self, path: "str | os.PathLike[str]", metric: str | None = None, value: Any = None, mode: Mode = "min"
     ) -> None:
-        """List a checkpoint with the run and report its path to the command that asked for it. The framework compares
-        checkpoints by ``metric``, here ``value``, of which ``mode`` is the best."""
+        """List a checkpoint with the run and report its path to the command that requested it.
+
+        The framework compares checkpoints by ``metric``, with this ``value``, of which ``mode`` is the best."""
         if self.state.rank == 0 and self.publisher is not None:
             reached = self.state.timestamp.values
             number = None if metric is None else self._logger.numbers_of({metric: value}).get(metric)
@@ -489,7 +475,7 @@ class AttachedTraining:
         self._control.checkpoint_written(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for the framework's checkpoints, so that a resumed training continues the counters."""
+        """Return the state for the framework's checkpoints, so that a resumed training continues the counters."""
         return {"run_name": self.state.run_name, "timestamp": list(self.state.timestamp.values)}
 
     def _say(self, line: str) -> None:
@@ -498,8 +484,6 @@ class AttachedTraining:
 
 
 class _ValueLogger(AlgorithmLogger):
-    """Logs tensors without waiting for their device."""
-
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self._names: set[str] = set()
@@ -510,7 +494,7 @@ class _ValueLogger(AlgorithmLogger):
         return check_value(name, self._state.device.read_later(value.detach().reshape(())) if is_one else value)
 
     def numbers_of(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The values that are numbers, read at once; others are reported."""
+        """Return the values that are numbers, read at once; others are reported."""
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
             try:
@@ -529,7 +513,7 @@ class _ValueLogger(AlgorithmLogger):
 
 
 def precision_of(model: torch.nn.Module) -> str | None:
-    """The precision without automatic mixed precision: that of the first floating-point weights."""
+    """Return the precision of the first floating-point weights, without automatic mixed precision."""
     dtypes = (one.dtype for one in model.parameters() if one.is_floating_point())
     return _PRECISIONS.get(next(dtypes, torch.float32))
 
@@ -552,11 +536,11 @@ def _casts_weights(output: torch.Tensor) -> bool:
 def time_reached(
     resumed: Mapping[str, Any] | None, batches: int, epochs: int, batches_per_epoch: int | None
 ) -> Timestamp:
-    """The training time by a framework's own counters, and by an :meth:`AttachedTraining.state_dict` of that time."""
+    """Return the training time by a framework's counters and an :meth:`AttachedTraining.state_dict`."""
     if resumed is not None:
         saved = Timestamp.from_values(resumed["timestamp"])
         if saved.values.batch == batches:
-            # It may have been written between the last batch of an epoch and the epoch's end.
+            # It may have been saved between the last batch of an epoch and the epoch's end.
             return saved.to_next_epoch() if saved.values.epoch < epochs else saved
     in_epoch = max(0, batches - epochs * (batches_per_epoch or batches))
     return Timestamp(batch=batches, epoch=epochs, batch_in_epoch=in_epoch)
@@ -601,7 +585,7 @@ def _of_value(function: Callable[[Any], object]) -> Callable[[State, Any], objec
 
 
 def _limit_fields(fields: FieldRegistry, framework: Framework) -> dict[str, Any]:
-    """Makes the fields that a framework lacks unavailable; returns what the stream says of the framework."""
+    """Make the fields that a framework lacks unavailable; return the stream's description of the framework."""
     if not framework.keeps_gradients:
         keep_gradients(fields)
     without = {**_WITHOUT, **framework.without}
@@ -625,7 +609,7 @@ def _sized(batches: int | None) -> DataSpec | None:
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that can be logged: numbers, and tensors with one element."""
+    """Return the loggable values: numbers, and tensors with one element."""
     return {
         name: value
         for name, value in values.items()
@@ -634,7 +618,7 @@ def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model without the wrappers of ``torch.compile`` and ``DistributedDataParallel``."""
+    """Return the model without wrappers of ``torch.compile`` and ``DistributedDataParallel``."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, DistributedDataParallel):
@@ -645,12 +629,12 @@ def unwrapped(model: Any) -> Any:
 
 
 _run_names: dict[str, str] = {}
-"""The name of this program's last run, by the requested name."""
+"""Requested name to the name of this program's last run."""
 _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
 
 
 def _end_left(name: str) -> None:
-    # Such as the run of a notebook's cell that is executed again.
+    # For example, a notebook's cell was executed again.
     for training in [one for one in _open if one._asked_name == name]:
         training.at_exit(KeyboardInterrupt("another training of this program has its name"))
 
@@ -658,7 +642,7 @@ def _end_left(name: str) -> None:
 def _close_forgotten() -> None:
     """End the runs of abandoned loops, as failed if an exception ended the program."""
     for training in list(_open):
-        # Ranks that have left their group cannot agree any more.
+        # Ranks that have left their group can no longer agree.
         end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
         error = error_at_exit(training.error_if_left) or training.error_if_left
         has_ended = training.publisher is not None and training.publisher.fit_has_ended

@@ -162,9 +162,9 @@ def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> N
         (["compare", "a"], "name two or more runs"),
         (["edit", "--pin"], "name the runs, or choose them with --where"),
         (["edit", "a", "--pin", "--where", "lr > 0"], "name the runs, or choose them with --where"),
-        (["rm", "a", "--archived"], "--archived goes with --where"),
+        (["rm", "a", "--archived"], "--archived needs --where"),
         (["edit", "a", "--tag", ""], "'' is not a tag"),
-        (["edit", "a"], "say what to change: --tag"),
+        (["edit", "a"], "no change is given: use --tag"),
         (["edit", "a", "b", "--rename", "d"], "--rename is for one run, not for 2"),
     ],
 )
@@ -335,7 +335,7 @@ def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> No
 def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:
     told = refusal("rm", "a", "b")
     assert isinstance(told, ConfigurationError)
-    assert re.fullmatch(r"2 runs, [\d.]+ KiB would be deleted: without a terminal to ask in, add --yes", str(told))
+    assert re.fullmatch(r"2 runs, [\d.]+ KiB would be deleted: add --yes where no terminal can ask", str(told))
     assert names() == ["c", "b", "a"]
 
 

@@ -307,8 +307,8 @@ def test_loss_is_an_exit_code(tmp_path):
         assert result.exit_code == 3
         assert "damaged at offset" in result.output
         assert "missing: events" in result.output
-        assert "it does not tell how the run ended" in result.output
-        assert result.output.endswith("something of the recording was lost\n")
+        assert "the run's ending is not recorded" in result.output
+        assert result.output.endswith("a part of the recording was lost\n")
     assert path.read_bytes() == before
 
 
@@ -320,7 +320,7 @@ def test_a_live_run_can_be_cut(runs_dir, tmp_path):
         wait_for(lambda: len(read_records(recording)) == 3, "the events to be recorded")
         result = run("live", "-o", tmp_path / "p.mcap")
     assert result.exit_code == 0
-    assert "it does not tell how the run ended" in result.output
+    assert "the run's ending is not recorded" in result.output
     assert len(list(Recording(tmp_path / "p.mcap"))) == 3
 
 

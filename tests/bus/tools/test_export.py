@@ -312,7 +312,7 @@ def test_a_live_run_is_exported_as_far_as_it_is(runs_dir, tmp_path):
         wait_for(lambda: len(read_records(runs_dir / "live" / "recording-1.mcap")) == 1, "the event to be recorded")
         result = run("live", "--to", "csv", "-o", tmp_path / "live.csv")
     assert result.exit_code == 0
-    assert result.output.splitlines()[-1] == "it does not tell how the run ended"
+    assert result.output.splitlines()[-1] == "the run's ending is not recorded"
     assert len(read_csv(tmp_path / "live.csv")) == 1
 
 
@@ -326,7 +326,7 @@ def test_of_a_damaged_recording_everything_whole_is_exported(tmp_path, to):
     assert "exported 15 events of" in result.output
     assert "is damaged at offset" in result.output
     assert "missing: events " in result.output
-    assert result.output.endswith("something of the recording was lost\n")
+    assert result.output.endswith("a part of the recording was lost\n")
 
 
 @pytest.mark.parametrize(("to", "marks"), [("jsonl", " and 2 rows for commands and the end"), ("trace", "")])
@@ -348,7 +348,7 @@ def test_of_a_recording_that_was_cut_off_nothing_is_lost(tmp_path):
     assert result.exit_code == 0
     assert result.output.splitlines() == [
         f"exported 7 events of {path} to {tmp_path / 'recording-1.jsonl'}",
-        "it does not tell how the run ended",
+        "the run's ending is not recorded",
     ]
 
 

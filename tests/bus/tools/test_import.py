@@ -231,9 +231,9 @@ def test_each_folder_of_a_folder_is_a_run_but_train_and_validation_are_one(runs_
             writer.add_scalar("epoch_loss", len(folder), 3)
     (tmp_path / "logs" / "crashed").mkdir()
     (tmp_path / "logs" / "crashed" / "events.out.tfevents.1").touch()
-    *lines, last = sorted(run_bus("import", "--from", "tensorboard", tmp_path / "logs").output.splitlines())
+    first, *lines = sorted(run_bus("import", "--from", "tensorboard", tmp_path / "logs").output.splitlines())
     assert sorted(line.split()[-1] for line in lines) == ["a-first", "keras", "second"]
-    assert last == f"there are no numbers in {tmp_path / 'logs' / 'crashed'}: no run is made of it"
+    assert first == f"{tmp_path / 'logs' / 'crashed'} has no numbers: no run is made from it"
     assert replayed("keras").metrics["metrics/validation/epoch_loss"] == [(3, 16.0)]
     assert replayed("keras").metrics["train/epoch_loss"] == [(3, 11.0)]
     # All or none, as far as can be seen before.

@@ -78,7 +78,7 @@ def test_recordings_are_found_beside_the_test_and_in_the_folder_of_the_setting(p
     result = project.runpytest_inprocess()
     result.assert_outcomes(passed=2, failed=1)
     places = [tests / "nowhere.mcap", project.path / "data" / "nowhere.mcap"]
-    assert f"there is no recording {places[0]} and no {places[1]}: name one relative to the test" in lines(result)
+    assert f"there is no recording {places[0]} and no {places[1]}: use a path relative to the test" in lines(result)
 
 
 ASYNC_TESTS = (
