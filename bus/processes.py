@@ -56,8 +56,7 @@ class Program(NamedTuple):
 
     pid: int
     parent: int
-    folder: str
-    """Working directory."""
+    folder: str  # working directory
     command: tuple[str, ...]
 
 

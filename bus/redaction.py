@@ -8,8 +8,7 @@ from numbers import Number
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
-REDACTED = "***"
-"""Replaces a secret."""
+REDACTED = "***"  # replaces a secret
 
 
 def redact(value: Any) -> Any:

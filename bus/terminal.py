@@ -61,8 +61,7 @@ def write_options(
                 formatter.write_dl([(names.ljust(min(width, _COLUMN)), text) for names, text in listed])
 
 
-EXIT_LOST = 3
-"""Exit code of every command that found a part of a recording lost or damaged, and did the rest."""
+EXIT_LOST = 3  # exit code of every command that found a part of a recording lost or damaged, and did the rest
 
 
 def run_command(command: click.Command) -> NoReturn:

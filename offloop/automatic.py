@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 VARIABLE = "OFFLOOP_RUN"
 """Set by ``offloop run``: JSON with ``folder`` (for notes), ``callbacks``, ``loggers``, their ``settings``, and
 ``options`` of the adapters."""
-ATTACHED = "attached"
-"""Note of a run that has begun."""
+ATTACHED = "attached"  # note of a run that has begun
 
 _log = logging.getLogger("offloop")
 

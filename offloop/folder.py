@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("offloop")
 
 Value = TypeVar("Value")
-_Points: TypeAlias = tuple["Floats", "Floats"]
-"""Steps and values."""
+_Points: TypeAlias = tuple["Floats", "Floats"]  # steps and values
 
 _NAMED = 5
 _OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")

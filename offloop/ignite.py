@@ -140,10 +140,8 @@ class IgniteRun(WatchedRun):
         self._trainer = trainer
         self._evaluators = evaluators
         self._transform = output_transform
-        self._seen = 0
-        """The last iteration whose output was handled."""
-        self._epoch = trainer.state.epoch
-        """Number of ended epochs."""
+        self._seen = 0  # the last iteration whose output was handled
+        self._epoch = trainer.state.epoch  # number of ended epochs
         self._logged: dict[str, Any] = {}
         state = trainer.state
         config = {name: getattr(state, name) for name in ("max_epochs", "max_iters", "epoch_length")}

@@ -17,8 +17,7 @@ __all__ = ["golden", "recording", "replay"]
 
 UPDATE = "--offloop-update-golden"
 FOLDER = "offloop_recordings"
-GOLDEN = "golden"
-"""Folder of golden files, beside the test."""
+GOLDEN = "golden"  # folder of golden files, beside the test
 
 _WRITTEN = "offloop_golden"
 

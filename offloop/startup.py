@@ -15,8 +15,7 @@ FRAMEWORKS = {
     "pytorch_lightning.trainer.trainer": "Lightning",
 }
 """Modules whose import is noted, with the name for the user."""
-NOTES = "notes"
-"""File beside this one with the processes' notes, one per line."""
+NOTES = "notes"  # file beside this one with the processes' notes, one per line
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 

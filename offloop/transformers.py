@@ -35,8 +35,7 @@ _OF_WEIGHTS = (
     *("gradient_norm", "gradient_norms", "parameter_norm", "parameter_norms", "moment_norms", "update_norms"),
     *("optimizer_norms", "weights", "weights_checkpoint"),
 )
-_IN_EVENTS = ("loss", "learning_rate", "epoch")
-"""Logged values that every event already has."""
+_IN_EVENTS = ("loss", "learning_rate", "epoch")  # logged values that every event already has
 _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 

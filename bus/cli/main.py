@@ -20,8 +20,7 @@ from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3
 
-COMMANDS_GROUP = "offloop.commands"
-"""Entry points of other packages that add commands."""
+COMMANDS_GROUP = "offloop.commands"  # entry points of other packages that add commands
 
 _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui"),

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_RUNS = ("run", "runs", "file", "arguments")
-"""Parameters of commands that name runs."""
+_RUNS = ("run", "runs", "file", "arguments")  # parameters of commands that name runs
 
 HELPS = {
     "--run-name": "The run's name. Default: a new one.",

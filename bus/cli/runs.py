@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
-_RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")
-"""Details that the results show too."""
+_RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")  # details that the results show too
 
 
 @click.command(

@@ -18,11 +18,9 @@ from offloop.bus.files import walk_files
 from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.metrics import direction_of
 
-SAVE_FOLDER = "save_folder"
-"""Key of ``run.json`` for the folder of a trainer's checkpoints."""
+SAVE_FOLDER = "save_folder"  # key of run.json for the folder of a trainer's checkpoints
 
-MOST = 1000
-"""Maximum number of checkpoints of a run; the newest are kept."""
+MOST = 1000  # maximum number of checkpoints of a run; the newest are kept
 
 _ENDINGS = (".safetensors", ".ckpt")
 _DEEPEST = 3
@@ -33,21 +31,16 @@ _IN_NAME = re.compile(r"(?:^|[^a-z])(ep|epoch|ba|batch|step)[=_-]?(\d+)")
 
 
 class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
-    path: str
-    """Relative to the run's directory if inside, else absolute."""
+    path: str  # relative to the run's directory if inside, else absolute
     epoch: int | None
     batch: int | None
-    time: float | None
-    """Modification time in seconds since 1970; ``None`` for a deleted one."""
+    time: float | None  # modification time in seconds since 1970; None for a deleted one
     size: int
-    is_latest: bool = False
-    """Whether a link such as ``latest-rank0.safetensors`` points to it."""
+    is_latest: bool = False  # whether a link such as latest-rank0.safetensors points to it
     is_best: bool = False
-    metric: str | None = None
-    """Metric for comparing checkpoints, see :mod:`offloop.bus.checkpoints.ratings`."""
+    metric: str | None = None  # metric for comparing checkpoints, see bus.checkpoints.ratings
     value: float | None = None
-    metrics: dict[str, float] = {}
-    """Metrics of evaluations at its batch."""
+    metrics: dict[str, float] = {}  # metrics of evaluations at its batch
 
     @property
     def exists(self) -> bool:

@@ -13,8 +13,7 @@ from offloop.bus.types.metrics import GOALS, MetricNames, direction_of, goals_in
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.units import BYTES, Scale, duration, number_text, scale_of, when
 
-REACHED = "reached"
-"""The column of a run's progress; its value is the number of batches."""
+REACHED = "reached"  # the column of a run's progress; its value is the number of batches
 
 OF_RUN = (
     *("run", "id", "status", "error", "reason", "started", "ended", "duration", "attempts", REACHED, "epoch", "batch"),
@@ -22,14 +21,12 @@ OF_RUN = (
 )
 """Columns of every run, besides hyperparameters and metrics."""
 
-OF_METRIC = ("last", "min", "max", "best")
-"""Values of a metric, after its name and a dot; ``last`` is the default."""
+OF_METRIC = ("last", "min", "max", "best")  # values of a metric, after its name and a dot; last is the default
 
 Kind: TypeAlias = Literal["text", "number", "time", "status", "progress", "tags", "note"]
 ValueOf: TypeAlias = Callable[[RunEntry], Any]
 
-NUMBERS = ("number", "progress")
-"""Kinds of columns that have a mean."""
+NUMBERS = ("number", "progress")  # kinds of columns that have a mean
 
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("started", "ended"), "time"),
@@ -64,20 +61,14 @@ _SHORT_TITLE = 18
 
 
 class Column(NamedTuple):
-    name: str
-    """Full name, for sorting and filters."""
-    title: str
-    """Short name, for the head."""
+    name: str  # full name, for sorting and filters
+    title: str  # short name, for the head
     kind: Kind
     value: ValueOf
-    downwards: bool = False
-    """Whether the greatest values are shown first."""
-    metric: str | None = None
-    """Full name of the metric that it shows."""
-    which: str = ""
-    """``best``, ``min`` or ``max`` of a metric, else empty."""
-    direction: Mode | None = None
-    """Whether lower or higher values of the metric are better."""
+    downwards: bool = False  # whether the greatest values are shown first
+    metric: str | None = None  # full name of the metric that it shows
+    which: str = ""  # best, min or max of a metric, else empty
+    direction: Mode | None = None  # whether lower or higher values of the metric are better
 
     @property
     def head(self) -> str:

@@ -22,10 +22,8 @@ from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.metrics import Mode as Mode
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
-GOING_ON = ("live", "paused")
-"""Status of runs that have not ended."""
-UNREADABLE = "unreadable"
-"""Status of a run with an unreadable directory or ``run.json``, see :attr:`RunEntry.problem`."""
+GOING_ON = ("live", "paused")  # status of runs that have not ended
+UNREADABLE = "unreadable"  # status of a run with an unreadable directory or run.json, see problem
 
 
 _OF_LISTED = ("run", "id", "status", "error", "reason", "started", "ended", "attempt")
@@ -35,39 +33,29 @@ _encode = msgspec.msgpack.encode
 class RunEntry(msgspec.Struct):
     """Summary of a run; ``None`` means unknown."""
 
-    run: str
-    """Name of its directory."""
+    run: str  # name of its directory
     id: str | None = None
-    status: str = UNREADABLE
-    """``live``, ``paused``, ``finished``, ``failed``, ``stopped``, ``lost`` or ``unreadable``."""
+    status: str = UNREADABLE  # live, paused, finished, failed, stopped, lost or unreadable
     error: str | None = None
     reason: str | None = None
-    started: SecondsSince1970 | None = None
-    """Start of the newest attempt, in seconds since 1970."""
+    started: SecondsSince1970 | None = None  # start of the newest attempt, in seconds since 1970
     ended: SecondsSince1970 | None = None
     attempts: int = 0
     epoch: int | None = None
     batch: int | None = None
     sample: int | None = None
-    planned: str | None = None
-    """Planned duration, such as ``10ep``."""
-    size: int = 0
-    """Bytes on disk at the last refresh."""
+    planned: str | None = None  # planned duration, such as 10ep
+    size: int = 0  # bytes on disk at the last refresh
     tags: tuple[str, ...] = ()
     note: str = ""
     pinned: bool = False
     archived: bool = False
-    hyperparameters: dict[str, Any] = {}
-    """Hyperparameters of the newest attempt."""
-    metrics: dict[str, MetricValues] = {}
-    """By full name, such as ``loss/train/total``."""
-    checkpoints: tuple[Checkpoint, ...] = ()
-    """The earliest first."""
-    problem: str | None = None
-    """Unreadable part, and why."""
+    hyperparameters: dict[str, Any] = {}  # hyperparameters of the newest attempt
+    metrics: dict[str, MetricValues] = {}  # by full name, such as loss/train/total
+    checkpoints: tuple[Checkpoint, ...] = ()  # the earliest first
+    problem: str | None = None  # unreadable part, and why
     attempt: int = 1
-    recording: str = ""
-    """File name of its recording."""
+    recording: str = ""  # file name of its recording
 
     @property
     def is_going_on(self) -> bool:

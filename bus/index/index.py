@@ -40,8 +40,7 @@ class RunIndex:
         self._is_pruned = False
         self._entries: dict[str, RunEntry] = {}
         self._stamps: dict[str, str] = {}
-        self.unknown = 0
-        """Number of runs whose newest attempt is not read yet."""
+        self.unknown = 0  # number of runs whose newest attempt is not read yet
         self._followed: dict[str, _FollowedRun] = {}
 
     @property
@@ -194,8 +193,7 @@ class _FollowedRun:
         self.is_newest_read = False
         self._attempts: dict[int, Summarizer | Summary] = {}
         self._problems: dict[int, str] = {}
-        self._settled: set[int] = set()
-        """Attempts that no longer grow and have been read, or cannot be."""
+        self._settled: set[int] = set()  # attempts that no longer grow and have been read, or cannot be
 
     @property
     def problem(self) -> str | None:

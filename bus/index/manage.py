@@ -14,8 +14,7 @@ from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.runs import lock as run_lock
 from offloop.bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
 
-_PATIENCE_SECONDS = 2.0
-"""A broker keeps the lock for a moment after a run has ended."""
+_PATIENCE_SECONDS = 2.0  # a broker keeps the lock for a moment after a run has ended
 
 
 def check_ended(path: Path) -> None:

@@ -28,8 +28,7 @@ _ABANDONED_SECONDS = 60.0
 
 class StoredEntry(NamedTuple):
     run: str
-    stamp: str
-    """Stamp of the files that it was read from."""
+    stamp: str  # stamp of the files that it was read from
     entry: RunEntry
 
 
@@ -49,8 +48,7 @@ class IndexStore:
         self._path = runs_dir / INDEX_FOLDER
         self._directory = -1
         self._identity: tuple[int, int] | None = None
-        self.problem: str | None = None
-        """Why nothing can be stored, if so."""
+        self.problem: str | None = None  # why nothing can be stored, if so
 
     def open(self) -> bool:
         """Open, or make, the folder and return whether it is the same as before."""

@@ -25,8 +25,7 @@ _LAST = (REACHED, "started", "duration", "tags", "note")
 _LOOKED_AT = 200
 _DIFFERING = 3
 _METRICS = 2
-_SHOWN_ELSEWHERE = ("run_name", "max_duration")
-"""Hyperparameters that other columns show."""
+_SHOWN_ELSEWHERE = ("run_name", "max_duration")  # hyperparameters that other columns show
 _SIGN = re.compile(r"[=<>~]")
 _EXPRESSION_WORD = re.compile(r"\b(?:and|or|not)\b|[()]", re.IGNORECASE)
 _KEPT = 32
@@ -239,8 +238,7 @@ class Group:
     """Runs that have the same value in a column."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        """Text of that value; empty for runs without one."""
+        self.text = text  # text of that value; empty for runs without one
         self.entries: list[RunEntry] = []
         self._heads: dict[str, tuple[str, str]] = {}
 

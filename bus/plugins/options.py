@@ -22,8 +22,7 @@ class PluginOption:
     """A parameter of a constructor that the command line can set."""
 
     name: str
-    type: Any
-    """The annotation, else the type of the default."""
+    type: Any  # the annotation, else the type of the default
     default: Any = REQUIRED
 
     @property

@@ -27,8 +27,7 @@ _log = logging.getLogger("offloop")
 @dataclass(frozen=True)
 class Entry:
     name: str
-    summary: str
-    """First sentence of the class's docstring, and the package of a plug-in; or why it cannot be loaded."""
+    summary: str  # first sentence of the class's docstring, and the package of a plug-in; or why it cannot be loaded
     options: tuple[PluginOption, ...]
 
 

@@ -24,8 +24,7 @@ MAX_RANKS = 1024
 ROUND_EVENTS = 256
 POLL_SECONDS = 0.1
 KEPT_BYTES = 8 * 1024 * 1024
-BACKLOG_BYTES = KEPT_BYTES + 2 * MAX_FRAME
-"""Capacity of the session, with room for one put beyond :data:`KEPT_BYTES`."""
+BACKLOG_BYTES = KEPT_BYTES + 2 * MAX_FRAME  # capacity of the session, with room for one put beyond KEPT_BYTES
 _BROKER_RETURN_SECONDS = 60.0
 _TAKEN_SECONDS = 5.0  # wait for the broker's confirmation before asking again
 _NUMBERS_BYTES = 64
@@ -37,11 +36,9 @@ _STOPPED = Ending("stopped")
 
 class ServedReplay(NamedTuple):
     run_name: str
-    events: int
-    """Number of events served, without marks such as commands."""
+    events: int  # number of events served, without marks such as commands
     ending: Ending
-    damage: str | None
-    """Unreadable places of the recording."""
+    damage: str | None  # unreadable places of the recording
 
 
 class Feed:
@@ -55,8 +52,7 @@ class Feed:
         self._session = session
         self._outbox = session.state.outbox
         self._attempt: int = session.welcome["attempt"]
-        self.is_taken = True
-        """Whether the broker has taken everything up to the last :meth:`ask`."""
+        self.is_taken = True  # whether the broker has taken everything up to the last ask()
         self._asked = 0.0
         self._progress = 0, True
         self._progressed = time.monotonic()
@@ -180,8 +176,7 @@ class ReplayServer:
             raise ConfigurationError(f"{path} holds no event: 'offloop show {path}' shows what it has")
         self._began = first.time_ns
         self._world_size, self._numbers = _ranks_of(recording, first.world_size)
-        self.stopping = False
-        """Makes :meth:`serve` end soon, and the run with it; may be set in a signal handler."""
+        self.stopping = False  # makes serve() end soon, and the run with it; may be set in a signal handler
         self._feeds: dict[int, Feed] = {}
         self._speaking: Feed | None = None
         self._served = 0

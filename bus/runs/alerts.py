@@ -9,8 +9,7 @@ from offloop.bus.protocol.run_state import SecondsSince1970
 from offloop.bus.run_files import JsonFile
 from offloop.bus.strict_json import plain
 
-MOST = 1000
-"""Maximum number of alerts of a run; the newest are kept."""
+MOST = 1000  # maximum number of alerts of a run; the newest are kept
 _LONGEST = 1000
 
 FIRING: Final = "firing"
@@ -24,11 +23,9 @@ AlertStatus: TypeAlias = Literal["firing", "resolved"]
 class RunAlert:
     """A fault, or its end."""
 
-    id: str
-    """The same whenever the same events are handled."""
+    id: str  # the same whenever the same events are handled
     status: AlertStatus
-    about: str
-    """Its subject, such as a rule and a metric; the same when it is resolved."""
+    about: str  # its subject, such as a rule and a metric; the same when it is resolved
     text: str
     time: SecondsSince1970
     attempt: int

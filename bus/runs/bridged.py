@@ -19,23 +19,17 @@ class BridgeStatus:
     servers: str = ""
     host: str = ""
     pid: int = 0
-    started: int | None = None
-    """Start of its process, see :func:`offloop.bus.processes.start_time`."""
+    started: int | None = None  # start of its process, see start_time()
     state: str = "waiting"
     """``connecting`` until servers answer; ``copying``; ``waiting`` for servers; ``paused`` because they are full;
     ``done``; ``failed``."""
-    reason: str = ""
-    """Reason for not copying."""
+    reason: str = ""  # reason for not copying
     attempt: int = 0
-    size: int = 0
-    """Bytes of the recording that can be copied."""
-    copied: int = 0
-    """Bytes in the stream."""
+    size: int = 0  # bytes of the recording that can be copied
+    copied: int = 0  # bytes in the stream
     lag_events: int = 0
-    lag_seconds: float = 0.0
-    """Seconds since the oldest event that is not in the stream was recorded."""
-    resent: int = 0
-    """Bytes sent again because the servers lost them."""
+    lag_seconds: float = 0.0  # seconds since the oldest event that is not in the stream was recorded
+    resent: int = 0  # bytes sent again because the servers lost them
     time: float = 0.0
 
     @classmethod

@@ -32,8 +32,7 @@ SOCKET_FILES = ("broker.sock", "feed.sock")
 _IS_RECORDING = re.compile(r"recording-\d+\.mcap").fullmatch
 _REPLAY_OF = "replay_of"
 
-IMPORTED_FROM = "imported_from"
-"""Entry of a run's description with the kind and path of an imported log."""
+IMPORTED_FROM = "imported_from"  # entry of a run's description with the kind and path of an imported log
 
 
 @dataclass(frozen=True)
@@ -303,8 +302,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     run: str
     attempt: int
-    path: str
-    """The recording, on the machine that served it."""
+    path: str  # the recording, on the machine that served it
 
     def info(self) -> dict[str, Any]:
         """Return the ``info`` of the served run's publishers."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from offloop.bus.run_files import JsonFile
 
-MOST_DUMPS = 20
-"""Maximum number of files for an attempt."""
+MOST_DUMPS = 20  # maximum number of files for an attempt
 
 _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
 
@@ -17,8 +16,7 @@ _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
 class AnnouncedDump:
     """A dump that a broker has decided on."""
 
-    id: str
-    """The same on all hosts that make one for the same reason."""
+    id: str  # the same on all hosts that make one for the same reason
     attempt: int
     reason: str
     detail: str

@@ -20,8 +20,7 @@ class ListedRun(msgspec.Struct, frozen=True):
     local_world_size: Count = 1
     ranks: tuple[Count, ...] = ()
     attempts: tuple[Count, ...] = ()
-    live: bool = False
-    """As its bridge reports; for a reader also whether the bridge reported lately."""
+    live: bool = False  # as its bridge reports; for a reader also whether the bridge reported lately
     started: SecondsSince1970 | None = None
     ended: SecondsSince1970 | None = None
     error: str | None = None

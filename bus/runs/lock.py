@@ -6,8 +6,7 @@ import struct
 import sys
 import time
 
-_PATIENCE_SECONDS = 0.3
-"""Wait for a check to release the lock, on systems where a check must take it."""
+_PATIENCE_SECONDS = 0.3  # wait for a check to release the lock, on systems where a check must take it
 CAN_ASK = sys.platform == "linux"
 """Whether the system has open file description locks (``F_OFD_SETLK``), which can be queried."""
 

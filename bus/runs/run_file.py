@@ -15,12 +15,9 @@ from offloop.bus.protocol.run_state import Pause, Reached, SecondsSince1970
 RUN_FILE = "run.json"
 BROKER_FILE = "broker.json"
 
-MAX_BYTES = 64 << 20
-"""Maximum size of a file."""
-MAX_BYTES_AT_BEGIN = 48 << 20
-"""Maximum size of ``run.json`` when an attempt begins; the rest is for its ending."""
-MAX_TEXT = 10_000
-"""Maximum characters of an error or a reason."""
+MAX_BYTES = 64 << 20  # maximum size of a file
+MAX_BYTES_AT_BEGIN = 48 << 20  # maximum size of run.json when an attempt begins; the rest is for its ending
+MAX_TEXT = 10_000  # maximum characters of an error or a reason
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _INFO = {"command": list, "config": dict, "versions": dict, "host": str, "cwd": str, "python": str, "git_commit": str}

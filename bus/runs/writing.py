@@ -41,8 +41,7 @@ from offloop.bus.runs.run_file import MAX_BYTES_AT_BEGIN, MAX_TEXT, RunRecord, r
 from offloop.bus.strict_json import plain
 
 _RESERVE_FILE = ".run.json.reserve"
-_RESERVE_BYTES = 1 << 16
-"""Reserved growth of ``run.json`` for the ending of an attempt on a full disk."""
+_RESERVE_BYTES = 1 << 16  # reserved growth of run.json for the ending of an attempt on a full disk
 _SOCKET_PATH_LIMIT = 107
 
 
@@ -50,8 +49,7 @@ class NextAttempt(NamedTuple):
     """The next attempt of a run as known on one of several hosts."""
 
     number: int
-    run_id: str | None
-    """See :attr:`RunInfo.id`; ``None`` for a run that is new here."""
+    run_id: str | None  # see RunInfo.id; None for a run that is new here
 
 
 def next_attempt(root: Path, name: str) -> NextAttempt:

@@ -21,22 +21,14 @@ class Written:
     """A file that a tool wrote, and the findings about the recordings that it read."""
 
     path: Path
-    events: int
-    """Number of events in the file."""
-    marks: int = 0
-    """Rows of an export that are not events: commands, and the end of the run. 0 for a timeline."""
-    dropped: int = 0
-    """Events left out of a part."""
-    ending: Ending | None
-    """Ending of the run; ``None`` unless a recording has it for all ranks."""
-    damage: tuple[str, ...]
-    """Unreadable places, each with its file and offset."""
-    gaps: tuple[Gap, ...]
-    """Missing events of each rank."""
-    left_out: tuple[Gap, ...]
-    """Missing events of recordings that were written as a part."""
-    lost: bool
-    """Whether the recordings held something unreadable that is not in the file."""
+    events: int  # number of events in the file
+    marks: int = 0  # rows of an export that are not events: commands, and the end of the run. 0 for a timeline
+    dropped: int = 0  # events left out of a part
+    ending: Ending | None  # ending of the run; None unless a recording has it for all ranks
+    damage: tuple[str, ...]  # unreadable places, each with its file and offset
+    gaps: tuple[Gap, ...]  # missing events of each rank
+    left_out: tuple[Gap, ...]  # missing events of recordings that were written as a part
+    lost: bool  # whether the recordings held something unreadable that is not in the file
 
 
 def nothing_chosen(path: Path) -> ConfigurationError:
@@ -161,8 +153,7 @@ class _RankStream:
     def __init__(self, run: str, attempt: int) -> None:
         self._run, self._attempt = run, attempt
         self._last: Recorded | None = None
-        self._left_out: CutRange | None = None
-        """Pending: further events may be left out after it, or occur within it."""
+        self._left_out: CutRange | None = None  # pending: further events may be left out after it, or occur within it
 
     @property
     def number(self) -> int:

@@ -25,8 +25,7 @@ _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
 _LARGEST_STEP = (1 << 53) - 1
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 64) - 1
 _LISTED = 20
-_LONGEST_RECORD = 64 << 20
-"""Maximum bytes of a record of an event file."""
+_LONGEST_RECORD = 64 << 20  # maximum bytes of a record of an event file
 # A smaller number counts seconds from another moment than 1970.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -37,8 +36,7 @@ class LogRow(NamedTuple):
     """The values of a log at one step."""
 
     step: int
-    time: float | None
-    """Seconds since 1970; ``None`` if unknown."""
+    time: float | None  # seconds since 1970; None if unknown
     values: Mapping[str, float] | None
     """Numbers by name. ``None``: a training restarted at ``step`` and replaces all earlier rows from there on."""
 
@@ -47,16 +45,12 @@ class LogRow(NamedTuple):
 class Log:
     """The log of one run, in files of another tool."""
 
-    name: str
-    """Suggested name of the run; any text."""
+    name: str  # suggested name of the run; any text
     path: Path
     files: tuple[Path, ...]
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    """Complete once all rows were read."""
-    notes: Damage = field(default_factory=Damage)
-    """Unsupported content, one per line."""
-    damage: Damage = field(default_factory=Damage)
-    """Unreadable content, one per line."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)  # complete once all rows were read
+    notes: Damage = field(default_factory=Damage)  # unsupported content, one per line
+    damage: Damage = field(default_factory=Damage)  # unreadable content, one per line
 
 
 def find_logs(source: str, path: Path) -> list[Log]:
@@ -207,8 +201,7 @@ def _scalar(value: Any) -> float | None:
 
 # -- files of text ----------------------------------------------------------------------------------------------------
 
-_Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
-"""Each record of a log after a description of its place."""
+_Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]  # each record of a log after a description of its place
 
 
 def _rows(log: Log, records: _Records, step_column: str | None) -> Iterator[LogRow]:

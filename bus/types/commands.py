@@ -25,8 +25,7 @@ DUMP = "dump"
 DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
 """Reasons for writing a flight recording: the argument of ``dump``."""
 
-WAIT_SECONDS = 30.0
-"""Default time that a sender waits for its command to take effect."""
+WAIT_SECONDS = 30.0  # default time that a sender waits for its command to take effect
 
 MAX_ARGUMENTS = 8
 MAX_TEXT = 1000

@@ -298,10 +298,8 @@ class ConsumerProgress(NamedTuple):
     """Progress of a consumer that has barrier events or borrows memory."""
 
     name: str | None
-    barrier_events: frozenset[str]
-    """Events at which it may decide to stop the training."""
-    fields: frozenset[str]
-    """The fields on demand that it requests."""
+    barrier_events: frozenset[str]  # events at which it may decide to stop the training
+    fields: frozenset[str]  # the fields on demand that it requests
     handled: Mapping[int, int]
 
     def to_wire(self, rank: int) -> list[Any]:

@@ -12,8 +12,7 @@ FIELD = "hyperparameters"
 EVENTS = frozenset((Event.INIT, Event.FIT_START, Event.EVAL_STANDALONE_START, Event.PREDICT_START))
 """Events of the first rank at which hyperparameters are read. A later event adds or replaces values."""
 
-MOST = 1000
-"""Maximum number of hyperparameters read from one event."""
+MOST = 1000  # maximum number of hyperparameters read from one event
 
 _OF_THE_START = ("command", "git", "version", "machine")
 

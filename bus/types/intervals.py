@@ -10,8 +10,7 @@ from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import COUNTED_AT, TrainingTime
 
 MAX_INTERVAL = 2**31
-AT_END = "end"
-"""The interval for the end of the training alone; ``1ep+end`` combines both."""
+AT_END = "end"  # the interval for the end of the training alone; 1ep+end combines both
 
 _LONGEST_TEXT = 40
 
@@ -51,8 +50,7 @@ _COUNTED_BY: dict[Event, tuple[int, int]] = {
     **dict.fromkeys(_BEFORE_PREDICT_BATCH_END, (2, 1)),
     Event.PREDICT_BATCH_END: (2, 0),
 }
-BATCH_EVENTS = frozenset(_COUNTED_BY)
-"""Events that belong to a batch, of the training, an evaluation or a prediction."""
+BATCH_EVENTS = frozenset(_COUNTED_BY)  # events that belong to a batch, of the training, an evaluation or a prediction
 
 _WITHIN_BATCH = BATCH_EVENTS - _AFTER
 
@@ -64,15 +62,12 @@ class EventPosition(NamedTuple):
 
     event: Event
     timestamp: TrainingTime
-    previous: TrainingTime | None = None
-    """Training time before the last batch, epoch or iteration ended."""
+    previous: TrainingTime | None = None  # training time before the last batch, epoch or iteration ended
     eval_timestamp: TrainingTime | None = None
     predict_timestamp: TrainingTime | None = None
     max_duration: Time | None = None
-    dataloader_len: int | None = None
-    """Batches in an epoch."""
-    microbatch: int = 0
-    """Index of the microbatch, at events that occur once for each."""
+    dataloader_len: int | None = None  # batches in an epoch
+    microbatch: int = 0  # index of the microbatch, at events that occur once for each
 
 
 def batch_number(

@@ -13,8 +13,7 @@ Step = TypeVar("Step", int, float)
 
 LOSS = "loss/train/total"
 
-GOALS = "metric.goals"
-"""The hyperparameter, or the entry of a run's ``config``, with ``min`` or ``max`` for each metric."""
+GOALS = "metric.goals"  # the hyperparameter, or the entry of a run's config, with min or max for each metric
 _GOALS = (f"{GOALS}/", f"config/{GOALS}/")
 
 

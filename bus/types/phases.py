@@ -27,15 +27,13 @@ ENDS: Mapping[Event, tuple[str, ...]] = {
 """Event to the phases that end with it."""
 BETWEEN = frozenset({Event.FIT_START, Event.BATCH_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END})
 """Events after which a batch begins. The time of an evaluation belongs to no batch."""
-MAX_SPANS = 512
-"""Maximum number of spans of a batch; spans of further microbatches are left out."""
+MAX_SPANS = 512  # maximum number of spans of a batch; spans of further microbatches are left out
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "publishing")
 """The measured phases of a batch in order: waiting for data, the passes through the model, the optimizer steps, and the
 time that publishing takes in the training thread."""
 
-PARTS = (*PHASES, "other")
-"""The parts of a step; ``other`` is the time in no phase."""
+PARTS = (*PHASES, "other")  # the parts of a step; other is the time in no phase
 
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,17 +43,14 @@ class Span(NamedTuple):
     """One phase of a batch. The passes through the model occur once for each microbatch."""
 
     phase: str
-    start_ns: int
-    """Nanoseconds from the beginning of the batch."""
+    start_ns: int  # nanoseconds from the beginning of the batch
     duration_ns: _Count
 
 
 class BatchPhases(NamedTuple):
-    began_ns: int
-    """End of the preceding batch or evaluation: nanoseconds since 1970 (UTC), by the rank's clock."""
+    began_ns: int  # end of the preceding batch or evaluation: nanoseconds since 1970 (UTC), by the rank's clock
     spans: tuple[Span, ...]
-    on_device: bool
-    """Whether the GPU was timed, and not the host, which runs ahead of it."""
+    on_device: bool  # whether the GPU was timed, and not the host, which runs ahead of it
     publishing_ns: int | None = None
     """Time that publishing took in the training thread, the mean of the batches since the last report; ``None`` without
     a report. A batch with a report is not typical: it computes further fields."""

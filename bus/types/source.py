@@ -22,10 +22,8 @@ _LONGEST = 300
 class Source(NamedTuple):
     name: str = "this training"
     """Name with version: ``Lightning 2.6.6``."""
-    events: frozenset[Event] = frozenset()
-    """Events that it never gives."""
-    fields: Mapping[str, str] = {}
-    """Fields that it never gives, and the reason for each."""
+    events: frozenset[Event] = frozenset()  # events that it never gives
+    fields: Mapping[str, str] = {}  # fields that it never gives, and the reason for each
 
     @property
     def is_imported(self) -> bool:

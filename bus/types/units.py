@@ -18,8 +18,7 @@ _LARGE = ((1.0, ""), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 _DIGITS = 5
 _SMALLEST_PLAIN, _MILLION, _LARGEST_PLAIN = 1e-4, 1e6, 1e9
 
-SECONDS: Scale = ((1e-6, " µs"), (1e-3, " ms"), (1.0, " s"))
-"""For values that stay in seconds however long they are."""
+SECONDS: Scale = ((1e-6, " µs"), (1e-3, " ms"), (1.0, " s"))  # for values that stay in seconds however long they are
 
 
 def _bytes(suffix: str = "", size: float = 1.0) -> Scale:

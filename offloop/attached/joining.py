@@ -9,13 +9,11 @@ import torch.distributed as dist
 from offloop.bus.errors import ConfigurationError, RankError
 from offloop.trainer.distributed.ranks import Ranks
 
-PATIENCE = 60.0
-"""Seconds that the ranks wait for each other when offloop is attached."""
+PATIENCE = 60.0  # seconds that the ranks wait for each other when offloop is attached
 
 _attached: Ranks | None = None
 _group: Any = None
-_times = 0
-"""Number of joins, the same on all ranks."""
+_times = 0  # number of joins, the same on all ranks
 
 
 def join_ranks() -> Ranks | None:

@@ -61,12 +61,9 @@ class Framework(NamedTuple):
 
     name: str
     package: str | None = None
-    events: frozenset[Event] = ALWAYS
-    """Events that it reports; consumers never receive others."""
-    without: Mapping[str, str] = {}
-    """Unavailable fields, with the reason."""
-    keeps_gradients: bool = False
-    """Whether the gradients of a batch exist at its end."""
+    events: frozenset[Event] = ALWAYS  # events that it reports; consumers never receive others
+    without: Mapping[str, str] = {}  # unavailable fields, with the reason
+    keeps_gradients: bool = False  # whether the gradients of a batch exist at its end
 
     @property
     def version(self) -> str | None:
@@ -137,8 +134,7 @@ class AttachedTraining:
         self._facts = _limit_fields(self._stream.fields, framework)
         self._evaluate_now, self._save_now = _command("evaluate", evaluate), _command("save a checkpoint", checkpoint)
         self._control = RemoteControl(state, _settings(options, set_lr), ranks, say=self._say)
-        self.publisher: Publisher | None = None
-        """The publisher of a begun run."""
+        self.publisher: Publisher | None = None  # the publisher of a begun run
         self.fire: Callable[[Event], object] = self._open_and_fire
         self.requested_events: set[Event] = set()
         self._samples = self._tokens = self._began = self._paused_at = 0
@@ -628,8 +624,7 @@ def unwrapped(model: Any) -> Any:
         model = inner
 
 
-_run_names: dict[str, str] = {}
-"""Requested name to the name of this program's last run."""
+_run_names: dict[str, str] = {}  # requested name to the name of this program's last run
 _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
 
 
