@@ -42,10 +42,7 @@ class Broker:
     """Serves one run until it has finished: a control endpoint and an event feed at sockets in its ``directory``.
 
     No message can stop it: malformed ones are counted and logged. Each event is recorded and forwarded once, as it
-    arrives. With ``bridge_to``, addresses of NATS servers, another process copies the run there.
-
-    Raises BrokerError: it cannot listen there; ConfigurationError: the path of the directory is too long for a socket,
-    or not UTF-8."""
+    arrives. With ``bridge_to``, addresses of NATS servers, another process copies the run there."""
 
     def __init__(self, directory: RunDirectory, *, bridge_to: str | None = None) -> None:
         self.directory = directory

@@ -44,9 +44,8 @@ class Consumers:
     ) -> bool:
         """Record a consumer's demand and report; return whether publishers must learn of it.
 
-        ``consumer`` may be a rank, which holds the demand that it had from a previous broker.
-
-        Raises BrokerError: all consumers together demand too much. This consumer's previous demand stays."""
+        ``consumer`` may be a rank, which holds the demand that it had from a previous broker. If all consumers together
+        demand too much, BrokerError is raised and this consumer's previous demand stays."""
         lease = self._leases.get(consumer)
         if lease is None or lease.demand != demand:
             others = [one.demand for key, one in self._leases.items() if key != consumer]

@@ -57,9 +57,7 @@ class ControlHandler:
         }
 
     def take(self, identity: bytes, message: Control) -> None:
-        """Handle a message and answer it, with its ``id``; a refusal has the reason.
-
-        Raises ProtocolError: the message is malformed. Its sender was answered."""
+        """Handle a message and answer it. Raise ProtocolError for a malformed one, after the answer."""
         request = _Request(identity)
         try:
             asked = message.content.get("id")
@@ -224,9 +222,7 @@ class ControlHandler:
                 self._send(identity, "consumers", {"consumers": progress})
 
     def push_demand(self, run: BrokerRun) -> None:
-        """Send changed demand and consumers to the run's publishers.
-
-        It is one message: a publisher that waits for a consumer, or lends it memory, must know both."""
+        """Send changed demand and consumers to publishers, in one message: lenders of memory must know both."""
         run.consumers.forget_gone(lambda consumer: self._send(consumer, "beat", {}))
         news = run.consumers.merged(time.monotonic()), run.consumers.version
         if news == run.reported:

@@ -66,9 +66,7 @@ class RankRing:
 
 
 class FlightRecorder:
-    """Writes the rings of one attempt's ranks to files beside the recording.
-
-    One thread writes dumps and alerts. Everything else, including answers, runs in the broker's thread."""
+    """Writes the rings of one attempt's ranks to files. Only dumps and alerts are written in its thread."""
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.rings: dict[int, RankRing] = {}
@@ -139,9 +137,7 @@ class FlightRecorder:
                         self._dump(STALLED, f"rank {number} has done nothing for {STALLED_SECONDS:g} s")
 
     def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
-        """Write the rings for a peer's request with that ``identity``.
-
-        Raises BrokerError: no rank has a ring, or there are too many dumps."""
+        """Write the rings for a peer's request with that ``identity``, or raise BrokerError if that is impossible."""
         if not self.rings:
             raise BrokerError(
                 f"run {self._run!r} has no flight recorder: start the training with flight_recorder='200ba', or "
@@ -224,9 +220,7 @@ class FlightRecorder:
 
 
 def write_dump(path: Path, run: str, attempt: int, about: Mapping[str, str], rings: Mapping[int, RankRing]) -> str:
-    """Write a recording of the rings' present contents, with ``about`` as metadata; return a description.
-
-    Raises OSError, OffloopError: it cannot be written. No file is left."""
+    """Write a recording of the rings' present contents, with ``about`` as metadata; return a description."""
     kept = []
     for number, ring in rings.items():
         try:

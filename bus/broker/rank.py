@@ -58,9 +58,7 @@ class LiveRank:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def add_topic(self, run: str, topic: bytes, frame: bytes) -> str:
-        """Check a new topic, add it to :attr:`names`, and return its event name.
-
-        Raises ProtocolError: this rank may not send it."""
+        """Check a new topic, add it to ``names``, and return its event name; raise ProtocolError if not allowed."""
         parsed, _ = split_frame(frame)
         if parsed is None or (parsed.run, parsed.rank) != (run, self.rank):
             raise ProtocolError(f"an event of {parsed} from the publisher of {run}/{self.rank}")
@@ -73,9 +71,7 @@ class LiveRank:
         return name
 
     def take(self, name: str, event: EventBody) -> Placement:
-        """Accept an event if it is the next one.
-
-        Raises ProtocolError: it is the next one but inconsistent, or comes after the end."""
+        """Accept an event if it is the next one. Raise ProtocolError for an inconsistent one, and after the end."""
         seq = event.seq
         if seq <= self.seq:
             return Placement.DUPLICATE
@@ -110,9 +106,7 @@ class LiveRank:
         return self._requested_after == self.seq
 
     def should_request(self, now: float) -> bool:
-        """Return whether to request events after :attr:`retransmit_after`, and note the request.
-
-        It needs a connection, and comes at most once in :data:`RETRANSMIT_SECONDS`."""
+        """Return whether to request missing events, and note that: at most once in :data:`RETRANSMIT_SECONDS`."""
         if self.identity is None or now - self._requested_at <= RETRANSMIT_SECONDS:
             return False
         self._requested_at, self._requested_after = now, self.seq

@@ -164,9 +164,7 @@ class BrokerRun:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def take(self, rank: LiveRank, frame: bytes) -> Placement:
-        """Accept and record an event if it is the next one. Raise ProtocolError if it is refused.
-
-        A refused event in the place of the next one is lost."""
+        """Accept and record an event if it is the next one. Raise ProtocolError if it is refused, perhaps lost."""
         end = frame.find(b"\0", 0, 257)
         topic, body = frame[:end], frame[end + 1 :]
         name = rank.names.get(topic)
@@ -332,9 +330,7 @@ class BrokerRun:
     # -- the recording -----------------------------------------------------------------------------------------------
 
     def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> bool:
-        """Append an event if it is the recording's next one; return whether it was.
-
-        After a write error nothing is recorded: publishers keep unacknowledged events and send them again."""
+        """Append an event if it is the recording's next one; return whether it was. Skip it after a write error."""
         if self.write_error is not None or event.seq != rank.recorded + 1:
             return False
         try:

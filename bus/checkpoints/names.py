@@ -99,9 +99,7 @@ class CheckpointNames:
         self._saved: list[str] = []
 
     def place(self, timestamp: Timestamp, write: Callable[[Path], object]) -> Path:
-        """Write a checkpoint to its path and link it as the latest. Call :meth:`remove_surplus` after it.
-
-        Raises CheckpointError: the link cannot be made. Errors of ``write`` are passed on."""
+        """Write a checkpoint to its path and link it as the latest. Call :meth:`remove_surplus` after it."""
         name = self._filename.at(timestamp)
         path = self.folder / name
         self._set_aside(path)
@@ -146,9 +144,7 @@ class CheckpointNames:
         return CheckpointName(template, self._known, argument, _TIMES)
 
     def adopt(self, path: Path) -> None:
-        """Count a checkpoint in the folder as the last one saved: the one from which a training resumes.
-
-        Files elsewhere or with other names are ignored."""
+        """Count a checkpoint in the folder, from which a training resumes, as the last one saved."""
         with contextlib.suppress(ValueError):
             name = path.relative_to(self.folder).as_posix()
             if self._filename.matches(name):

@@ -80,9 +80,7 @@ class Ratings:
         return True
 
     def ranking(self) -> list[str]:
-        """Return checkpoints by value, best first, of equal ones the first saved.
-
-        Values of other metrics than the newest are left out."""
+        """Return checkpoints by value of the newest metric, best first, of equal ones the first saved."""
         if not self._ratings:
             return []
         metric = next(reversed(self._ratings.values())).metric
@@ -95,9 +93,7 @@ class Ratings:
         return sorted(values, key=values.__getitem__)
 
     def write(self, is_kept: Callable[[str], bool]) -> None:
-        """Replace the file, without checkpoints that are not kept. It has no effect before the first rating.
-
-        Raises CheckpointError: it cannot be written."""
+        """Replace the file, without checkpoints that are not kept. It has no effect before the first rating."""
         if not self._ratings and not (self._folder / RATINGS.name).exists():
             return
         self._ratings = {name: one for name, one in self._ratings.items() if is_kept(name)}

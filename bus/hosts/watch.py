@@ -26,9 +26,7 @@ _AT_ONCE = 256  # events before other tasks run
 
 
 async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str], None] = print) -> None:
-    """Write the windows of an attempt until it has ended, or another one has begun; existing windows are kept.
-
-    An error is shown by ``say``, and ends it."""
+    """Write the windows of an attempt until it has ended, or another one has begun; ``say`` shows an error."""
     try:
         # In a thread: it reads the existing windows, perhaps of days.
         opened = await asyncio.to_thread(WindowsWriter, windows_path(attempt.recording, attempt.number))

@@ -53,18 +53,9 @@ class HostWindows:
     """Makes windows from the ``batch_end`` events of a host's ranks. It takes times from events only.
 
     A window has the smallest power of two of batches that takes at least a second, by the duration of its own batches,
-    and ends with a batch that is divisible by it. It is closed when all ranks have finished it, or :data:`LATE_NS`
-    after the first one.
-
-    Args:
-        host: Name of the host.
-        attempt: Number of the attempt.
-        ranks: Known ranks of this host. Others are added by their events.
-        world_size: Number of ranks of all hosts.
-        count: Number of ranks of this host.
-        after: Last batch of the last existing window.
-        memory_of: Returns the memory of a rank's process in bytes, if it is known now.
-    """
+    and ends with a batch that is divisible by it. It is closed when all ``count`` ranks have finished it, or
+    :data:`LATE_NS` after the first one. ``after`` is the last batch of existing windows. ``memory_of`` returns the
+    memory of a rank's process in bytes, if it is known now."""
 
     def __init__(
         self,
@@ -92,8 +83,7 @@ class HostWindows:
         self.batches: int | None = None
         """Usual number of batches in a window, a power of two, once known.
 
-        It changes when three windows in a row agree. So an evaluation does not change it, nor steps of about half a
-        second."""
+        It changes only when three windows agree, and so not by an evaluation, or for steps of about half a second."""
 
     def take(self, snapshot: Snapshot) -> list[HostWindow]:
         """Add the end of a batch; return the windows closed by it."""

@@ -19,9 +19,7 @@ _AWAY_SECONDS = 0.2
 
 
 class Asking:
-    """The requests of a run's bridge to the servers.
-
-    ``status`` receives the reason for a wait, ``note`` writes it down, and ``say`` shows a line to the user."""
+    """Requests of a run's bridge. ``status`` receives the reason for a wait, ``note`` stores it, ``say`` shows it."""
 
     def __init__(
         self, client: NatsClient, run: str, status: BridgeStatus, note: Callable[[], None], say: Callable[[str], None]
@@ -52,9 +50,7 @@ class Asking:
                 return answer
 
     async def note_refused(self, subject: str, error: Exception) -> None:
-        """Note a message that was refused, or perhaps not stored, and rest before the next attempt.
-
-        Raises BrokerError: it will never be stored."""
+        """Note a message that may not be stored, and rest before a retry. Raise BrokerError if that is hopeless."""
         code = getattr(error, "err_code", None)
         if code in WRONG_LAST_SEQUENCE:
             return

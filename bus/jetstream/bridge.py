@@ -99,10 +99,9 @@ class Bridge:
     async def copy(self) -> None:
         """Copy until the run has ended and is complete in the servers.
 
-        Raises BridgeReplacedError: another bridge has taken over; BrokerError: the servers refuse, store nothing for
-        :data:`_GIVE_UP_SECONDS` after the run's end, or their stream is another run's; RecordingError: the stream
-        differs from a recording, and all other attempts are copied; RunDirectoryError: the run's directory cannot be
-        read, or is another run's by now."""
+        Raises BridgeReplacedError: another bridge has taken over; BrokerError: the servers refuse, or store nothing for
+        :data:`_GIVE_UP_SECONDS` after the run's end; RecordingError: the stream differs from a recording;
+        RunDirectoryError: the run's directory cannot be read, or is another run's by now."""
         # A task, because it may wait for servers without a limit.
         copying = asyncio.create_task(self._copy_connected())
         self._write_status()

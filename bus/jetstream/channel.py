@@ -22,9 +22,7 @@ _NO_BRIDGE = (
 
 
 class StreamChannel:
-    """Sends control messages to the bridges of runs, which forward them to brokers, and receives the answers.
-
-    It is a :class:`offloop.bus.net.channels.Channel`."""
+    """A Channel through the bridges of runs, which forward messages to brokers and return the answers."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self.peer = f"NATS at {connection.address}"

@@ -53,9 +53,7 @@ class NatsServers:
 
     @classmethod
     def parse(cls, text: str, nkey: Path | None = None, ca: Path | None = None) -> "NatsServers":
-        """Parse comma-separated addresses. Default files are those of OFFLOOP_NKEY and OFFLOOP_CA.
-
-        Raises ConfigurationError: an address is malformed."""
+        """Parse comma-separated addresses. Default files are those of OFFLOOP_NKEY and OFFLOOP_CA."""
         key, authority = nkey or os.environ.get("OFFLOOP_NKEY"), ca or os.environ.get("OFFLOOP_CA")
         return cls(split_addresses(text), Path(key) if key else None, Path(authority) if authority else None)
 
@@ -93,11 +91,9 @@ class _Transport(TcpTransport):
 
 
 class NatsClient(Client):
-    """Connection owned by the task that creates it. An error that does not pass cancels the task, see :attr:`failure`.
+    """Connection owned by the task that creates it. An error that does not pass cancels the task, see ``failure``.
 
-    While servers are away, ``say`` shows a line to the user.
-
-    Raises ConfigurationError: the key or the certificate cannot be used."""
+    While servers are away, ``say`` shows a line to the user."""
 
     def __init__(self, servers: NatsServers, say: Callable[[str], None] | None = None) -> None:
         super().__init__()
@@ -262,8 +258,7 @@ async def connected(
     """Connect and reconnect to servers. With ``say`` it waits for them without a limit, and reports that once.
 
     Raises BrokerError: no server answers, it is too old, or its certificate, the key or a role is refused. This may
-    also be raised later, at any wait of the task that entered; ConfigurationError: the key or the certificate cannot
-    be read."""
+    also happen later, at any wait of the task that entered."""
     client = NatsClient(servers, say)
     try:
         try:
@@ -288,9 +283,7 @@ async def connected(
 
 
 async def answer_of(client: NatsClient, asking: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Return the servers' answer.
-
-    Raises OSError: there is no connection, or it was lost meanwhile."""
+    """Return the servers' answer, or raise OSError if there is no connection or it is lost meanwhile."""
     if not client.is_connected:
         asking.close()
         raise OSError("no server answers")
@@ -312,9 +305,7 @@ def in_words(error: Exception) -> str:
 
 
 def _tls_context(servers: NatsServers) -> ssl.SSLContext | None:
-    """Return the TLS settings that verify servers, or ``None`` for connections without TLS.
-
-    Raises ConfigurationError: the certificate cannot be read."""
+    """Return the TLS settings that verify servers, or ``None`` for connections without TLS."""
     if servers.ca is None and not any(address.startswith("tls") for address in servers.addresses):
         return None
     try:

@@ -16,13 +16,10 @@ _SILENCE_SECONDS = 30.0  # longest time without any data
 
 
 def download(address: str, run: str, attempt: int, path: Path, host: str | None = None) -> int:
-    """Write an attempt's recording from NATS to ``path``; return its size in bytes.
+    """Write an attempt's recording from NATS, or from ``host``, to ``path``; return its size in bytes.
 
-    With ``host`` it is that host's recording, from its bridge. Bytes that the stream lacks come from the run's host.
-    Bytes lost on both become zeros, which readers report as damage.
-
-    Raises BrokerError: the servers do not answer (the message has the first missing byte), or nothing is left; OSError:
-    the file cannot be written."""
+    Bytes that the stream lacks come from the run's host. Bytes lost on both become zeros, which readers report as
+    damage. BrokerError means that the servers do not answer, or nothing is left."""
     connection = NatsConnection.at(address)
     connection.runs(run)
     offset = found = 0
@@ -59,9 +56,7 @@ def download(address: str, run: str, attempt: int, path: Path, host: str | None 
 
 @contextlib.contextmanager
 def downloaded(address: str, run: str, host: str | None = None) -> Iterator[Path]:
-    """Download the recording of a run's newest attempt, or that of ``host``, into a temporary file for the block.
-
-    Raises RunNotFoundError: the run, or the host of it, does not exist; BrokerError: see :func:`download`."""
+    """Download the recording of a run's newest attempt, or that of ``host``, into a temporary file for the block."""
     runs = NatsConnection.at(address).runs(check_run_name(run), host)
     if not runs:
         of_host = "" if host is None else f" of host {host}"

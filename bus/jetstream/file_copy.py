@@ -141,9 +141,7 @@ class FileCopy:
             self._asking.say(f"the servers have forgotten {forgotten}: sent again")
 
     async def _compare(self, at: Copied, last: bytes) -> None:
-        """Compare the file with the last message, or with the first one if the file ends before the last.
-
-        Raises ShorterError: the file ends before its copy; RecordingError: they differ."""
+        """Compare the file with the last message, or with the first one if the file ends before the last."""
         stream, path, end = self._stream.name, self.file.path, self.file.look()
         begin = at.end - len(last)
         if at.offset > end and begin >= end:

@@ -43,9 +43,7 @@ class KnownRuns:
         self._connection = -1  # number of reconnects before the last complete look-up; -1 before the first one
 
     async def follow(self) -> None:
-        """Update the entries until cancelled.
-
-        All are looked up after each reconnect; silent ones of live runs are looked up from time to time."""
+        """Look up all entries after each reconnect, and silent ones of live runs from time to time, until cancelled."""
         # The client renews the subscription after a reconnect.
         await self._client.subscribe(f"{_SUBJECTS}>", cb=self._hear)
         looked = -math.inf
@@ -109,8 +107,7 @@ class KnownRuns:
     def may_answer(self, run: str, once: bool) -> bool:
         """Return whether the first rank's host may still provide data that the stream lacks.
 
-        The run must continue there, and its bridge be present; readers that ask more than ``once`` wait for the bridge
-        for :data:`PATIENCE`."""
+        The run must continue there, and its bridge be present. Readers that ask more than ``once`` wait for it."""
         newest = self._newest(run)
         if newest is None or not self.is_going_on(run):
             return False

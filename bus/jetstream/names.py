@@ -50,9 +50,7 @@ def _subject(kind: str, run: str, attempt: int | str, host: str) -> str:
 
 
 def request_subject(run: str, kind: str, host: str | None = None, *, may_command: bool = True) -> str:
-    """Return the subject of control messages to a host, by default the first rank's host.
-
-    Viewers and commanders have different subjects, so that the servers' permissions prove the role."""
+    """Return the subject of control messages to a host. It depends on the permissions that servers give the sender."""
     subject = f"ol.{'q' if may_command else 'v'}.{token(run)}.{kind}"
     return subject if host is None else f"{subject}.{token(host)}"
 

@@ -18,9 +18,7 @@ _RUNS_SECONDS = 15.0  # how long to wait for runs: servers elect a new leader fo
 
 
 class NatsConnection:
-    """Connection to NATS servers, in its own thread until it is closed. :meth:`at` finds it by its :attr:`address`.
-
-    Raises BrokerError: no server answers, or it refuses; ConfigurationError: the key or certificate cannot be read."""
+    """Connection to NATS servers, in its own thread until it is closed. :meth:`at` finds it by its ``address``."""
 
     client: NatsClient
     known: KnownRuns
@@ -66,9 +64,7 @@ class NatsConnection:
         return self.client.is_connected
 
     def call(self, ask: Coroutine[Any, Any, _Answer], seconds: float) -> _Answer:
-        """Run a request in its thread, and wait for the answer.
-
-        Raises BrokerError: the servers refuse or do not answer in time, and may have executed the request."""
+        """Run a request in its thread, and wait. After a BrokerError the servers may have executed it, or not."""
         if not self.is_connected:
             ask.close()
             self.check()
@@ -112,9 +108,7 @@ class NatsConnection:
         return self.known.runs(name, host)
 
     def hosts(self, run: str) -> list[ListedRun]:
-        """Return an entry for each host of a run's newest attempt, in the order of ranks.
-
-        Raises BrokerError: the servers do not answer."""
+        """Return an entry for each host of a run's newest attempt, in the order of ranks."""
         hosts = self.runs(run, "*")
         newest = max((one.attempt for one in hosts), default=0)
         return sorted((one for one in hosts if one.attempt == newest), key=lambda one: one.ranks)

@@ -62,9 +62,8 @@ class _Entry:
 class HeldPosition:
     """Position of consumer ``name`` in an attempt. This process may write it until :meth:`close`.
 
-    If another process holds the name, its entry is watched for up to ten seconds; ``say`` reports that to the user.
-
-    Raises ConfigurationError: another process uses the name; BrokerError: the servers do not answer."""
+    If another process holds the name, its entry is watched for up to ten seconds; ``say`` reports that to the user. If
+    that process works, ConfigurationError is raised."""
 
     _holder: _Entry
     _position: _Entry
@@ -85,8 +84,8 @@ class HeldPosition:
     def write(self, value: bytes) -> None:
         """Replace the position.
 
-        Raises ReplacedError: another process has the name now, and nothing was written; BrokerError: it may not be
-        stored, and a later one may succeed; ConfigurationError: it is too large."""
+        Raises ReplacedError: another process has the name now; BrokerError: it may not be stored, and a later one may
+        succeed; ConfigurationError: it is too large."""
         if self._replaced is not None:
             raise self._replaced
         most = self._nats.client.max_payload - _ENVELOPE_BYTES

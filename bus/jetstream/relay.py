@@ -97,18 +97,14 @@ class Relay:
             await self._client.publish(message.reply, refusal)
 
     def _control(self, kind: str, frame: bytes) -> Control:
-        """Decode a request. Its kind must match its subject, by which the servers checked the sender's permission.
-
-        Raises OffloopError: it does not match."""
+        """Decode a request. Its kind must match its subject, by which the servers checked the sender's permission."""
         control = decode_control(split_frame(frame)[1])
         if control.kind != kind or control.content.get("run") != self._run:
             raise ProtocolError(f"a request by the subject of {kind!r} of run {self._run!r} is for something else")
         return control
 
     def _reader(self, inbox: str, may_command: bool) -> "_Reader":
-        """Return a reader's connection to the present broker.
-
-        Raises OffloopError: there is no broker, or there are too many readers."""
+        """Return a reader's connection to the present broker, or raise OffloopError."""
         now = time.monotonic()
         for key, known in list(self._readers.items()):
             if now - known.used > _IDLE_SECONDS:

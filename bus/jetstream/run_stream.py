@@ -48,9 +48,7 @@ class RunFileStream:
         return names.windows_stream_of(self.run) if self.has_windows else names.stream_of(self.run)
 
     async def make(self) -> None:
-        """Create the stream unless it exists.
-
-        Raises BrokerError: the servers refuse for good, or the stream is another run's."""
+        """Create the stream unless it exists. Raise BrokerError if the servers refuse for good."""
         subjects = names.windows_subject if self.has_windows else names.recording_subject
         config = StreamConfig(
             name=self.name,
@@ -87,9 +85,7 @@ class RunFileStream:
 
 
 async def remove_run(client: NatsClient, run: str) -> list[str]:
-    """Remove a run from the servers; return the removed streams, and keys in buckets.
-
-    Raises nats.errors.Error: the servers do not answer, or refuse."""
+    """Remove a run from the servers; return the removed streams, and keys in buckets."""
     removed = []
     for stream in (names.stream_of(run), names.windows_stream_of(run)):
         with suppress(NotFoundError):

@@ -34,11 +34,7 @@ class Stored(NamedTuple):
 
 
 async def get(client: NatsClient, stream: str, subject: str | None = None, seq: int | None = None) -> Stored | None:
-    """Return the last message of a subject, the one numbered ``seq``, or with both the subject's first from ``seq`` on.
-
-    The result is ``None`` if there is no such message or stream.
-
-    Raises nats.errors.Error: the servers do not answer, or refuse."""
+    """Return a subject's last message, message ``seq``, or with both the subject's first from ``seq`` on, if any."""
     try:
         found = await client.js.get_msg(stream, seq, subject, next=None not in (subject, seq))
     except NotFoundError:
@@ -63,9 +59,7 @@ async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Sto
 
 
 async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[str]:
-    """Return the subjects of messages in a stream; none if it does not exist.
-
-    Raises nats.errors.Error: the servers do not answer, or refuse."""
+    """Return the subjects of messages in a stream; none if it does not exist."""
     try:
         return list((await client.js.stream_info(stream, pattern)).state.subjects or ())
     except NotFoundError:

@@ -35,8 +35,6 @@ def split_addresses(text: str) -> tuple[str, ...]:
 
 
 def find_servers(given: str | None) -> str | None:
-    """Return the servers to which a run is copied: ``given``, else ``$OFFLOOP_STREAM``, else ``None``.
-
-    Raises ConfigurationError: an address is malformed."""
+    """Return the servers to which a run is copied: ``given``, else ``$OFFLOOP_STREAM``, else ``None``."""
     servers = given if given is not None else os.environ.get(STREAM_VARIABLE) or None
     return None if servers is None else ",".join(split_addresses(servers))

@@ -29,9 +29,7 @@ class Nkey:
 def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path, Nkey]:
     """Create an nkey in the folder ``where``, by default ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``.
 
-    Returns its public file ``NAME.nkey``, its secret file ``NAME.nkey_secret``, and the key.
-
-    Raises ConfigurationError: the name is invalid, the key exists, or the files cannot be written."""
+    Returns its public file ``NAME.nkey``, its secret file ``NAME.nkey_secret``, and the key."""
     require("an nkey", "nats", "nkeys")
     import nkeys
 
@@ -72,9 +70,7 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
 
 
 def load_nkey(path: str | os.PathLike[str]) -> Nkey:
-    """Read this user's nkey from the file with its seed.
-
-    Raises ConfigurationError: the file is missing, is something else, or others may read it."""
+    """Read this user's nkey from the file with its seed, which others must not be able to read."""
     require("an nkey", "nats", "nkeys")
     file = Path(path)
     seed, mode = _read(file)

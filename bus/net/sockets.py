@@ -20,16 +20,12 @@ STREAM_LINGER = 1000
 ACCEPT_QUEUE = 4096
 
 in_use: set[object] = set()
-"""Owners of open contexts, kept from the garbage collector.
-
-It would make a context in a cycle forget its sockets before anything can close them; the context then waits for them
-for ever."""
+"""Owners of open contexts, kept from the garbage collector: in a cycle it would make a context forget its sockets
+before they are closed, and the context would wait for them for ever."""
 
 
 def listen(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) -> "zmq.Socket[bytes]":
-    """Bind a socket to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for events.
-
-    Raises BrokerError: it cannot listen there. The caller destroys the context."""
+    """Bind a socket to the Unix socket ``address``: ``zmq.ROUTER`` for the control endpoint, ``zmq.PUB`` for events."""
     bound: zmq.Socket[bytes] = context.socket(kind)
     bound.setsockopt(zmq.LINGER, STREAM_LINGER)
     bound.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
@@ -56,9 +52,7 @@ def connect_socket(
     address: str,
     prepare: "Callable[[zmq.Socket[bytes]], object]" = lambda _: None,
 ) -> "zmq.Socket[bytes]":
-    """Connect a socket to ``address``. It reconnects by itself.
-
-    Raises ConfigurationError: the address is invalid."""
+    """Connect a socket to ``address``. It reconnects by itself."""
     made: zmq.Socket[bytes] = context.socket(kind)
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)

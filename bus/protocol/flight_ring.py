@@ -31,8 +31,7 @@ _PLACES = struct.Struct("<QQ")
 _AT_PLACES = 32
 _AT_BLOCKS = 4096
 _HEAD = 16
-"""Bytes at the start of a block: its number among all blocks ever entered, and zeros. Events follow, each a length and
-a frame."""
+"""Bytes at the start of a block: its number among all blocks ever entered, and zeros. Lengths and frames follow."""
 _LENGTH = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _TOKEN = 16
@@ -43,9 +42,7 @@ MAX_EVENT = BLOCK - _HEAD - _LENGTH.size  # size of the largest event that fits,
 
 
 class FlightRing:
-    """Writer, in a rank's process: holds the last ``batches`` batches in at most ``size`` bytes.
-
-    Raises OSError: the system has no memory for it."""
+    """Writer, in a rank's process: holds the last ``batches`` batches in at most ``size`` bytes, if available."""
 
     def __init__(self, batches: int, size: int = MEMORY) -> None:
         self.batch = 0  # number of finished batches, updated by the caller
@@ -132,9 +129,7 @@ class FlightRingReader:
     """Reader, at the broker: opens the ring of a process by :meth:`FlightRing.to_wire`.
 
     The memory exists while this is open, also after that process's end. It is read and not mapped: if its owner
-    shortened a mapped memory, the broker would crash.
-
-    Raises ProtocolError: it is something else; OSError: it cannot be opened from here."""
+    shortened a mapped memory, the broker would crash. ProtocolError means malformed memory."""
 
     def __init__(self, pid: int, wire: Mapping[str, Any]) -> None:
         shared, token = wire.get("fd"), wire.get("token")
@@ -163,16 +158,12 @@ class FlightRingReader:
         return batches, blocks, newest
 
     def newest(self) -> bytes | None:
-        """Return the newest event's frame, or ``None`` if its block is still empty.
-
-        Raises ProtocolError: the memory is malformed."""
+        """Return the newest event's frame, or ``None`` if its block is still empty."""
         *_, newest = self._front()
         return next(iter(deque(_frames_in(self._block(newest)), maxlen=1)), None)
 
     def copy(self) -> list[bytes]:
-        """Return the frames in the ring, oldest first. Blocks that change meanwhile are left out.
-
-        Raises ProtocolError: the memory is malformed; OSError: there is no memory for the copy."""
+        """Return the frames in the ring, oldest first. Blocks that change meanwhile are left out."""
         _, count, newest = self._front()
         last = self._number(newest)
         check_available(count * BLOCK)

@@ -117,9 +117,7 @@ def check_run_name(name: str) -> str:
 
 
 def event_encoder(topic: Topic, attempt: int) -> Callable[[int, int, int, Any, Any, dict[str, Any], bytes], bytes]:
-    """Return a function that encodes events of ``topic``, with the parameters of an event body.
-
-    Its ``context`` comes from :func:`pack_map`, so that rarely changing values are packed once for many events."""
+    """Return a function that encodes events of ``topic``. Its ``context`` is packed by :func:`pack_map` beforehand."""
     front = topic.encode()
     pack = _events.encode
 
@@ -218,10 +216,7 @@ def encode_heartbeat(
     size: int = 0,
     on_disk: dict[int, tuple[int, int]] | None = None,
 ) -> bytes:
-    """Encode the broker's heartbeat.
-
-    It has the last ``seq`` and ``base_seq`` received from each rank, the recording's size on disk, and the last numbers
-    on disk."""
+    """Encode a heartbeat: last numbers received from each rank, the recording's size on disk, last numbers on disk."""
     heartbeat = [PROTOCOL_VERSION, attempt, time, _position_rows(positions), size, _position_rows(on_disk or {})]
     return Topic(run, HEARTBEAT, 0).encode() + bytes(msgpack.packb(heartbeat))
 
@@ -241,9 +236,7 @@ def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
 
 
 def split_frame(frame: bytes) -> tuple[Topic | None, bytes]:
-    """Split a frame into topic and body; the topic of a control message is ``None``.
-
-    Raises ProtocolError: the frame is too large, or does not begin with a topic."""
+    """Split a frame into topic (``None`` for control messages) and body, or raise ProtocolError."""
     if len(frame) > MAX_FRAME:
         raise _too_large("frame", len(frame))
     end = frame.find(DELIMITER, 0, MAX_TOPIC + 1)
@@ -275,9 +268,7 @@ def parse_topic(topic: bytes) -> Topic:
 
 
 def decode_body(body: bytes) -> list[Any]:
-    """Decode a body, an array that begins with a version, within the protocol's limits.
-
-    Raises ProtocolError: the bytes are malformed, or exceed a limit."""
+    """Decode an array that begins with a version, within the protocol's limits, or raise ProtocolError."""
     if len(body) > MAX_FRAME:
         raise _too_large("body", len(body))
     array = _unpack(body, "a body")
@@ -347,9 +338,7 @@ _decode_plain_event = msgspec.msgpack.Decoder(_PlainEvent).decode
 
 
 def decode_whole_event(body: bytes) -> EventBody:
-    """Decode an event with its maps, in little more time than :func:`decode_event` takes without them.
-
-    Raises ProtocolError: the event or one of its maps is malformed."""
+    """Decode an event with its maps, in little more time than :func:`decode_event` takes, or raise ProtocolError."""
     if len(body) <= MAX_CONTAINERS:
         try:
             event: EventBody = _decode_plain_event(body)
@@ -402,10 +391,7 @@ def is_shallow(container: Any, levels: int = MAX_DEPTH) -> bool:
 
 
 def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
-    """Return the number of lists and maps.
-
-    Raises TypeError: MessagePack cannot represent a value; ValueError: the nesting is too deep, or a limit of readers
-    is exceeded."""
+    """Return the number of lists and maps. Raise TypeError or ValueError for values that readers would refuse."""
     count = 1
     if len(container) > MAX_ELEMENTS:
         raise ValueError(f"a list or map has {len(container):,} elements, at most {MAX_ELEMENTS:,} are allowed")

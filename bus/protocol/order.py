@@ -105,10 +105,9 @@ START = Numbers(0, 0)  # numbers before the first event
 
 
 def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
-    """Describe a wrong ``base_seq`` of an event, or return ``None``.
+    """Describe a wrong ``base_seq``, or return ``None``. ``last`` are the numbers of an earlier event.
 
-    ``last`` are the numbers of an earlier event. The events between may be base events or not; so may events with
-    unknown names."""
+    The events between, and events with unknown names, may be base events or not."""
     last_seq, last_base_seq = last
     low = last_base_seq + (name in _BASE)
     high = last_base_seq + seq - last_seq - (name in _INNER)
@@ -196,9 +195,7 @@ class StreamOrder:
                 yield found
 
     def from_feed(self, frames: Sequence[bytes]) -> Iterator[list[Snapshot] | CheckpointMark | Missing]:
-        """Process a batch of the event feed, as :meth:`from_records`.
-
-        If events are missing in it, it ends with these and all later events of the batch as :class:`Missing`."""
+        """Process a batch of the event feed, as :meth:`from_records`. Missing and all later events end it."""
         parts = [frame.partition(DELIMITER) for frame in frames]
         for found in self._follow(((topic, body) for topic, _, body in parts), is_live=True):
             if isinstance(found, Missing):

@@ -83,9 +83,7 @@ def _is_ready(value: Deferred) -> bool:
 
 
 def keep_sendable(fields: dict[str, Any], left_out: LeftOut) -> dict[str, Any]:
-    """Return the fields that can be sent, at most one event's size: the largest are left out first.
-
-    ``logged`` keeps each value that can be packed. ``not_sent`` lists missing names and reasons."""
+    """Return the fields that fit into an event, without the largest; ``not_sent`` lists missing names and reasons."""
     parts: list[tuple[int, dict[str, Any], str]] = []
     reasons: list[str] = [fields["not_sent"]] if isinstance(fields.get("not_sent"), str) else []
 

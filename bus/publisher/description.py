@@ -23,9 +23,7 @@ _PACKAGES = ("offloop", "torch", "torchmetrics", "numpy", "pyzmq", "msgpack", "m
 
 
 def describer(info: Info) -> Callable[[str], dict[str, Any]]:
-    """Return a function of the run's name that returns its description without secrets.
-
-    That function raises ConfigurationError for values that cannot be stored."""
+    """Return a function from a run's name to its description, which raises ConfigurationError for unusable info."""
     process_info = describe_process()
 
     def describe(name: str) -> dict[str, Any]:
@@ -49,9 +47,7 @@ def describer(info: Info) -> Callable[[str], dict[str, Any]]:
 
 
 def describe_process() -> dict[str, Any]:
-    """Return command, folder, host, versions and git commit of this process, without secrets.
-
-    Git values are ``None`` where git does not answer soon."""
+    """Return command, folder, host, versions and git commit of this process without secrets; ``None`` if unknown."""
     commit = _git("rev-parse", "HEAD")
     changes = None if commit is None else _git("status", "--porcelain", "--untracked-files=no")
     return {

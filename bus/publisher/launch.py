@@ -28,10 +28,8 @@ _COPY_POLL_SECONDS = 0.05
 class BrokerProcess:
     """Process that serves one run. After a restart it resumes the attempt at the end of its recording.
 
-    With ``is_new`` it takes the first free name, see :func:`offloop.bus.runs.directory.free_name`. ``run_id`` is the
-    identity of a new run. ``servers`` are the NATS servers that receive a copy, by default those of the environment.
-
-    Raises OffloopError: the error that the process reported when it could not start."""
+    With ``is_new`` it takes the first free name. ``run_id`` is the identity of a new run. ``servers`` are the NATS
+    servers that receive a copy. It raises the error that the process reported when it could not start."""
 
     def __init__(
         self,
@@ -116,9 +114,7 @@ class BrokerProcess:
             return None
 
     def restart(self) -> bool:
-        """Start it again without waiting, unless it has died repeatedly just now; return whether it was started.
-
-        Raises OSError: no process can be started."""
+        """Start it again without waiting, unless it has died repeatedly just now; return whether it was started."""
         now = time.monotonic()
         if now < self._not_before:
             return False

@@ -86,9 +86,7 @@ class _LateEntries:
 
 
 def check_values(values: Mapping[str, Any], known: set[str]) -> dict[str, "float | Deferred"]:
-    """Return the values in the form in which they are sent. Names in ``known`` are not checked again.
-
-    Raises ConfigurationError: a value or name cannot be logged."""
+    """Return values as they are sent, or raise ConfigurationError. Names in ``known`` are not checked again."""
     if type(values) is not dict and not isinstance(values, Mapping):
         raise ConfigurationError(f"values are of type {type(values).__name__}: log a map of names to numbers")
     checked = {

@@ -26,8 +26,7 @@ class Outbox:
     """The frames of one rank in order, numbered from 1, until they are acknowledged.
 
     Sent frames are kept for :meth:`retransmit`, to a broker that was restarted or has lost some. Above ``limit`` bytes
-    the oldest frames are removed. A removed frame that was sent has most likely arrived; an unsent one counts as
-    dropped.
+    the oldest frames are removed. If one was sent, it has most likely arrived; an unsent one counts as dropped.
 
     A signal handler may raise after any call here, as Ctrl-C does. So dependent changes have no call between them."""
 
@@ -63,9 +62,7 @@ class Outbox:
         return self.seq - len(self._frames) + 1
 
     def put(self, frame: bytes, base_seq: int = 0) -> None:
-        """Append a frame; ``base_seq`` is the number of base events up to it.
-
-        Raises ConfigurationError: the frame is larger than the protocol allows."""
+        """Append a frame, or raise ConfigurationError if it is too large. ``base_seq`` counts base events up to it."""
         size = len(frame)
         if size > MAX_FRAME:
             check_size(size)

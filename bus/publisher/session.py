@@ -119,9 +119,7 @@ class BrokerSession:
         self.socket.send(message, flags)
 
     def _renew(self, demand: Any) -> None:
-        """Connect anew and continue the attempt, with the last known ``demand``.
-
-        If the system cannot make a connection, the old one is kept."""
+        """Connect anew and continue the attempt, with the last ``demand``; on failure the old connection is kept."""
         again = {**self._hello, "attempt": self.welcome["attempt"], "demand": demand}
         before, self.socket = self.socket, self._connect()
         # Its unsent messages are for the old broker.
@@ -227,11 +225,9 @@ def connect(
     stream_to: str | None = None,
     resume: bool = False,
 ) -> BrokerSession:
-    """Join the broker at ``broker``, or start one in the run's directory. Arguments are those of Publisher.
+    """Join the broker at ``broker``, or start one in the run's directory; see :class:`offloop.bus.Publisher`.
 
-    With ``is_replay`` the broker learns that the events were recorded before.
-
-    Raises OffloopError: the session could not begin."""
+    With ``is_replay`` the broker learns that the events were recorded before."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     if not 0 <= rank < world_size:
         raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")

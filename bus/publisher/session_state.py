@@ -124,9 +124,7 @@ class SessionState:
             self._is_silence_reported = False
 
     def _retransmit(self, after: Any) -> None:
-        """Send all kept events again to a broker that has everything up to ``after``.
-
-        Events between ``after`` and the oldest kept one are lost; each loss is reported once."""
+        """Send all kept events to a broker that has those up to ``after``; report events lost in between once."""
         lost = self.outbox.first - 1
         if isinstance(after, int) and lost > max(after, self._reported_lost):
             _log.warning(
@@ -209,9 +207,7 @@ class SessionState:
         self._report_delay(error)
 
     def broker_died(self, refusal: OffloopError | None) -> None:
-        """Note the end of the own broker's process, with the error it reported, if any.
-
-        Unless the run is :attr:`lost` afterwards, the broker must be started again."""
+        """Note the end of the own broker, with its error, if any. It must be restarted unless the run is lost now."""
         if refusal is not None and not isinstance(refusal, TEMPORARY):
             self._give_up(f"does not take it up again: {refusal}")
         elif refusal is not None:

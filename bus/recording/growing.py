@@ -41,9 +41,7 @@ class Backlog:
 
 
 class GrowingRecording(FileSource):
-    """A recording that a broker writes. Bytes up to its last whole check record are final; later ones may be cut off.
-
-    Raises RecordingError: it cannot be opened."""
+    """A recording that a broker writes. Only bytes up to its last whole check record are final."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, follow=False)

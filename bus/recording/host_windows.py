@@ -22,9 +22,7 @@ def windows_path(recording: Path, attempt: int) -> Path:
 
 
 class WindowsWriter:
-    """Appends windows to a file. Cuts off a window left incomplete by a killed process.
-
-    Raises BlockingIOError: another process writes the file; RecordingError: it cannot be written."""
+    """Appends windows to a file. Raises BlockingIOError if another process writes it, RecordingError on failure."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

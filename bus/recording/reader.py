@@ -36,10 +36,8 @@ class RecordingReader:
     """Reads a recording from the front, also one that grows, was cut off, or is damaged.
 
     :meth:`read` yields the existing records. A later call yields those added since. Every chunk with intact bytes is
-    read, in order, also after damage. The source is a file or a :class:`~offloop.bus.recording.records.ByteSource`,
-    with a ``name`` for messages.
-
-    Raises RecordingError: the file is missing or cannot be opened."""
+    read, in order, also after damage. ``name`` is for messages. RecordingError is raised for files that cannot be
+    opened."""
 
     def __init__(self, source: Path | records.ByteSource, name: str | None = None) -> None:
         self._source: records.ByteSource = records.FileSource(source) if isinstance(source, Path) else source
@@ -94,9 +92,7 @@ class RecordingReader:
         return self._lost or self._part.chunk_lost
 
     def read(self) -> Iterator[list[Record]]:
-        """Yield the records from ``position`` to the present end, chunk by chunk.
-
-        Raises RecordingError: the file is not a recording, or the disk cannot read it."""
+        """Yield the records from ``position`` to the present end, chunk by chunk. Raise RecordingError on failure."""
         # A broker that resumes the attempt replaces everything after the last check record, including the footer.
         self.finished, self.cut = False, None
         self._offset, self._part = self._position, _FilePart()
@@ -245,9 +241,7 @@ class RecordingReader:
 
 
 def _messages_in(chunk: Chunk) -> list[Record]:
-    """Decode the messages of a chunk.
-
-    Raises DamageError: a record is longer than the chunk, or the chunk has more messages than its size allows."""
+    """Decode the messages of a chunk. Raise DamageError for too long records, or more messages than it can hold."""
     data, most = chunk.data, records.MESSAGES_PER_BYTE * chunk.data_size
     topics: dict[int, str] = {}
     found: list[Record] = []

@@ -140,9 +140,7 @@ class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def decode(cls, record: bytes) -> "CheckRecord":
-        """Decode a check record. Its opcode and length are ignored, so damage there loses nothing.
-
-        Raises DamageError: it is not a check record, or its checksum is wrong."""
+        """Decode a check record, or raise DamageError. Opcode and length are ignored, so damage there loses nothing."""
         size = cls.size(record)
         payload = record[_CHECK.size : size]
         if len(record) < size or _CHECK.unpack_from(record)[3] != _payload_checksum(payload):
@@ -177,9 +175,7 @@ class Chunk(NamedTuple):
 
     @classmethod
     def decode(cls, record: bytes) -> "Chunk":
-        """Decode a chunk. Its opcode and the record's length are ignored, so damage there loses nothing.
-
-        Raises DamageError: it is not a chunk, its checksum is wrong, or it claims too many bytes."""
+        """Decode a chunk, or raise DamageError. Opcode and length are ignored, so damage there loses nothing."""
         size, checksum, data_size = cls._head(record)
         packed = memoryview(record)[_CHUNK.size : _CHUNK.size + data_size]
         if len(packed) < data_size:
@@ -280,9 +276,7 @@ class ByteSource(Protocol):
 
 
 class FileSource:
-    """A recording in a file; a symbolic link only with ``follow``.
-
-    Raises RecordingError: the file is missing, cannot be opened, or is a directory."""
+    """A recording in a file; a symbolic link only with ``follow``. Raises RecordingError if it cannot be opened."""
 
     is_coming = False
     hole = None
@@ -340,9 +334,7 @@ class RecordHead(NamedTuple):
 
 
 def head_at(source: ByteSource, offset: int) -> RecordHead:
-    """Return the record at an offset. Except for check records, its end may not exist yet.
-
-    Raises DamageError: the bytes are not a record; EndsWithinError: too few bytes exist."""
+    """Return the record at an offset, or raise DamageError. Except for check records, its end may not exist yet."""
     front = source.read_at(offset, _HEAD_BYTES)
     if len(front) < HEAD.size:
         raise EndsWithinError("the head of a record")
@@ -368,9 +360,7 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
 
 
 def read_record(source: ByteSource, offset: int, size: int, front: bytes) -> bytes:
-    """Return the bytes of a record that begins with ``front``.
-
-    Raises EndsWithinError: some do not exist yet, or the record was replaced meanwhile."""
+    """Return a record's bytes, or raise EndsWithinError if some are missing or it does not begin with ``front``."""
     record = source.read_at(offset, size)
     if len(record) < size or not record.startswith(front[:size]):
         raise EndsWithinError(f"a record of {size} bytes")
@@ -389,9 +379,7 @@ def sound_records(source: ByteSource, begin: int, end: int | None = None) -> Ite
 
 
 def walk(file: FileSource, offset: int = len(MAGIC)) -> Iterator[RecordHead]:
-    """Yield a file's records from the record at ``offset`` to the end of the data, or to the last complete record.
-
-    Damage is skipped up to the next check record."""
+    """Yield a file's complete records from ``offset`` on. Damage is skipped up to the next check record."""
     size, opcode = file.size, OP_HEADER
     while opcode != OP_DATA_END:
         try:
@@ -408,8 +396,6 @@ def walk(file: FileSource, offset: int = len(MAGIC)) -> Iterator[RecordHead]:
 
 
 def next_check_record(recording: Path, offset: int) -> RecordHead | None:
-    """Return the first check record after ``offset``, where a file part begins; ``None`` if there is none.
-
-    Raises RecordingError: the recording cannot be read."""
+    """Return the first check record after ``offset``, where a file part begins; ``None`` if there is none."""
     with closing(FileSource(recording)) as file:
         return next((head for head in walk(file, offset) if head.check), None)

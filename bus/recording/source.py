@@ -28,9 +28,7 @@ from offloop.bus.types.timestamp import TrainingTime
 
 
 class CutRange(NamedTuple):
-    """Events of one rank, from number ``first`` to ``last``, that were removed by a cut.
-
-    It is recorded as the mark ``$cut``, which takes place and number of the last of them."""
+    """Events of one rank that a cut removed. It is recorded as the mark ``$cut``, numbered as the last of them."""
 
     rank: int
     first: int
@@ -104,9 +102,7 @@ class RecordSource:
     """Iterates over all intact records of a recording, in the order of the file; can be iterated again.
 
     At the end ``damage`` names damaged and foreign records, which are skipped. ``gaps`` are lost numbers, ``left_out``
-    are ranges removed by a cut. ``ranks`` limits the records to some ranks.
-
-    Raises RecordingError: the file does not exist, or is not a recording."""
+    are ranges removed by a cut. ``ranks`` limits the records to some ranks."""
 
     def __init__(self, path: Path, ranks: Collection[int] | None = None) -> None:
         recording = Recording(path)
@@ -207,9 +203,6 @@ class RecordSource:
 
 
 def ranks_in(path: Path) -> set[int]:
-    """Return the ranks with records.
-
-    Raises RecordingError: the file does not exist, or is not a recording."""
     with RecordingReader(path) as reader:
         names = {record.topic for records in reader.read() for record in records}
         found = set(reader.positions)

@@ -360,9 +360,7 @@ class Summarizer:
     def work(self, until: float, *, saves: bool = True) -> bool:
         """Work until the summary is complete, or until a time of ``time.monotonic``; return whether it is complete.
 
-        With ``saves`` it is saved from time to time.
-
-        Raises OSError: it cannot be saved; RecordingError: the recording cannot be read."""
+        With ``saves`` it is saved from time to time, which may raise OSError."""
         is_at_end = False
         for is_at_end in self._steps:
             if is_at_end or time.monotonic() >= until:

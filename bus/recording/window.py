@@ -37,9 +37,7 @@ class _TrainingBound:
         return str(self.time)
 
     def compare(self, state: Snapshot, began: int) -> int:
-        """Return -1 for an event before the bound, 0 at it, 1 after it. ``began`` is the recording's start, in ns.
-
-        Raises ConfigurationError: the recording lacks the necessary values."""
+        """Return -1 for an event before the bound, 0 at it, 1 after it. ``began`` is the recording's start, in ns."""
         values, unit, whole = state.timestamp.values, self.time.unit, 1.0
         if unit is TimeUnit.DURATION:
             longest = state.max_duration
@@ -78,12 +76,10 @@ Bound: TypeAlias = _TrainingBound | _ClockBound  # start or end of a part of a r
 
 
 def parse_bound(text: str) -> Bound:
-    """Parse a bound.
+    """Parse a bound, or raise InvalidTimeError.
 
     It is a training time (``2ep``, ``100ba``, ``0.5dur``; ``90sec`` and ``1h30m`` are time spent training), ``+`` and
-    the time since the recording began (``+90s``, ``+1h30m``), or an ISO 8601 date and time, in local time by default.
-
-    Raises InvalidTimeError: the text is none of these."""
+    the time since the recording began (``+90s``, ``+1h30m``), or an ISO 8601 date and time, by default local."""
     stripped = text.strip()
     try:
         if _DATE.match(stripped):

@@ -38,10 +38,8 @@ class RecordingWriter:
     successful flush are forgotten, and the file ends where it ended then. :meth:`recover` makes it usable again.
 
     ``run_id`` is the run's identity, see :attr:`offloop.bus.RunInfo.id`. ``about`` is further metadata. With ``resume``
-    it continues the attempt's recording after its last check record.
-
-    Raises RunDirectoryError: the file cannot be created, opened or written; RecordingError: the file to resume is not
-    the recording of that attempt."""
+    it continues the attempt's recording after its last check record, or raises RecordingError if it is another one's.
+    RunDirectoryError means that the file cannot be created, opened or written."""
 
     def __init__(
         self,
@@ -153,14 +151,12 @@ class RecordingWriter:
     def append(self, topic: bytes, seq: int, base_seq: int, time: int, body: bytes) -> None:
         """Append one frame. ``topic`` has no delimiter; ``time`` is the event's, in nanoseconds since 1970.
 
-        Raises OSError: a chunk was full, and the disk failed; RunDirectoryError: the file is gone, or an earlier write
-        failed; ProtocolError: ``topic`` is invalid, or exceeds the file's limit."""
+        Raises OSError or RunDirectoryError: a full chunk cannot be written; ProtocolError: ``topic`` is invalid, or one
+        too many for the file."""
         self.append_all([(topic, seq, time, body)], base_seq)
 
     def append_all(self, events: list[tuple[bytes, int, int, bytes]], base_seq: int) -> None:
-        """Append consecutive frames of one rank: topic, ``seq``, time and body of each. ``base_seq`` is the last one's.
-
-        Raises as :meth:`append`."""
+        """Append consecutive frames of one rank: topic, ``seq``, time, body of each. ``base_seq`` is the last one's."""
         channels, buffer = self._channels, self._buffer
         pack, opcode, head = records.MESSAGE.pack, records.OP_MESSAGE, records.MESSAGE.size - records.HEAD.size
         for topic in sorted({event[0] for event in events} - channels.keys()):
@@ -199,8 +195,7 @@ class RecordingWriter:
     def flush(self) -> None:
         """Write the chunk in progress, so that readers see all appended frames.
 
-        Raises OSError: the disk failed; RunDirectoryError: the file is gone from its path, or an earlier write
-        failed."""
+        Raises OSError: the disk failed; RunDirectoryError: the file is gone, or an earlier write failed."""
         self._check_usable()
         with self._note_write_errors():
             self._check_present()
@@ -263,9 +258,7 @@ class RecordingWriter:
             raise RunDirectoryError(f"the recording {self.path} is gone", path=self.path)
 
     def recover(self) -> None:
-        """Make a failed writer usable again: truncate the file at its last good byte and write a check record.
-
-        Raises OSError: the file still cannot be written."""
+        """Truncate a failed writer's file at its last good byte, and write a check record. Raise OSError on failure."""
         if self._closed or self._write_error is None:
             return
         try:

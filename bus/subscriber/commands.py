@@ -27,10 +27,8 @@ def send_command(
 ) -> Outcome:
     """Send a command to a live run through its broker, and wait up to ``wait`` seconds for its effect.
 
-    ``reason`` names the sender and why, see :func:`sent_by`.
-
-    Raises ConfigurationError: the command is unknown, or the run is not live; BrokerError: the broker does not answer,
-    or refuses."""
+    ``reason`` names the sender and why, see :func:`sent_by`. Raises ConfigurationError: the command is unknown, or the
+    run is not live; BrokerError: the broker does not answer, or refuses."""
     command = check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
         raise ConfigurationError(
@@ -40,9 +38,7 @@ def send_command(
 
 
 def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    """Send a command, wait for its outcome, and close the channel.
-
-    Raises BrokerError: the broker does not answer, or refuses."""
+    """Send a command, wait for its outcome, and close the channel. Raise BrokerError if the broker fails to answer."""
     with contextlib.closing(channel):
         channel.send("command", exchange.begin(time.monotonic()))
         while channel.wait(exchange.deadline - time.monotonic()):
@@ -83,9 +79,7 @@ class CommandExchange:
         return {"run": self._run, **self._command.to_wire()}
 
     def take(self, answer: Control, now: float) -> Outcome | None:
-        """Handle a message; return the outcome if it has one.
-
-        Raises BrokerError: the broker refuses, or has no connection to the trainer."""
+        """Handle a message; return the outcome if it has one. Raise BrokerError if the broker refuses."""
         content = answer.content
         if answer.kind == "refused" and content.get("id") in (None, self._command.id):
             raise BrokerError(str(content.get("reason", "the broker refused without a reason")))
@@ -111,9 +105,7 @@ class CommandExchange:
 
 
 def sent_by(what: str, reason: str | None = None) -> str:
-    """Return the reason of a command sent by a person with ``what``, such as ``offloop send``.
-
-    It names the user and this machine, and the person's reason, if any."""
+    """Return a reason that names the user, this machine, and ``what`` sent the command, such as ``offloop send``."""
     by = f"{what} by {_user()}@{socket.gethostname()}"
     return f"{by}: {reason}" if reason else by
 

@@ -85,9 +85,7 @@ class Following:
         self.lag_high = max(self.lag_high, self.lag)
 
     def at_end_of_recording(self, is_pending: bool, status: RunStatus, now: float) -> Step:
-        """Handle the end of the recording, with the status checked afterwards.
-
-        ``is_pending``: a requested part has not arrived."""
+        """Handle the end of the recording, with the status checked after it and possibly a ``is_pending`` part."""
         if self.ending is not None:
             return Step()
         if is_pending:

@@ -20,17 +20,11 @@ from offloop.bus.subscriber.source import RunSource
 
 
 def connect(stream: str | NatsServers) -> NatsConnection:
-    """Return this process's connection to NATS servers.
-
-    Raises ConfigurationError: the address, a key or a certificate is unusable; BrokerError: no server answers, or it
-    refuses."""
     return NatsConnection.shared(NatsServers.parse(stream) if isinstance(stream, str) else stream)
 
 
 class StreamRun(RunSource):
-    """The newest attempt of a run in NATS. With several hosts it is that of ``host``, or of the first rank's host.
-
-    Raises RunNotFoundError: the run does not exist; BrokerError: the servers do not answer."""
+    """The newest attempt of a run in NATS. With several hosts it is that of ``host``, or of the first rank's host."""
 
     def __init__(self, connection: NatsConnection, run: str | None, host: str | None = None) -> None:
         self._connection = connection

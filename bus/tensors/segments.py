@@ -124,9 +124,7 @@ class Segment:
         self._mark(0, 0)
 
     def publish(self, seq: int) -> dict[str, Any]:
-        """Admit readers for event ``seq``; return the map ``segment`` for that event.
-
-        Raises ClosedError: it was published or released before, or the pool was closed."""
+        """Admit readers for event ``seq``; return the map ``segment`` for it. Raise ClosedError if not reserved."""
         if not self.reserved:
             raise ClosedError("this segment was published, released or closed before: reserve another one")
         self._number += 1
@@ -208,10 +206,7 @@ class SegmentPool:
         return sum(segment.published is not None and not self._is_over(segment) for segment in self._segments)
 
     def reserve(self, nbytes: int, field: str) -> Segment | None:
-        """Return a segment with room for ``nbytes``, to be filled for ``field``.
-
-        It waits only for new memory from the system. It returns ``None`` when all segments are in use, or memory is
-        short, which is logged."""
+        """Return a segment with room for ``nbytes``, to be filled for ``field``; ``None`` if none is free."""
         if os.getpid() != self._pid:
             return None
         segment = self._free_segment(nbytes)
@@ -304,9 +299,7 @@ def _capacity_for(nbytes: int) -> int:
 
 
 def open_segment(reference: SegmentReference) -> memoryview:
-    """Map the image of a reference, read-only. The segment stays locked until nothing refers to the memory.
-
-    Raises SegmentElsewhereError: it does not exist on this machine; FieldNotAvailableError: the segment was reused."""
+    """Map the image of a reference, read-only. The segment stays locked until nothing refers to the memory."""
     descriptor = lock_segment(reference)
     try:
         memory = map_memory(descriptor, IMAGE_OFFSET + reference.size)
@@ -363,10 +356,7 @@ def _elsewhere(reference: SegmentReference) -> SegmentElsewhereError:
 
 
 def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray:
-    """Fetch the image of an event's map ``segment``, piece by piece, for a consumer.
-
-    Raises FieldNotAvailableError: the broker does not have it, or not any more; ProtocolError: the reference or an
-    answer is malformed."""
+    """Fetch the image of an event's map ``segment``, piece by piece, for a consumer."""
     requested = SegmentReference.from_wire(reference)
     # It grows with received data, because the size is a peer's claim.
     image = bytearray()
@@ -386,10 +376,7 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
 
 
 def read_piece(publishers: Collection[int], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer a request for a piece of a segment, at the broker. ``publishers`` are the run's processes on this machine.
-
-    Raises FieldNotAvailableError: the segment was reused, or is not on this machine; ProtocolError: the request is
-    malformed, or is not for a segment of the run."""
+    """Answer a request for a piece of a segment, at the broker. ``publishers`` are processes on this machine."""
     reference = SegmentReference.from_wire(requested["segment"])
     offset = requested["offset"]
     if type(offset) is not int or not 0 <= offset <= reference.size:

@@ -34,10 +34,8 @@ _PIECE = 4 << 20
 def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple[int, int]:
     """Create memory of ``size`` bytes, identified by ``token``; return its descriptor, and the number for others.
 
-    It is allocated now, completely or the first ``allocate`` bytes. The rest must be allocated by
-    :func:`allocate_memory` before it is written.
-
-    Raises OSError: too little memory is available."""
+    It is allocated now, completely or the first ``allocate`` bytes: the rest by :func:`allocate_memory` before it is
+    written."""
     if HAS_MEMFD:
         _keep_from_forks()
         descriptor = shared = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -93,9 +91,7 @@ def discard_memory(descriptor: int, token: bytes) -> None:
 
 
 def open_memory(pid: int, shared: int, token: bytes) -> int:
-    """Open what should be memory of a process, for reading. The caller must check its contents.
-
-    Raises OSError: it does not exist, or is not a regular file."""
+    """Open what should be memory of a process, for reading. The caller must check its contents."""
     if not HAS_MEMFD:
         return os.open(_path(pid, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     _keep_from_forks()

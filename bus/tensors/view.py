@@ -48,8 +48,7 @@ _NUMPY = {
 }
 
 Fetch = Callable[[Mapping[str, Any]], "Buffer"]
-"""Fetches the image of a segment map from another machine, see
-:func:`offloop.bus.tensors.segments.fetch_segment`."""
+"""Fetches an image from another machine, see :func:`offloop.bus.tensors.segments.fetch_segment`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -205,9 +204,7 @@ class TensorPlaces(NamedTuple):
 
 
 def tensor_places(specs: Mapping[str, tuple[str, Sequence[int]]]) -> TensorPlaces:
-    """Compute positions of tensors of the given ``(dtype, shape)``.
-
-    Raises ConfigurationError: a name, dtype or shape is not allowed in an image."""
+    """Compute positions of tensors of the given ``(dtype, shape)``, or raise ConfigurationError."""
     entries: dict[str, Any] = {}
     starts: dict[str, int] = {}
     end = 0
