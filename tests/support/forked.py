@@ -6,6 +6,7 @@ first program says on standard error goes to ``FOLDER/said-0.txt``; printed is a
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: float = 120) -> list[Ended]:
+def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: float = 220) -> list[Ended]:
     """Runs the programs, each in its own process, side by side; ``module`` is what takes long to import in them."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -43,6 +44,14 @@ def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: 
     assert done.returncode == 0, done.stderr
     said = [(folder / f"said-{number}.txt").read_text() for number in range(len(programs))]
     return [Ended(*ended) for ended in zip(json.loads(done.stdout.splitlines()[-1]), said, strict=True)]
+
+
+def run_ranks(module: str, folder: Path, code: str, ranks: int = 2) -> list[Ended]:
+    """Runs a program on each rank of one training."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    return run_forked(module, folder, [Program(code, {**shared, "RANK": str(rank)}) for rank in range(ranks)])
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -351,10 +351,9 @@ def write(folder: Path, result: dict[str, Any]) -> None:
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(result))
 
 
-def main() -> None:
-    """Runs the jobs on this rank, one after the other."""
+def run(names: Iterable[str], path: str) -> None:
+    """Runs jobs on this rank, one after the other."""
     torch.set_num_threads(1)
-    *names, path = sys.argv[1:]
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
     jobs |= {"commanded": commanded, "judged": judged, "again": again}
     for name in names:
@@ -365,4 +364,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:-1], sys.argv[-1])

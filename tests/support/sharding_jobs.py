@@ -1,10 +1,6 @@
-"""Trainings with sharded weights that tests start on two ranks: ``torchrun ... sharding_jobs.py FOLDER``.
-
-What the ranks found out is written to ``FOLDER/rank-N.json``.
-"""
+"""Trainings with sharded weights on two ranks, which write their results to ``FOLDER/rank-N.json``."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gold import GoldMLP, gold_data
+from ranks_jobs import rank_loader
 from resumed import Augmented
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from training import gold_trainer
 
 from offloop.bus import Event, Recording
@@ -37,12 +34,6 @@ class Tied(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> Any:
         return self.back(self.front(inputs))
-
-
-def rank_loader(part: str = "train", rows: int = 27, size: int = 6, **options: Any) -> "DataLoader[Any]":
-    """Batches of the recorded data, divided among the ranks; the last one of an epoch is odd."""
-    dataset = TensorDataset(*gold_data(part, rows))
-    return DataLoader(dataset, batch_sampler=RankBatchSampler(dataset, size, **options))
 
 
 def comparable(**arguments: Any) -> Trainer:
@@ -245,10 +236,10 @@ def never_given(folder: Path) -> list[str]:
     return sorted({name for one in snapshots for name in one.fields["unavailable"]["fields"]})
 
 
-def main() -> None:
+def main(path: str) -> None:
     """Runs everything on this rank."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+    folder = Path(path)
     # Joins the ranks.
     with gold_trainer(train_dataloader=rank_loader()) as trainer:
         rank = trainer.state.rank
@@ -264,7 +255,3 @@ def main() -> None:
         "refused": refused(folder),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,6 @@
 """The command's options for training and checkpoints, and what it says of how to go on."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,40 +125,35 @@ def test_what_is_given_replaces_what_the_task_says(run: Run, runs_dir: Path) -> 
 def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model, **settings: compiled.append(settings) or model)
-    assert run(*SMALL, "-d1ba").code == 0
+    plain = run(*SMALL, "-d1ba")
+    assert plain.code == 0
+    assert "checkpoints" not in plain.out
     assert compiled == []
     assert not torch.are_deterministic_algorithms_enabled()
     assert run(*SMALL, "-d1ba", "--compile", "--deterministic").code == 0
     assert compiled == [{}]
     assert torch.are_deterministic_algorithms_enabled()
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        (["--max-duration", "0ep"], "Invalid value for '--max-duration' / '-d': 0ep is over at once"),
+        (["--max-duration", "0ep"], "'--max-duration'"),
         (["--max-duration", "3iter"], "iteration_length='1ep'"),
-        (["--eval-interval", "2dur"], "Invalid value for '--eval-interval': interval '2.0dur' is not allowed"),
-        (["--iteration-length", "3ba"], "Invalid value for '--iteration-length': iteration_length '3ba'"),
-        (["--microbatch-size", "0"], "'0' is not a number of samples: use 1 or more, or 'auto'"),
-        (["--microbatch-size", "7"], "device_train_microbatch_size 7 is larger than the batch of 6 samples"),
-        (["--precision", "fp8"], "'fp8' is not one of 'fp32', 'amp_bf16', 'amp_fp16'"),
-        (["--train-batches", "0"], "0 is not in the range x>=1"),
-        (["--save-folder", "ck", "--save-interval", "5"], "Invalid value for '--save-interval': invalid duration '5'"),
-        (["--save-folder", "{rum_name}"], "unknown {rum_name}"),
-        (["--save-interval", "5ba"], "--save-interval needs --save-folder"),
-        (["--autoresume", "--run-name", "r"], "--autoresume needs --save-folder"),
-        (["--load-weights-only"], "--load-weights-only needs --load-path"),
-        (["--load-path", "nowhere"], "Invalid value for '--load-path': Path 'nowhere' does not exist"),
+        (["--iteration-length", "3ba"], "'--iteration-length'"),
+        (["--microbatch-size", "0"], "'0'"),
+        (["--microbatch-size", "7"], "device_train_microbatch_size"),
+        (["--save-folder", "ck", "--save-interval", "5"], "'--save-interval'"),
+        (["--save-folder", "{rum_name}"], "{rum_name}"),
+        (["--save-interval", "5ba"], "--save-folder"),
     ],
 )
-def test_a_bad_value_is_one_line_and_nothing_is_started(
-    run: Run, runs_dir: Path, arguments: list[str], message: str
-) -> None:
+def test_a_bad_value_is_one_line_and_starts_nothing(run: Run, runs_dir: Path, arguments: list[str], word: str) -> None:
     refused = run(*SMALL, "--device=cpu", *arguments)
     [line] = refused.err.splitlines()
     assert line.startswith("error: ")
-    assert message in line
+    assert word in line
     assert refused.code == 2
     assert list_runs(runs_dir) == []
 
@@ -173,12 +166,11 @@ def test_what_only_the_loop_can_find_is_one_line_too(run: Run, tmp_path: Path) -
     assert run(*SMALL, "--save-folder=ck", "--save-interval=2ba", "-d5ba", "--no-progress").code == 0
     refused = run(*SMALL, "--save-folder=ck", "-d5ba", "--no-progress")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert "is of a later time than this training" in refused.err
     assert "checkpoints:" not in refused.out
 
 
 def test_an_option_of_the_command_that_a_task_has_to_have_is_asked_for(run: Run) -> None:
-    assert "task 'tuning:place' needs --runs-dir: give it" in run("tuning:place").err
+    assert "--runs-dir" in run("tuning:place").err
 
 
 def test_checkpoints_are_written_kept_and_announced(run: Run, tmp_path: Path) -> None:
@@ -232,10 +224,6 @@ def test_an_interrupted_training_leaves_a_checkpoint_and_goes_on_to_the_same_wei
     assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
 
 
-def test_without_checkpoints_nothing_is_said_of_them(run: Run) -> None:
-    assert "checkpoints" not in run(*SMALL, "-d1ba").out
-
-
 @pytest.mark.slow
 def test_an_attempt_that_trains_something_else_is_warned_about(
     run: Run, runs_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -249,49 +237,3 @@ def test_an_attempt_that_trains_something_else_is_warned_about(
     assert changed is not None
     assert re.fullmatch(r"task chars \(before: digits\), .*parameters \d+ \(before: \d+\)", changed[1])
     assert ("changed", changed[1]) in lines(describe_run(find_run("r")))
-
-
-def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
-        "-m",
-        "offloop.trainer",
-    ]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100, check=False)
-
-
-@pytest.mark.slow
-def test_of_several_ranks_one_speaks(run: Run, runs_dir: Path) -> None:
-    done = torchrun("digits", "-d4ba", "--eval-batches=1", "--save-folder=ck")
-    assert done.returncode == 0, done.stderr
-    [info] = list_runs(runs_dir)
-    first, recording, checkpoints = done.stdout.splitlines()
-    assert first.startswith(f"run {info.name}: ")
-    assert recording == f"recording: {info.recording}"
-    assert checkpoints.startswith(
-        f"checkpoints: ck; to resume, run the same command with --run-name {info.name} --seed"
-    )
-    assert sum(line.startswith("done: ") for line in done.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--max-duration=5"], "invalid duration '5'"),
-        (["--algorithms=ema", "-o", "ema.half_life=1sp"], "algorithm ema: half_life '1sp' is not allowed"),
-    ],
-)
-def test_several_ranks_say_a_mistake_once(run: Run, runs_dir: Path, arguments: list[str], message: str) -> None:
-    refused = torchrun("digits", *arguments)
-    assert refused.returncode != 0
-    [line] = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
-    assert message in line
-    assert "exitcode  : 2" in refused.stderr
-    *_, last, _rule = refused.stderr.splitlines()
-    assert line.startswith(last.strip().removeprefix("traceback : "))
-    assert list_runs(runs_dir) == []

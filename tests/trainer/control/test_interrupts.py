@@ -35,21 +35,6 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_training_leaves_a_checkpoint_behind(number: int, tmp_path: Path) -> None:
-    def interrupt(event: Event, state: State, logger: object) -> None:
-        if int(state.timestamp.batch) == 6:
-            os.kill(os.getpid(), number)
-
-    trainer = make(tmp_path, save_interval="1ep")
-    trainer.state.algorithms.append(Act(interrupt, Event.BATCH_START))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit()
-    trainer.close()
-    assert sorted(path.name for path in tmp_path.glob("ep*"))[-1] == "ep1-ba7-rank0.safetensors"
-    assert same(train(None, load_path=tmp_path), train(None))
-
-
 @pytest.mark.parametrize("event", [Event.EVAL_BATCH_START, Event.EPOCH_CHECKPOINT])
 def test_between_two_epochs_no_further_batch_is_trained_on(event: Event, tmp_path: Path) -> None:
     def interrupt(event: Event, state: State, logger: object) -> None:
@@ -142,11 +127,11 @@ def test_a_stop_that_comes_too_late_neither_marks_the_run_nor_stops_the_next_fit
     assert find_run("late").status == "finished"
 
 
-def make_with_worker(train_workers: int = 0, eval_workers: int = 0, **arguments: Any) -> Trainer:
+def make_with_worker(workers: int = 0, **arguments: Any) -> Trainer:
     """A training in four batches to an epoch, in an order that is drawn at random, with an evaluation after each; a
     worker stays from epoch to epoch."""
 
-    def load(part: str, rows: int, workers: int, **more: Any) -> "DataLoader[Any]":
+    def load(part: str, rows: int, workers: int = 0, **more: Any) -> "DataLoader[Any]":
         data = TensorDataset(*gold_data(part, rows))
         if workers:
             # torch looks whether a worker is still there only so many seconds after it last heard of one.
@@ -156,8 +141,8 @@ def make_with_worker(train_workers: int = 0, eval_workers: int = 0, **arguments:
     # torch takes other numbers from its own generator when workers stay.
     order = RandomSampler(range(24), generator=torch.Generator().manual_seed(3))
     return gold_trainer(
-        train_dataloader=load("train", 24, train_workers, sampler=order),
-        eval_dataloader=load("eval_a", 6, eval_workers),
+        train_dataloader=load("train", 24, workers, sampler=order),
+        eval_dataloader=load("eval_a", 6),
         eval_interval="1ba",
         **arguments,
     )
@@ -193,9 +178,8 @@ def await_sleep(pid: int) -> None:
     wait_for(sleeps, "the worker to wait")
 
 
-def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: int, early: str) -> None:
-    """Trains, and sends a signal to all of the group. ``early`` says of which loader a worker is there before the
-    training begins: ``train``, ``eval`` or none."""
+def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: int, early: bool) -> None:
+    """Trains, and sends a signal to all of the group, in which a worker may be before the training begins."""
 
     def interrupt(event: Event, state: State, logger: object) -> None:
         # Also after the last batch of an epoch there is a BEFORE_DATALOADER.
@@ -206,19 +190,19 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
             await_sleep(worker.pid)
             # From another process: one that its parent ends has done well, for torch.
             subprocess.run(["sh", "-c", f"kill -{number} -{os.getpgrp()}"], check=False)
-            if number == signal.SIGTERM or early != "none":
+            if number == signal.SIGTERM or early:
                 # It is left for torch to find.
                 os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
 
     trainer = make_with_worker(
-        *((0, 1) if early == "eval" else (1, 0)),
+        1,
         save_folder=folder,
         save_interval="9ep",
         algorithms=Act(interrupt, event),
     )
-    if early != "none":
+    if early:
         random, own = random_states(), generator_states(trainer.state.train_dataloader)
-        list(trainer.state.train_dataloader if early == "train" else trainer.state.evaluators[0].spec.dataloader)
+        list(trainer.state.train_dataloader)
         restore_random_states(random)
         restore_generators(trainer.state.train_dataloader, own)
     trainer.fit()
@@ -228,17 +212,15 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
     ("name", "event", "batch", "early", "expected"),
     [
         # A worker that is forked by the training goes on through Ctrl-C.
-        ("SIGINT", Event.BEFORE_DATALOADER, 5, "none", "ep1-ba6"),
-        # SIGTERM ends it, while the training is at work on a batch, or waits for one.
-        ("SIGTERM", Event.BATCH_START, 5, "none", "ep1-ba6"),
-        ("SIGTERM", Event.BEFORE_DATALOADER, 5, "none", "ep1-ba5"),
+        ("SIGINT", Event.BEFORE_DATALOADER, 5, False, "ep1-ba6"),
+        # SIGTERM ends it, while the training waits for a batch.
+        ("SIGTERM", Event.BEFORE_DATALOADER, 5, False, "ep1-ba5"),
         # Ctrl-C ends one that was there before, also when the first batch of an epoch is waited for.
-        ("SIGINT", Event.BEFORE_DATALOADER, 4, "train", "ep1-ba4"),
-        ("SIGINT", Event.BATCH_START, 5, "eval", "ep1-ba6"),
+        ("SIGINT", Event.BEFORE_DATALOADER, 4, True, "ep1-ba4"),
     ],
 )
 def test_a_signal_to_the_workers_as_well_ends_the_training_with_a_checkpoint(
-    name: str, event: Event, batch: int, early: str, expected: str, tmp_path: Path
+    name: str, event: Event, batch: int, early: bool, expected: str, tmp_path: Path
 ) -> None:
     number = signal.Signals[name]
     said = run_in_group(

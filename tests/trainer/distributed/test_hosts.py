@@ -53,12 +53,15 @@ def test_each_host_records_its_own_ranks_as_one_attempt_of_one_run(finished: Any
     folder, _ = finished
     runs = [run_of(folder, host) for host in HOSTS]
     assert runs[0].id == runs[1].id
-    for run, ranks in zip(runs, HOSTS.values(), strict=True):
+    for host, run in zip(HOSTS, runs, strict=True):
+        bridge = read_bridge(run.path)
+        assert bridge is not None
+        assert bridge.host == host
         assert [attempt.number for attempt in run.attempts] == [1, 2]
         for attempt in run.attempts:
             assert (attempt.status, attempt.world_size, attempt.local_world_size) == ("finished", 4, 2)
             recording = Recording(attempt.recording)
-            assert {one.rank for one in recording} == set(ranks)
+            assert {one.rank for one in recording} == set(HOSTS[host])
             assert (recording.ending.status, recording.gaps) == ("finished", ())
             assert {one.world_size for one in recording} == {4}
 
@@ -77,14 +80,6 @@ def test_a_hosts_broker_that_was_killed_was_followed_by_another(finished: Any) -
     assert not (folder / "a" / "r" / "broker.log").exists()
     ends = [one for one in Recording(run_of(folder, "b").recording) if one.event is Event.BATCH_END]
     assert [int(one.timestamp.batch) for one in ends if one.rank == 2] == list(range(1, 13))
-
-
-def test_the_bridges_of_both_hosts_name_them(finished: Any) -> None:
-    folder, _ = finished
-    for host in HOSTS:
-        bridge = read_bridge(folder / host / "r")
-        assert bridge is not None
-        assert bridge.host == host
 
 
 def test_a_host_without_the_run_begins_the_attempt_of_the_others(finished: Any) -> None:
@@ -106,13 +101,8 @@ def test_a_run_that_begins_has_a_name_that_is_free_on_all_hosts(finished: Any) -
 def test_what_hosts_cannot_agree_on_is_refused_on_all_ranks(finished: Any) -> None:
     folder, known = finished
     for rank, one in enumerate(known):
-        assert "ConfigurationError: run 'other' on host a (id " in one["other"]
-        assert "is another one than on host b (id " in one["other"]
-        assert "have the same folder of runs" in one["shared"]
-        assert (
-            f"set OFFLOOP_RUNS_DIR to a folder of each host's own, such as {folder}/shared/$(hostname)" in one["shared"]
-        )
-        assert "is to be copied to NATS on a alone: give all hosts the same '--stream'" in one["mixed"]
+        for what in ("other", "shared", "mixed"):
+            assert one[what].startswith("ConfigurationError: "), what
         assert one["failing"] == ("BrokerError: no room" if rank == 2 else "BrokerError: host b: no room")
     assert not list((folder / "shared").iterdir())
     assert run_of(folder, "a", "failing").last.status in ("running", "failed", "lost")

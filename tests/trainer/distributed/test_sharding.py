@@ -4,14 +4,12 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paths import SUPPORT
+from forked import run_ranks
 from safetensors import safe_open
 from sharding_jobs import LAST, comparable, fitted, flip_last_byte, weights
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
@@ -26,28 +24,20 @@ from offloop.trainer.fields.norms import NORM_FIELDS
 
 pytestmark = pytest.mark.slow
 
-JOBS = SUPPORT / "sharding_jobs.py"
-PATIENCE = 150
-"""Seconds after which a start counts as hanging."""
-
 Found = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks have left what they found out, and checkpoints."""
+    """Results and checkpoints of two ranks."""
     folder = tmp_path_factory.mktemp("sharding")
-    # The processes of this one are told their place, not that of a rank in which the tests might run.
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOBS), str(folder)]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    assert done.returncode == 0, done.stderr
+    for one in run_ranks("sharding_jobs", folder, f"import sharding_jobs; sharding_jobs.main({str(folder)!r})"):
+        assert one.exit_code == 0, one.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Found:
-    """What each of the two ranks found out."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -72,13 +62,11 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: flo
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["one unit for each layer", "one unit for all", "units by class", "microbatches", "a function for optimizers"],
-)
-def test_sharded_weights_come_to_the_same_as_on_one_rank(found: Found, alone: dict[str, Any], kind: str) -> None:
+def test_sharded_weights_come_to_the_same_as_on_one_rank(found: Found, alone: dict[str, Any]) -> None:
     for rank in found:
-        assert_close(rank["same"][kind], alone)
+        assert len(rank["same"]) == 5
+        for result in rank["same"].values():
+            assert_close(result, alone)
 
 
 def test_each_rank_keeps_its_part_of_weights_and_of_the_optimizer_s_averages(found: Found) -> None:
@@ -117,15 +105,11 @@ def test_after_an_evaluation_a_change_of_the_weights_is_seen(found: Found) -> No
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["sharded from sharded", "sharded from whole", "whole from sharded"])
-def test_a_training_goes_on_from_either_kind_of_checkpoint_as_if_not_interrupted(found: Found, how: str) -> None:
+def test_a_training_resumes_from_either_kind_of_checkpoint_as_if_not_interrupted(found: Found) -> None:
     for rank in found:
-        assert rank["resumed"][how] == rank["resumed"][how.split()[-1]]
-
-
-@pytest.mark.parametrize("argument", ["load_path", "autoresume"])
-def test_the_latest_checkpoint_in_a_folder_is_found(found: Found, argument: str) -> None:
-    assert [rank["resumed"]["latest"][argument] for rank in found] == [9, 9]
+        for how in ("sharded from sharded", "sharded from whole", "whole from sharded"):
+            assert rank["resumed"][how] == rank["resumed"][how.split()[-1]], how
+        assert rank["resumed"]["latest"] == {"load_path": 9, "autoresume": 9}
 
 
 def test_a_checkpoint_is_a_folder_of_safetensors_files_without_pickle(folder: Path) -> None:
@@ -144,7 +128,7 @@ def test_a_checkpoint_is_a_folder_of_safetensors_files_without_pickle(folder: Pa
     assert names == weight_names | {f"rows.optimizers.AdamW.state.{name}" for name in averages}
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5, 64])
+@pytest.mark.parametrize("world_size", [3, 64])
 def test_any_number_of_ranks_reads_its_rows(saved: Path, world_size: int) -> None:
     whole = read_sharded(saved)["model"]
     parts = [read_sharded(saved, "model", rank, world_size)["model"] for rank in range(world_size)]
@@ -192,24 +176,19 @@ def test_a_damaged_shard_is_noticed_and_the_older_checkpoint_is_the_latest(folde
     assert list(checkpoints.unreadable) == [saved]
 
 
-def test_a_missing_shard_is_noticed(saved: Path) -> None:
-    (saved / "shards" / "rank1.safetensors").unlink()
+def test_a_checkpoint_with_a_file_missing_or_cut_short_is_refused(saved: Path) -> None:
+    (saved / "shards" / "rank1.safetensors").rename(saved / "away")
     for read in (read_sharded, check_sharded):
-        with pytest.raises(CheckpointError, match=r"there is no checkpoint .*rank1"):
+        with pytest.raises(CheckpointError, match="rank1"):
             read(saved)
-
-
-@pytest.mark.parametrize("size", [0, 100, -1])
-def test_a_training_file_that_was_cut_short_is_noticed(saved: Path, size: int) -> None:
+    (saved / "away").rename(saved / "shards" / "rank1.safetensors")
     file = saved / "training.safetensors"
-    os.truncate(file, size if size >= 0 else file.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match=r"training\.safetensors"):
-        gold_trainer(load_path=saved)
-
-
-def test_a_folder_without_its_training_file_is_no_checkpoint(saved: Path) -> None:
-    (saved / "training.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+    for size in (file.stat().st_size - 1, 100, 0):
+        os.truncate(file, size)
+        with pytest.raises(CheckpointError, match=r"training\.safetensors"):
+            gold_trainer(load_path=saved)
+    file.unlink()
+    with pytest.raises(CheckpointError):
         gold_trainer(load_path=saved)
 
 
@@ -229,47 +208,40 @@ def test_a_kill_leaves_no_part_of_a_checkpoint(saved: Path) -> None:
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("unknown class", "ConfigurationError: shard in fsdp_config names Block, and the model has no module"),
-        ("number as a weight", "ConfigurationError: model GoldMLP cannot be sharded: "),
-        ("not writable", "CheckpointError: cannot write "),
-        ("none can be read", "CheckpointError: the checkpoint in "),
-        ("from scratch", "no error"),
-        ("damaged", "CheckpointError: checkpoint "),
-        ("another model", "CheckpointError: checkpoint "),
-    ],
-)
-def test_every_rank_is_told_what_is_wrong(found: Found, what: str, message: str) -> None:
+def test_every_rank_reports_what_is_wrong(found: Found) -> None:
     for rank in found:
-        assert rank["refused"][what].startswith(message)
+        assert {what: error.partition(":")[0] for what, error in rank["refused"].items()} == {
+            "unknown class": "ConfigurationError",
+            "number as a weight": "ConfigurationError",
+            "not writable": "CheckpointError",
+            "none can be read": "CheckpointError",
+            "from scratch": "no error",
+            "damaged": "CheckpointError",
+            "another model": "CheckpointError",
+        }
+
+
+@pytest.mark.parametrize("config", [{}, "FULL_SHARD", {"sharding_strategy": "FULL_SHARD"}])
+def test_a_wrong_fsdp_config_is_refused(config: Any) -> None:
+    with pytest.raises(ConfigurationError, match="fsdp_config"):
+        gold_trainer(fsdp_config=config)
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    "config",
     [
-        ({}, "fsdp_config is for several ranks, and this is one process"),
-        ("FULL_SHARD", "fsdp_config is a str: give a dict"),
-        ({"sharding_strategy": "FULL_SHARD"}, "unknown 'sharding_strategy': use shard, reshard_after_forward"),
-        ({"shard": "Block"}, "shard in fsdp_config is 'Block': use a list of classes"),
-        ({"shard": [torch.nn.Linear(1, 1)]}, r"shard in fsdp_config is \[Linear"),
-        ({"reshard_after_forward": "yes"}, "reshard_after_forward in fsdp_config is 'yes': use True, False"),
-        ({"mp_policy": "bf16"}, "mp_policy in fsdp_config is a str: use torch.distributed.fsdp.MixedPrecisionPolicy"),
-        ({"offload_policy": True}, "offload_policy in fsdp_config is a bool: use torch.distributed.fsdp.OffloadPolicy"),
+        {"shard": "Block"},
+        {"shard": [torch.nn.Linear(1, 1)]},
+        {"reshard_after_forward": "yes"},
+        {"mp_policy": "bf16"},
+        {"offload_policy": True},
     ],
 )
-def test_a_wrong_fsdp_config_is_refused(config: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        gold_trainer(fsdp_config=config)
+def test_wrong_settings_of_fsdp_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(config))} in fsdp_config"):
+        check_fsdp_config(config, world_size=2)
 
 
 def test_torch_s_policies_are_let_through() -> None:
     config = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16), "offload_policy": OffloadPolicy(), "shard": None}
     assert check_fsdp_config(config, world_size=2) == config
-
-
-def test_a_trainer_without_sharding_does_not_load_what_it_takes() -> None:
-    program = "import sys, offloop; offloop.Trainer; print('torch.distributed.fsdp' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

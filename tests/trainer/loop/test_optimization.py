@@ -1,8 +1,6 @@
 """How the weights are found: optimizers, schedulers, precision, microbatches that fit, compiling."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -309,23 +307,6 @@ def test_a_compiled_model_trains_to_the_same_weights() -> None:
     assert trainer.state.model is model
     for name, values in OPTIMIZED["SGD(lr=0.1)"]["final_weights"].items():
         assert torch.allclose(model.state_dict()[name], torch.tensor(values), atol=1e-6, rtol=0)
-
-
-DETERMINISTIC = """
-import torch
-from offloop.trainer import Classifier, Trainer
-net = torch.nn.Sequential(torch.nn.Linear(4, 2))
-data = [(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))]
-options = {"publish": False, "progress_bar": False, "max_duration": "1ba"}
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-Trainer(Classifier(net), data, optimizers=optimizer, deterministic_mode=True, **options).fit()
-print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
-"""
-
-
-def test_deterministic_mode_lets_torch_use_nothing_else() -> None:
-    done = subprocess.run([sys.executable, "-c", DETERMINISTIC], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True", "False"]
 
 
 def test_subsets_of_batches_make_an_epoch_and_an_evaluation() -> None:
