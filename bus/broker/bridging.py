@@ -29,7 +29,6 @@ class BridgeProcess:
         self._had_trouble = self._has_reported = False
 
     def tend(self) -> None:
-        """Start the bridge if it is missing."""
         if self._process is not None:
             code = self._process.poll()
             if code is None or code > 0 or time.monotonic() < self._again_at:

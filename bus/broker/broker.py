@@ -80,7 +80,6 @@ class Broker:
         self.run = BrokerRun.resume(self.directory, self.addresses, self.statistics)
 
     def serve(self) -> None:
-        """Receive, record and forward until the run has ended or is stopped; then close the recording."""
         next_flush = next_heartbeat = next_summary = 0.0
         begun = time.monotonic()
         try:
@@ -129,7 +128,6 @@ class Broker:
         return None if rank is None or self.run is None else (self.run, rank)
 
     def request_missing(self, rank: LiveRank) -> None:
-        """Request missing events of a rank again, unless that was done just now."""
         if rank.identity is not None and rank.should_request(time.monotonic()):
             self.statistics.asked_again += 1
             self.send(rank.identity, "retransmit", {"after": rank.retransmit_after})
@@ -208,7 +206,6 @@ class Broker:
     def _send_live(
         self, run: BrokerRun, rank: LiveRank, frames: list[bytes], base: int, batch: bytes | None = None
     ) -> None:
-        """Send events, ``base`` of them base events, on the event feed."""
         # PUB never blocks. It drops messages for slow consumers, which read these events from the recording.
         for name in (ALL, BASE) if base else (ALL,):
             topic = Topic(run.name, name, rank.rank).encode()
@@ -349,7 +346,6 @@ class Broker:
 
 
 def _parts(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """Split frames into parts that fit into a message on the event feed."""
     part: list[bytes] = []
     size = 0
     for frame in frames:

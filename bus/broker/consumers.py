@@ -72,7 +72,6 @@ class Consumers:
         return before != known
 
     def merged(self, now: float) -> Demand:
-        """Return the merged demand of all unexpired leases."""
         self._forget_expired(now)
         if self._is_stale:
             self._merged = Demand.merge(lease.demand for lease in self._leases.values())
@@ -80,7 +79,6 @@ class Consumers:
         return self._merged
 
     def describe(self, now: float) -> list[dict[str, Any]]:
-        """Return name, events and last report of each consumer, as plain values for display."""
         self._forget_expired(now)
         return [
             {"name": lease.name, "events": sorted(event.value for event in lease.demand.events), **lease.report}
@@ -101,7 +99,6 @@ class Consumers:
                 self.version += 1
 
     def to_wire(self, rank: int, only: Iterable[bytes] | None = None) -> dict[str, list[Any]]:
-        """Return the consumers that a rank's publisher must know."""
         return {
             consumer.hex(): lease.progress.to_wire(rank)
             for consumer, lease in self._leases.items()

@@ -279,7 +279,6 @@ class ControlHandler:
             self._send(sender, "applied", msgspec.structs.asdict(outcome))
 
     def end(self) -> None:
-        """Answer all waiting senders of commands: the run has ended."""
         for command, sender in self._senders.items():
             outcome = {"id": command, "event": None, "batch": None, "error": "the run has ended"}
             self._send(sender, "applied", outcome)

@@ -60,7 +60,6 @@ class RankRing:
 
     @property
     def is_at_work(self) -> bool:
-        """The rank trains, evaluates or predicts."""
         topic = None if self.newest is None else split_frame(self.newest)[0]
         return not self.rank.ended and topic is not None and topic.name not in _AT_REST
 
@@ -99,7 +98,6 @@ class FlightRecorder:
     # -- reasons ------------------------------------------------------------------------------------------------------
 
     def note_loss(self, rank: LiveRank, event: EventBody) -> None:
-        """Check the end of a batch for a loss that is not finite."""
         loss, batch = event.fields.get("loss"), event.timestamp.batch
         if not isinstance(loss, float) or math.isfinite(loss) or NAN in self._met:
             return
@@ -203,7 +201,6 @@ class FlightRecorder:
         return done, None
 
     def report(self) -> None:
-        """Answer the requests of finished dumps."""
         for number, (writing, answer) in tuple(self._writing.items()):
             if writing.done():
                 del self._writing[number]
@@ -211,7 +208,6 @@ class FlightRecorder:
                     answer(*writing.result())
 
     def finish(self) -> None:
-        """Wait for pending dumps, and close the rings."""
         self._thread.shutdown()
         self.report()
         for ring in self.rings.values():

@@ -142,7 +142,6 @@ class LiveRank:
 
 
 def _end_problem(event: EventBody) -> str | None:
-    """Return what is wrong with an ``$end``, which all readers must interpret alike."""
     status = event.fields.get("status")
     if status not in SEVERITY:
         return f"its end has the status {str(status)[:40]!r}: use {', '.join(SEVERITY)}"

@@ -84,7 +84,6 @@ class BrokerRun:
     def begin(
         cls, directory: RunDirectory, hello: HelloMessage, addresses: tuple[str, str], statistics: BrokerStatistics
     ) -> "BrokerRun":
-        """Begin an attempt with its first publisher; ``addresses`` are the broker's."""
         _refuse_if_away(directory, hello.pid)
         # Create the recording first: a reader that sees a live run may open it at once.
         number, recording = directory.next_attempt()
@@ -105,7 +104,6 @@ class BrokerRun:
 
     @classmethod
     def resume(cls, directory: RunDirectory, addresses: tuple[str, str], statistics: BrokerStatistics) -> "BrokerRun":
-        """Resume the newest attempt. Raise BrokerError if it has ended or does not exist."""
         entry = directory.resumable()
         attempt = 0 if entry is None else int(entry["attempt"])
         recording, world_size, local_world_size, publishers = directory.resume_attempt(attempt)
@@ -301,7 +299,6 @@ class BrokerRun:
         return [(rank.identity, rank) for rank in self.ranks.values() if rank.identity is not None]
 
     def publishers(self) -> list[tuple[bytes, LiveRank]]:
-        """Return connected ranks that have not ended."""
         return [(identity, rank) for identity, rank in self.connected() if not rank.ended]
 
     @property
@@ -312,7 +309,6 @@ class BrokerRun:
 
     @property
     def incomplete(self) -> str | None:
-        """Description of what is missing in the recording, if anything."""
         if self.write_error is not None:
             return f"the recording is incomplete: {self.write_error}"
         return f"the recording lacks {self.lost} events" if self.lost else None
@@ -342,7 +338,6 @@ class BrokerRun:
         return True
 
     def flush(self) -> None:
-        """Write recorded events to disk."""
         self.flush_soon = False
         if self.write_error is None and any(rank.recorded > rank.acknowledged for rank in self.ranks.values()):
             try:

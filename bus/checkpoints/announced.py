@@ -36,7 +36,6 @@ class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_there(self) -> bool:
-        """It exists, and was not replaced."""
         try:
             found = os.stat(self.path).st_mtime_ns
         except OSError:

@@ -33,7 +33,6 @@ def crc_of(text: str, data: Any = b"") -> str:
 
 
 def text_of(contents: Mapping[str, Any]) -> str:
-    """Return the contents of a checkpoint other than tensors as a file's text. Raise CheckpointError if too large."""
     try:
         text = _to_json(contents)
     except RecursionError:
@@ -42,7 +41,6 @@ def text_of(contents: Mapping[str, Any]) -> str:
 
 
 def check_size(text: str) -> str:
-    """Return the text, or raise CheckpointError if it is too large."""
     if len(text) > _TEXT_LIMIT:
         raise CheckpointError(
             f"all values but tensors take {len(text):,} bytes, at most {_TEXT_LIMIT:,} are allowed: "
@@ -52,7 +50,6 @@ def check_size(text: str) -> str:
 
 
 def metadata_of(contents: Mapping[str, Any]) -> dict[str, str]:
-    """Return a file's metadata with these contents. Raise as :func:`text_of`."""
     text = text_of(contents)
     return {TEXT_KEY: text, CRC_KEY: crc_of(text)}
 
@@ -82,7 +79,6 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
 
 
 def main_file(path: Path) -> Path:
-    """Return the file with a checkpoint's tree: itself, or the one in its folder."""
     return path / "training.safetensors" if path.is_dir() else path
 
 

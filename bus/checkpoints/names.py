@@ -140,7 +140,6 @@ class CheckpointNames:
         return self.folder / self.name_at(timestamp)
 
     def other_name(self, template: str, argument: str) -> "CheckpointName":
-        """Return a name outside the folder, by a format string of ``argument``, or raise ConfigurationError."""
         return CheckpointName(template, self._known, argument, _TIMES)
 
     def adopt(self, path: Path) -> None:
@@ -177,7 +176,6 @@ class CheckpointNames:
                     shutil.rmtree(path, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names of saved and kept checkpoints, relative to the folder, oldest first."""
         return {"saved": list(self._saved)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,7 +219,6 @@ class CheckpointNames:
                 copy(path, draft)
 
     def surplus(self) -> list[str]:
-        """Return the names of checkpoints that :meth:`remove_surplus` removes."""
         if self._keep < 0 and self._keep_best is None:
             return []
         newest = 1 if self._keep < 0 else self._keep
@@ -332,7 +329,6 @@ class CheckpointName:
         return self._template
 
     def matches(self, name: str) -> bool:
-        """Return whether the format can make this name."""
         return self._pattern.fullmatch(name) is not None
 
     def counters(self, name: str) -> dict[str, int]:

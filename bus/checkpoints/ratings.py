@@ -33,7 +33,6 @@ RATINGS = JsonFile("checkpoints.json", RatingsFile, 64 << 20)
 
 
 def read_ratings(folder: Path) -> RatingsFile | None:
-    """Return the ratings in a folder; ``None`` if the file is missing or unreadable, which is logged."""
     return RATINGS.find(folder)
 
 

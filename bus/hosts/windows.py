@@ -146,7 +146,6 @@ class HostWindows:
         return [self._close(self._ended.popleft()) for _ in range(len(self._ended))]
 
     def _at(self, batch: int) -> list[_Rank]:
-        """Return the ranks with a known end of a batch."""
         return [rank for rank in self._ranks.values() if batch in rank.batches]
 
     def _close(self, window: _Window) -> HostWindow:

@@ -352,7 +352,6 @@ class _Progress:
         self._reached: Reached | None = None
 
     def reached(self) -> Reached | None:
-        """Return the progress of the lowest rank, if known."""
         check = self._recording.check
         if check is not None and self._recording.end > self._read_to:
             self._read_to = self._recording.end

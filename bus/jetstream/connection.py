@@ -62,7 +62,6 @@ class NatsServers:
 
     @property
     def are_here(self) -> bool:
-        """All of them are on this machine."""
         return all(is_loopback(urlsplit(address).hostname or "") for address in self.addresses)
 
 
@@ -156,7 +155,6 @@ class NatsClient(Client):
 
     @property
     def is_in_cluster(self) -> bool:
-        """The server belongs to a cluster."""
         return bool(self._server_info.get("cluster"))
 
     @property
@@ -299,7 +297,6 @@ async def answer_of(client: NatsClient, asking: Coroutine[Any, Any, _Answer]) ->
 
 
 def in_words(error: Exception) -> str:
-    """Return a server's or the client's error as one line."""
     text = getattr(error, "description", None) or str(error) or type(error).__name__
     return one_line(str(text).removeprefix("nats: "))
 

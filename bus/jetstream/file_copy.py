@@ -57,7 +57,6 @@ class FileCopy:
         self.file.close()
 
     async def follow(self, has_ended: Callable[[], bool]) -> None:
-        """Copy until the file is complete in the stream."""
         await self._find()
         while True:
             # Checked before look(): after the run's end, the file is complete.
@@ -93,7 +92,6 @@ class FileCopy:
             self.at = Copied(end if final is None else final, end, sequence, self._stream.bridge)
 
     async def _publish(self, begin: int, data: bytes, final: int | None) -> int:
-        """Publish a range as the next message; return its sequence number."""
         stream = self._stream
         headers = {
             names.OFFSET: str(begin),

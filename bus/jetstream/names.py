@@ -71,7 +71,6 @@ def reply_subject(inbox: str, kind: str, asked: str | None) -> str:
 
 
 def split_reply(reply: str) -> tuple[str, str | None]:
-    """Return the inbox of a :func:`reply_subject`, and the identity of the request."""
     inbox, _, asked = reply.rsplit(".", 2)
     return inbox, None if asked == "-" else asked
 

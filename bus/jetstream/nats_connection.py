@@ -52,7 +52,6 @@ class NatsConnection:
 
     @classmethod
     def at(cls, address: str) -> "NatsConnection":
-        """Return the process's connection to an address, or raise BrokerError."""
         with _sharing:
             for connection in _shared.values():
                 if connection.address == address:
@@ -97,7 +96,6 @@ class NatsConnection:
             self._loop.call_soon_threadsafe(call)
 
     def check(self) -> None:
-        """Raise the error that ended the connection, if any."""
         if self._failure is not None or self.client.failure is not None:
             raise self.client.failure or self._failure  # type: ignore[misc]
 

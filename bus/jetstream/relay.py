@@ -104,7 +104,6 @@ class Relay:
         return control
 
     def _reader(self, inbox: str, may_command: bool) -> "_Reader":
-        """Return a reader's connection to the present broker, or raise OffloopError."""
         now = time.monotonic()
         for key, known in list(self._readers.items()):
             if now - known.used > _IDLE_SECONDS:
@@ -157,7 +156,6 @@ class RawRecordings:
         self.used = float("-inf")  # time of the last request, by ``time.monotonic``
 
     async def answer(self, control: Control) -> bytes:
-        """Answer a request. Raise OffloopError for an unknown attempt or offset."""
         self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number, offset = content.get("attempt", run.last.number), content.get("offset")

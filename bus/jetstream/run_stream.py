@@ -24,7 +24,6 @@ POSITIONS_BYTES = 64 << 20  # limit of the bucket of positions, to which an acco
 
 
 async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
-    """Open a key-value bucket, and create it if necessary."""
     try:
         return await client.js.key_value(bucket)
     except BucketNotFoundError:
@@ -48,7 +47,6 @@ class RunFileStream:
         return names.windows_stream_of(self.run) if self.has_windows else names.stream_of(self.run)
 
     async def make(self) -> None:
-        """Create the stream unless it exists. Raise BrokerError if the servers refuse for good."""
         subjects = names.windows_subject if self.has_windows else names.recording_subject
         config = StreamConfig(
             name=self.name,

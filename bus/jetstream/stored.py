@@ -59,7 +59,6 @@ async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Sto
 
 
 async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[str]:
-    """Return the subjects of messages in a stream; none if it does not exist."""
     try:
         return list((await client.js.stream_info(stream, pattern)).state.subjects or ())
     except NotFoundError:
@@ -67,7 +66,6 @@ async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[s
 
 
 async def last_of_each(client: NatsClient, stream: str, subjects: Iterable[str]) -> list[Stored]:
-    """Return the last message of each subject that has one."""
     asked = list(subjects)
     found: list[Stored | None] = []
     for begin in range(0, len(asked), _BATCH):

@@ -31,7 +31,6 @@ class StreamWindows:
         self._following = connection.begin(self._follow())
 
     def take(self) -> list[HostWindow]:
-        """Return the windows since the last call."""
         found = []
         while self._unread:
             with suppress(ProtocolError):

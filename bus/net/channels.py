@@ -114,7 +114,6 @@ class RequestClient:
         self._patience = (timeouts or Timeouts.default).answer
 
     def __call__(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return its answer. Raise BrokerError without an answer or if refused."""
         asked = os.urandom(8).hex()
         deadline = time.monotonic() + self._patience
         is_sent = self._channel.send(kind, {**content, "id": asked})

@@ -15,7 +15,6 @@ def how_to_list(address: str) -> str:
 
 
 def split_addresses(text: str) -> tuple[str, ...]:
-    """Split comma-separated addresses. Raise ConfigurationError if one is malformed."""
     addresses = tuple(part.strip() for part in text.split(",") if part.strip())
     for address in addresses:
         try:

@@ -89,7 +89,6 @@ def load_nkey(path: str | os.PathLike[str]) -> Nkey:
 
 
 def public_nkey(text: str) -> str:
-    """Return a public nkey, given as text or as its file, or raise ConfigurationError."""
     if _PUBLIC.match(text):
         return text
     if _SEED.match(text):
@@ -123,7 +122,6 @@ def _public_of(seed: str) -> str:
 
 
 def _read(file: Path) -> tuple[str, int]:
-    """Return the text of a key's file, and the file's mode."""
     try:
         with open(file, "rb") as stream:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)

@@ -64,7 +64,6 @@ class FlightRing:
             raise
 
     def to_wire(self) -> dict[str, Any]:
-        """Return a description by which the broker opens it, besides the process id."""
         return {"fd": self._shared, "token": self._token}
 
     def put(self, frame: bytes) -> bool:
@@ -146,7 +145,6 @@ class FlightRingReader:
             raise
 
     def _front(self) -> tuple[int, int, int]:
-        """Return the number of batches to hold, the number of blocks in use, and the newest block's index."""
         data = os.pread(self._descriptor, _FRONT.size, 0)
         if len(data) < _FRONT.size:
             raise ProtocolError("the memory of a flight recorder is too short")

@@ -80,7 +80,6 @@ class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
 
     @property
     def context(self) -> dict[str, Any]:
-        """Decode the map, with the errors of :attr:`fields`."""
         context = self.context_
         if not isinstance(context, dict):
             context = self.context_ = _decode_map(self, "context", context)
@@ -196,7 +195,6 @@ _decode_frame_batch = msgspec.msgpack.Decoder(_FrameBatch).decode
 
 
 def decode_frame_batch(body: bytes) -> list[bytes]:
-    """Decode a batch of frames. Raise ProtocolError for other messages and malformed batches."""
     try:
         return _decode_frame_batch(body).content.frames
     except (ValueError, RecursionError) as error:
@@ -204,7 +202,6 @@ def decode_frame_batch(body: bytes) -> list[bytes]:
 
 
 def is_frame_batch(front: bytes) -> bool:
-    """Return whether a control message that begins with these bytes is a batch of frames."""
     return front[3:10] == b"\xa6" + FRAME_BATCH.encode()
 
 
@@ -226,7 +223,6 @@ def _position_rows(positions: dict[int, tuple[int, int]]) -> list[tuple[int, int
 
 
 def decode_positions(rows: Any) -> dict[int, tuple[int, int]]:
-    """Decode a heartbeat's rows ``[rank, seq, base_seq]``, or raise ProtocolError."""
     positions = {}
     for row in rows if type(rows) is list else [None]:
         if type(row) is not list or len(row) < 3 or not all(type(number) is int and number >= 0 for number in row[:3]):
@@ -367,7 +363,6 @@ def _decode_map(event: EventBody, name: str, packed: msgspec.Raw) -> dict[str, A
 
 
 def sequence_number(body: bytes) -> int | None:
-    """Return the ``seq`` of a malformed event, if it is readable."""
     try:
         number = decode_body(body)[2]
     except (ProtocolError, IndexError):

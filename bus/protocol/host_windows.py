@@ -68,7 +68,6 @@ def encode_window(window: HostWindow) -> bytes:
 
 
 def decode_window(data: bytes) -> HostWindow:
-    """Decode a window, or raise ProtocolError."""
     if len(data) > MAX_WINDOW:
         raise ProtocolError(f"a host's window of {len(data):,} bytes: at most {MAX_WINDOW:,} are read")
     try:

@@ -164,12 +164,10 @@ class StreamOrder:
 
     @property
     def topics(self) -> list[str]:
-        """Subscriptions on the event feed."""
         return [f"{self.run}/{name}/" for name in (frames.BASE if self._base_only else frames.ALL, frames.HEARTBEAT)]
 
     @property
     def endings(self) -> list[Ending]:
-        """Endings of the finished ranks."""
         return list(self._ends.values())
 
     @property
@@ -269,7 +267,6 @@ class StreamOrder:
         return sum(max(0, self._number(position) - self._last_number(rank)) for rank, position in positions.items())
 
     def is_filled(self, missing: Missing) -> bool:
-        """Return whether the missing events were read."""
         return self._last_number(missing.rank) >= self._number(missing.numbers)
 
     def skip_to(self, positions: Mapping[int, tuple[int, int]]) -> None:

@@ -96,7 +96,6 @@ class RunStream:
 
 
 def as_stream(snapshots: Iterable[Snapshot] | AsyncIterable[Snapshot]) -> RunStream:
-    """Return the snapshots as a stream."""
     return snapshots if isinstance(snapshots, RunStream) else RunStream(snapshots)
 
 

@@ -29,7 +29,6 @@ class Audience:
 
     @property
     def consumers(self) -> Collection[ConsumerProgress]:
-        """The consumers with barrier events or requested fields."""
         return self._consumers.values()
 
     def update(self, report: dict[str, Any]) -> None:

@@ -60,7 +60,6 @@ class PendingEvents(deque[PendingEvent]):
 
 
 def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
-    """Return the fields with their values, or ``None`` while a value has not arrived."""
     late = deferred_values(event.fields)
     if not wait and not all(_is_ready(value) for value in late.values()):
         return None

@@ -142,7 +142,6 @@ class BrokerProcess:
             self._report_copy(servers)
 
     def _report_copy(self, servers: str) -> None:
-        """Warn about recordings that the bridge has not copied by the end of the run."""
         path, give_up = self._root / self.name, time.monotonic() + self._timeouts.copy
         try:
             attempt = read_run(path).last.number

@@ -104,7 +104,6 @@ class Outbox:
                 del self._frames[0]
 
     def send(self) -> None:
-        """Send as many frames as the socket takes without waiting."""
         if self.paused:
             return
         self._remove_taken()
@@ -163,7 +162,6 @@ class Outbox:
             del self._frames[0]
 
     def acknowledge(self, number: int) -> None:
-        """Forget frames up to ``number``: the broker has them on disk."""
         for batches in (self._sent, self._unsent):
             while batches and batches[0].last <= number:
                 self.size -= batches[0].size

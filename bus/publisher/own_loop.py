@@ -81,7 +81,6 @@ class OwnLoop:
         context: bytes,
         has_deferred: bool,
     ) -> None:
-        """Publish an event, with the values logged before it."""
         if self._introduction:
             self._introduce(send, event, fields, context)
         carries = self.logged.count and event in BASE_EVENTS and "logged" not in fields
@@ -109,7 +108,6 @@ class OwnLoop:
         logged.add(values, step)
 
     def publish_logged(self, send: Send) -> None:
-        """Publish the logged values in an event of their own."""
         logged = self.logged
         if not logged.count:
             return

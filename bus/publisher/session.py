@@ -127,7 +127,6 @@ class BrokerSession:
         self._send(encode_control("hello", again))
 
     def tick(self) -> None:
-        """Check for a silent or dead broker."""
         self._restart_broker()
         self._do(self.state.tick(time.monotonic()))
 

@@ -179,7 +179,6 @@ class SessionState:
         return actions
 
     def end(self, last: int) -> None:
-        """Record that event ``last`` ends the stream."""
         self._end = last
 
     def report(self, statistics: dict[str, Any]) -> Say:
@@ -203,7 +202,6 @@ class SessionState:
         return [Hello(self._demand)]
 
     def broker_failed(self, error: Exception) -> None:
-        """Note that no connection or process could be made for the moment."""
         self._report_delay(error)
 
     def broker_died(self, refusal: OffloopError | None) -> None:
@@ -214,7 +212,6 @@ class SessionState:
             self._report_delay(refusal)
 
     def broker_restarted(self, how: str, now: float) -> list[Action]:
-        """Note that the own broker was started again; ``how`` is how the previous one ended."""
         return self._greet(now) if self.outbox.paused else self._lose(f"{how}; another one is started", now)
 
     def _give_up(self, why: str) -> None:

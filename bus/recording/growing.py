@@ -36,7 +36,6 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """Age of the oldest part."""
         return time.monotonic() - self._parts[0].seen if self._parts else 0.0
 
 
@@ -58,5 +57,4 @@ class GrowingRecording(FileSource):
         return self.end
 
     def piece(self, offset: int, end: int, most: int) -> bytes:
-        """Return the next range to send, from ``offset`` to ``end``, at most ``most`` bytes."""
         return self.read_at(offset, min(end - offset, most))

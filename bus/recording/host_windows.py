@@ -45,7 +45,6 @@ class WindowsWriter:
             raise
 
     def append(self, window: HostWindow) -> None:
-        """Raise RecordingError if the window cannot be written."""
         data = encode_window(window)
         try:
             if os.write(self._descriptor, data) < len(data):
@@ -80,7 +79,6 @@ class GrowingWindows:
         return self.end
 
     def look(self) -> int:
-        """Read new windows; return :attr:`end`."""
         for _ in self.windows():
             pass
         return self.end

@@ -155,7 +155,6 @@ class RecordingReader:
         return messages
 
     def _take_check_record(self, head: RecordHead, check: CheckRecord) -> list[Record]:
-        """Compare the records read since the last check record with its contents."""
         part = self._part
         missing = check.total - (check.before if self._total is None else self._total) - part.messages
         between = f"between offsets {self._position} and {head.offset}"

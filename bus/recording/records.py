@@ -130,7 +130,6 @@ class CheckRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def size(cls, front: bytes) -> int:
-        """Return the size of a check record that begins with these bytes, or raise DamageError."""
         if len(front) < _CHECK.size:
             raise DamageError("it is too short for a check record")
         _, _, sign, _, size = _CHECK.unpack_from(front)
@@ -170,7 +169,6 @@ class Chunk(NamedTuple):
 
     @classmethod
     def size(cls, front: bytes) -> int:
-        """Return the size of a chunk's record that begins with these bytes, or raise DamageError."""
         return _CHUNK.size + cls._head(front)[2]
 
     @classmethod
@@ -193,7 +191,6 @@ class Chunk(NamedTuple):
 
     @staticmethod
     def _head(front: bytes) -> tuple[int, int, int]:
-        """Return uncompressed size, checksum and compressed size."""
         if len(front) < _CHUNK.size:
             raise DamageError("it is too short for a chunk")
         *_, size, checksum, algorithm_size, algorithm, data_size = _CHUNK.unpack_from(front)
@@ -216,7 +213,6 @@ def encode_chunk(data: bytes | bytearray, packed: bytes, start_time: int, end_ti
 
 
 def encode(record: mcap.records.McapRecord) -> bytes:
-    """Encode any record of the mcap library."""
     builder = RecordBuilder()
     record.write(builder)
     return bytes(builder.end())
@@ -329,7 +325,6 @@ class RecordHead(NamedTuple):
 
     @property
     def check(self) -> CheckRecord | None:
-        """Its contents, if it is a check record."""
         return self.what if isinstance(self.what, CheckRecord) else None
 
 

@@ -55,7 +55,6 @@ class CutRange(NamedTuple):
 
     @classmethod
     def of(cls, record: "Recorded") -> "CutRange | None":
-        """Decode the mark; return ``None`` for other records and malformed marks."""
         if record.topic.name != CUT:
             return None
         event = record.event
@@ -83,12 +82,10 @@ def is_base(record: Recorded) -> bool:
 
 
 def base_before(record: Recorded) -> int:
-    """Return the number of base events before it in its rank."""
     return record.event.base_seq - is_base(record)
 
 
 def is_known(record: Recorded) -> bool:
-    """Return whether this version knows the event."""
     return record.topic.name in _NAMES
 
 
@@ -124,12 +121,10 @@ class RecordSource:
 
     @property
     def ending(self) -> Ending | None:
-        """The run's ending; ``None`` if it is not recorded."""
         return self._order.ending
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Commands answered so far."""
         return self._order.outcomes
 
     def __iter__(self) -> Iterator[Recorded]:

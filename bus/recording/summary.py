@@ -110,7 +110,6 @@ class Metric(msgspec.Struct, array_like=True):
         return True
 
     def widen(self, most: int) -> None:
-        """Join neighbouring buckets until at most ``most`` are left."""
         while len(self.buckets) > most:
             self.width *= 2
             narrow, self.buckets = self.buckets, {}
@@ -134,7 +133,6 @@ class Metric(msgspec.Struct, array_like=True):
         return sorted(found.items())
 
     def whole(self) -> MetricValues | None:
-        """Return the values of all steps together; ``None`` without any."""
         found: MetricValues | None = None
         for place in sorted(self.buckets):
             if found is None:
@@ -144,7 +142,6 @@ class Metric(msgspec.Struct, array_like=True):
         return found
 
     def thinned(self, most: int) -> "Metric":
-        """Return a copy with at most ``most`` buckets."""
         copy = Metric(self.width, {place: msgspec.structs.replace(one) for place, one in self.buckets.items()})
         copy.widen(most)
         return copy

@@ -130,7 +130,6 @@ class RecordingWriter:
 
     @property
     def written(self) -> int:
-        """Number of frames, including unflushed ones."""
         return self._total + self._appended
 
     @property
@@ -140,7 +139,6 @@ class RecordingWriter:
 
     @property
     def positions(self) -> dict[int, Position]:
-        """Flushed position of each rank."""
         return dict(self._positions)
 
     @property
@@ -211,7 +209,6 @@ class RecordingWriter:
         self._forget()
 
     def _check_record(self, part: bytes = b"") -> CheckRecord:
-        """Return the check record after a part with the appended frames."""
         reached = {rank: Position(*position) for rank, position in self._reached.items()}
         positions, total = {**self._positions, **reached}, self._total + self._appended
         return CheckRecord(self._size, self._total, total, zlib.crc32(part), self._metadata, self._topics, positions)

@@ -140,7 +140,6 @@ class PendingCommands:
         return self.send_again(now) if now >= self._again_at else ()
 
     def send_again(self, now: float) -> tuple[Command, ...]:
-        """Return all unconfirmed commands, also for a new connection."""
         self._again_at = now + _UNCONFIRMED_SECONDS if self._unconfirmed else math.inf
         return tuple(self._unconfirmed.values())
 
@@ -157,7 +156,6 @@ class PendingCommands:
             self._again_at = now + _UNDELIVERED_SECONDS
 
     def outcomes(self, answered: Iterable[Outcome]) -> tuple[Outcome, ...]:
-        """Return the known outcome of each command; ``answered`` are those of the training."""
         by_id = {outcome.command.id: outcome for outcome in answered}
         return tuple(
             by_id.get(name) or self._refused.get(name) or Outcome(command, None, None)

@@ -157,7 +157,6 @@ class Following:
         self._heard = now
 
     def when_quiet(self, status: RunStatus, now: float) -> Step:
-        """Return the step for an event feed without messages."""
         if status is not RunStatus.LIVE or now - self._heard >= self._timeouts.silence:
             # A broker sends at least heartbeats; without them the connection may be dead.
             return self._disconnect()

@@ -54,7 +54,6 @@ class MergedSubscriber(RunStream):
 
     @property
     def live(self) -> bool:
-        """At least one is connected to its host's broker."""
         return any(one.live for one in self._subscribers)
 
     @property

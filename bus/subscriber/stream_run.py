@@ -98,7 +98,6 @@ class StreamRun(RunSource):
 
 
 def last_check(data: bytes) -> CheckRecord | None:
-    """Return the last check record in a range of a recording."""
     at = data.rfind(records.CHECK_SIGN)
     while at >= 0:
         with suppress(DamageError):

@@ -60,14 +60,12 @@ class LiveSubscription:
         in_use.add(self)
 
     def receive(self) -> bytes | None:
-        """Return the next frame, if one has arrived."""
         try:
             return None if self._feed is None else self._feed.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
     def wait(self, seconds: float) -> None:
-        """Wait so many seconds, or until a frame arrives."""
         if self._feed is not None:
             self._feed.poll(int(seconds * 1000))
 

@@ -66,7 +66,6 @@ class SegmentReference(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_wire(cls, wire: Any) -> "SegmentReference":
-        """Read the map, or raise ProtocolError if it is malformed."""
         try:
             # Text must not be converted to bytes.
             return msgspec.convert(wire, cls, builtin_types=(bytes,))
@@ -108,7 +107,6 @@ class Segment:
         return memoryview(self.memory)[IMAGE_OFFSET : IMAGE_OFFSET + self._size]
 
     def lock(self) -> bool:
-        """Lock it exclusively if no process has it mapped; return whether that succeeded."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

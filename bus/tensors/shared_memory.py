@@ -56,7 +56,6 @@ def create_memory(size: int, token: bytes, allocate: int | None = None) -> tuple
 
 
 def allocate_memory(descriptor: int, offset: int, size: int) -> None:
-    """Allocate a further part of memory. Raise OSError if too little is available."""
     check_available(size)
     # If it were missing, a write to it would end the process by a signal.
     if hasattr(os, "posix_fallocate"):

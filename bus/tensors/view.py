@@ -103,7 +103,6 @@ class Tensors(Mapping[str, TensorView]):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Strings stored with the tensors."""
         return self._metadata
 
     @property
@@ -204,7 +203,6 @@ class TensorPlaces(NamedTuple):
 
 
 def tensor_places(specs: Mapping[str, tuple[str, Sequence[int]]]) -> TensorPlaces:
-    """Compute positions of tensors of the given ``(dtype, shape)``, or raise ConfigurationError."""
     entries: dict[str, Any] = {}
     starts: dict[str, int] = {}
     end = 0
@@ -256,7 +254,6 @@ _decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], int]:
-    """Return an image's entries in the order of their bytes, its metadata, and the offset of its data."""
     length = int.from_bytes(image[:8], "little")
     if len(image) < 8 or length > min(MAX_HEADER, len(image) - 8):
         raise ProtocolError(
