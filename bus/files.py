@@ -60,7 +60,6 @@ def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

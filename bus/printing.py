@@ -50,8 +50,6 @@ def say(line: str, *, err: bool = False) -> None:
     stream.flush()
 
 
-# -- terminals that are not ours alone --------------------------------------------------------------------------------
-
 _USUAL_COLUMNS = 80
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _is_shared = False
@@ -71,7 +69,6 @@ def is_screen(stream: TextIO) -> bool:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return the width of a terminal; 80 without a known width."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
     except OSError:
@@ -148,9 +145,7 @@ _INDENT = " " * 4
 
 
 def wrap(cells: Iterable[str]) -> list[str]:
-    """Join cells to lines as wide as the terminal (80 without one), never dividing a cell.
-
-    Further lines are indented."""
+    """Join cells to lines as wide as the terminal (80 without one), never dividing a cell."""
     width = shutil.get_terminal_size().columns
     lines: list[str] = []
     for cell in cells:
@@ -162,12 +157,10 @@ def wrap(cells: Iterable[str]) -> list[str]:
 
 
 def widest_cell() -> int:
-    """Return the maximum width of a cell of :func:`wrap`."""
     return max(shutil.get_terminal_size().columns - len(_INDENT), 1)
 
 
 def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
-    """Return the first lines, and the number of further ``what``."""
     kept = Damage(what, most)
     for line in lines:
         kept.add(line)
@@ -175,13 +168,11 @@ def shorten(lines: Iterable[str], what: str, most: int = KEPT) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows with aligned columns, each cell as one line."""
     for line in table([tuple(map(one_line, row)) for row in rows]):
         say(line)
 

@@ -21,9 +21,7 @@ def current_folder() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Return the start of a process in clock ticks since boot; ``None`` if unknown.
-
-    It distinguishes a process from a later one with the same number."""
+    """Return the start of a process in ticks since boot, which identifies it beyond its number; ``None`` if unknown."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
@@ -52,8 +50,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 class Program(NamedTuple):
-    """A process that this user may inspect."""
-
     pid: int
     parent: int
     folder: str  # working directory
@@ -61,7 +57,6 @@ class Program(NamedTuple):
 
 
 def programs() -> Iterator[Program]:
-    """Yield the processes of this machine; none without ``/proc``."""
     for path in Path("/proc").glob("[0-9]*"):
         # Another user's process, or one that has just exited.
         with contextlib.suppress(OSError):

@@ -29,8 +29,6 @@ def redact(value: Any) -> Any:
     return _Redaction().redact(value)
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
-
 _Kind: TypeAlias = Literal["everything", "text"]
 """Secret values under a name: ``text`` excludes numbers, also within texts."""
 
@@ -93,8 +91,6 @@ def _kind(name: str) -> _Kind | None:
         return "everything" if (found[1] or before or "db") in _PASSES else None
     return None
 
-
-# -- values -----------------------------------------------------------------------------------------------------------
 
 _SHOWN = re.compile(r"(?:none|null|true|false|\*+)?", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?\d[\d_.,]*+(?:[eE][-+]?\d+)?[KMBTkmbt]?(?:tok)?")
@@ -192,8 +188,6 @@ class _Redaction:
         return _without_named(text)
 
 
-# -- the environment --------------------------------------------------------------------------------------------------
-
 _LONG = 8
 _SHORT = 4
 
@@ -217,8 +211,6 @@ def _environment_secrets() -> tuple[list[str], re.Pattern[str] | None]:
     words = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(short, key=len, reverse=True))})(?!\w)") if short else None
     return sorted(known, key=len, reverse=True), words
 
-
-# -- texts ------------------------------------------------------------------------------------------------------------
 
 # Each begins at a word and repeats nothing that can be divided in two ways, so that a search takes linear time.
 _SHAPES = re.compile(

@@ -53,9 +53,7 @@ class JsonFile(Generic[Content]):
             self._replace(directory, value)
 
     def update(self, run: Path, change: Callable[[Content | None], Content]) -> Content:
-        """Replace the value by ``change(value)`` and return it. Safe for several processes.
-
-        Raises RunDirectoryError if the file cannot be read, which leaves it unchanged, or written."""
+        """Replace the value by ``change(value)`` and return it. Safe for several processes."""
         with self._opened(run) as directory:
             check_owner(directory)
             lock_directory(directory)
@@ -64,7 +62,6 @@ class JsonFile(Generic[Content]):
         return value
 
     def try_update(self, run: Path, change: Callable[[Content | None], Content]) -> None:
-        """As :meth:`update`, but logs a failure."""
         try:
             self.update(run, change)
         except RunDirectoryError as error:

@@ -40,7 +40,6 @@ class Screen:
         return columns_of(self.stream) - 1
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Replace the drawn lines."""
         with self._lock:
             self._lines = list(lines)
             if self._at_line_start:
@@ -68,7 +67,6 @@ class Screen:
             return written
 
     def close(self) -> None:
-        """Erase the lines and restore the streams."""
         with self._lock:
             self.draw([])
             for name, original in self._replaced.items():

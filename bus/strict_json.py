@@ -46,7 +46,6 @@ def _flatten_into(values: Mapping[Any, Any], prefix: str, flat: dict[str, Any]) 
 
 
 def json_text(value: Any) -> str:
-    """Return a value as strict JSON, see :func:`plain`."""
     try:
         return _EXACT.encode(value)
     except (TypeError, ValueError):

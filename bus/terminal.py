@@ -49,7 +49,6 @@ class CliCommand(click.Command):
 def write_options(
     sections: Mapping[str, Sequence[click.Option]], ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Write options under headings, all in the same columns."""
     records = {
         heading: [record for one in options if (record := one.get_help_record(ctx))]
         for heading, options in sections.items()

@@ -198,7 +198,6 @@ def attach(
 
 
 def _check_prepared(accelerator: Accelerator, models: Sequence[Any], optimizers: Sequence[Any], is_given: bool) -> None:
-    """Raise ConfigurationError unless model and optimizer are known."""
     if accelerator.distributed_type in _ENGINES:
         raise ConfigurationError(
             f"attach() cannot see the steps of {accelerator.distributed_type.value}, whose engine does them: "

@@ -19,7 +19,6 @@ _WIDTH, _HEIGHT, _MARGIN = 480, 90, 4
 
 
 def show_runs(table: RunTable, entries: Sequence[RunEntry], folder: str) -> str:
-    """Return a table of runs with their usual columns, without empty ones."""
     shown = entries[:_ROWS]
     columns = table.columns(["run", *table.usual_among(shown)])
     cells = {column.head: [column.text(entry) for entry in shown] for column in columns}
@@ -30,7 +29,6 @@ def show_runs(table: RunTable, entries: Sequence[RunEntry], folder: str) -> str:
 
 
 def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
-    """Return one run: its state, a curve of each series, its metrics and hyperparameters."""
     facts = [
         entry.status,
         *filter(None, (entry.error, entry.reason, entry.problem)),
@@ -59,12 +57,10 @@ def show_run(entry: RunEntry, series: Mapping[str, Sequence[Point]]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count with its noun: ``1 run``, ``2 runs``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def main_metric(entry: RunEntry) -> str | None:
-    """Return the most important metric: the loss, an evaluation, another loss."""
 
     def order(name: str) -> tuple[bool, ...]:
         return name != LOSS, not is_of_evaluation(name), "loss" not in name, name.startswith("lr-")

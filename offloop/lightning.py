@@ -176,7 +176,6 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._training.checkpoint_written(filepath, **self._score_of(str(filepath)))
 
     def _score_of(self, path: str) -> dict[str, Any]:
-        """Return metric, value and mode by which a ``ModelCheckpoint`` compares a checkpoint."""
         for one in self._trainer.checkpoint_callbacks:
             name = getattr(one, "monitor", None)
             if name is not None and path in (scores := getattr(one, "best_k_models", {})):
@@ -191,7 +190,6 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._resumed = state_dict
 
     def detach(self, error: BaseException) -> None:
-        """End the run because of an error of offloop."""
         # The state of an earlier fit does not belong to this fit's checkpoints.
         self._reached = {}
         super().detach(error)

@@ -129,7 +129,6 @@ def _is_in_foreground() -> bool:
 
 
 def _why_nothing(notes: list[str]) -> str | None:
-    """Return why no run has begun, by the notes of the processes; ``None`` if one has."""
     missing = {line.removeprefix("missing ") for line in notes if line.startswith("missing ")}
     loaded = sorted(set(notes) & set(startup.FRAMEWORKS.values()))
     if ATTACHED in notes:

@@ -61,8 +61,7 @@ def _loaded(name: str, module: ModuleType) -> None:
             attach_to_transformers(module)
 
 
-def _run_hidden() -> None:
-    """Run the ``sitecustomize`` that this one hides."""
+def _run_hidden_sitecustomize() -> None:
     spec = PathFinder.find_spec("sitecustomize", [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER])
     if spec is not None and spec.loader is not None:
         from importlib.util import module_from_spec
@@ -74,4 +73,4 @@ def _run_hidden() -> None:
 if __name__ == "sitecustomize":
     note("python")
     sys.meta_path.insert(0, _Finder())
-    _run_hidden()
+    _run_hidden_sitecustomize()

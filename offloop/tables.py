@@ -28,7 +28,6 @@ def library(to: Library | None) -> Any:
 
 
 def load(module: str, needed_by: str) -> Any:
-    """Import a module of an optional package. Raises ConfigurationError if it is not installed."""
     package = module.partition(".")[0]
     try:
         return import_module(module)

@@ -167,7 +167,6 @@ class OffloopCallback(Adapter, TrainerCallback):
         self._training.checkpoint_written(path, **self._score_of(args, state))
 
     def _score_of(self, args: Any, state: Any) -> dict[str, Any]:
-        """Return metric, value and mode by which the trainer compares checkpoints, if measured at this step."""
         if (metric := args.metric_for_best_model) is None:
             return {}
         metric_name = f"eval_{metric.removeprefix('eval_')}"

@@ -30,8 +30,6 @@ _LONGEST_NAME = 30
 
 
 class _Undecided(click.ClickException):
-    """The events cannot be compared."""
-
     exit_code = EXIT_TROUBLE
 
 
@@ -91,9 +89,6 @@ def compare_runs(
     return EXIT_SAME if found.same else EXIT_DIFFERENT
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
-
-
 def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
     from offloop.bus.cli.describe import describe_metrics
     from offloop.bus.index.index import read_entry
@@ -129,7 +124,6 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
 
 
 def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: dict[str, "Mode"]) -> dict[str, Any]:
-    """Return the last and best values of a metric, ``None`` for runs without it."""
     from offloop.bus.types.metrics import direction_of
 
     mode = direction_of(name, goals)
@@ -154,9 +148,6 @@ def _compared_rows(name: str, compared: dict[str, Any]) -> list[tuple[str, ...]]
         for value, step, is_best in zip(compared["best"], compared["best_step"], compared["is_best"], strict=True)
     )
     return [(f"  {one_line(name)}", "last", *last), ("", compared["mode"], *best)]
-
-
-# -- events -----------------------------------------------------------------------------------------------------------
 
 
 def _compare_events(runs: Sequence[str], runs_dir: str | None, stream: str | None, tolerance: float) -> "Diff":

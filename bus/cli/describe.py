@@ -36,7 +36,6 @@ _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
-    """Describe the newest attempt of a run, its recording, and the statistics of a live run."""
     described = describe_start(run)
     if (bridge := read_bridge(run.path)) is not None:
         described["bridge"] = asdict(bridge)
@@ -144,7 +143,6 @@ def describe_recording(path: Path) -> dict[str, Any]:
 
 
 def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str, Any]]:
-    """Return the last, least and greatest value of each metric, with their steps."""
     names = ("last", "last_step", "min", "min_step", "max", "max_step")
     described = {name: dict(zip(names, msgspec.structs.astuple(one), strict=False)) for name, one in metrics.items()}
     for one in described.values():
@@ -166,18 +164,13 @@ def _pause(source: RecordSource) -> dict[str, Any] | None:
     return pause
 
 
-# -- for people -------------------------------------------------------------------------------------------------------
-
-
 def lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of label and text, without empty texts."""
     for label, text in _all_lines(described):
         if text:
             yield label, text
 
 
 def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and text, without hyperparameters that :func:`lines` shows."""
     hyperparameters = described.get("hyperparameters", {})
     for name in chosen_first(hyperparameters):
         if "command" not in described or not name.startswith(_ALREADY_SAID):
@@ -185,7 +178,6 @@ def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def start_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of label and text about the start of a run, without empty texts."""
     here, ranks, commit = described["local_world_size"], described["world_size"], described["git_commit"]
     found = {
         "recorded as": described["recorded_as"] if described["recorded_as"] != described["run"] else "",

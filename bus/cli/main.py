@@ -53,7 +53,6 @@ class _Commands(click.Group):
                 )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name. A command that cannot be loaded reports why when it is run."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -70,7 +69,6 @@ class _Commands(click.Group):
 
 
 def _broken(point: EntryPoint, reason: str) -> click.Command:
-    """Return a command that replaces one that cannot be loaded, and reports why."""
     package = "a package" if point.dist is None else point.dist.name
     trouble = f"command {point.name!r} of {package} cannot be loaded: {reason}"
 

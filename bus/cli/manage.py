@@ -110,7 +110,6 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
 
 def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
-    """Return the directories of named runs, or of runs for which an expression is true."""
     from offloop.bus.cli.runs import choose, read_index
     from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import find_run

@@ -54,7 +54,6 @@ certificate_key_option = click.option(
 def split_names(
     _context: click.Context, _parameter: click.Parameter, value: str | Sequence[str] | None
 ) -> list[str] | None:
-    """Return the comma-separated names of an option, given once or several times; ``None`` without it."""
     if not value:
         return None
     text = value if isinstance(value, str) else ",".join(value)

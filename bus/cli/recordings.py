@@ -151,9 +151,6 @@ def convert_recordings(
     say_findings(done)
 
 
-# -- a replay for others -------------------------------------------------------------------------------------------
-
-
 @click.command(
     cls=CliCommand,
     short_help="Serve a recording as if it were live.",
@@ -224,7 +221,6 @@ def replay(
 
 
 def _check_name(name: str, where: str | None) -> None:
-    """Raise ConfigurationError if the name is a run's that is not a replay."""
     from offloop.bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
 
     path = runs_dir(where) / name
@@ -240,9 +236,6 @@ def _report(served: "ServedReplay") -> int:
         say(f"{served.damage}; all else was served", err=True)
         return EXIT_LOST
     return 0
-
-
-# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 def say_findings(done: "Written") -> None:
@@ -262,9 +255,6 @@ def say_findings(done: "Written") -> None:
     if done.lost:
         say("a part of the recording was lost")
         click.get_current_context().exit(EXIT_LOST)
-
-
-# -- recordings by name -----------------------------------------------------------------------------------------------
 
 
 def _recording(name: str, runs_dir: str | None) -> Path:

@@ -111,7 +111,6 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry
 
 
 def choose(table: "RunTable", where: str | None, *, archived: bool) -> "list[RunEntry]":
-    """Return the runs for which an expression is true, the newest first, without archived ones unless requested."""
     chosen = table.newest_first
     if where is not None and chosen:
         chosen = table.where(chosen, where)
@@ -135,7 +134,6 @@ def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[st
 
 
 def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
-    """Describe a run for programs."""
     from offloop.bus.cli.describe import describe_metrics
 
     known = msgspec.structs.asdict(entry)
@@ -159,9 +157,6 @@ def _paused(path: Path) -> dict[str, Any] | None:
     except RunDirectoryError:
         return None  # just deleted
     return None if paused is None else msgspec.structs.asdict(paused)
-
-
-# -- one run -----------------------------------------------------------------------------------------------------------
 
 
 @click.command(

@@ -50,9 +50,6 @@ def keygen(name: str, where: str | None) -> None:
     say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
 
 
-# -- runs in NATS -----------------------------------------------------------------------------------------------------
-
-
 @server.command(cls=CliCommand, short_help="Copy a run into NATS JetStream.")
 @click.argument("run")
 @options.runs_dir_option
@@ -167,15 +164,11 @@ def _given(stream: str | None) -> str:
     return stream
 
 
-# -- the configuration of a server ------------------------------------------------------------------------------------
-
-
 def _users(role: str, help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(f"--{role}", role, multiple=True, metavar="[TEAM:]KEY", help=help_text)
 
 
 def _text_option(name: str, pattern: str, allowed: str, **settings: Any) -> Callable[..., Any]:
-    """Return an option whose text must match a pattern, which ``allowed`` describes."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -256,7 +249,6 @@ def nats_config(listen: str | None, cluster: str | None, **given: Any) -> None:
 
 
 def _teams(given: dict[str, tuple[str, ...]]) -> dict[str, dict[str, list[str]]]:
-    """Return the roles of each key, by team."""
     teams: dict[str, dict[str, list[str]]] = {}
     for role, users in given.items():
         for user in users:

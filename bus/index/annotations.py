@@ -24,7 +24,6 @@ ANNOTATIONS = JsonFile("annotations.json", Annotations)
 
 
 def read_annotations(run: Path) -> Annotations:
-    """Return the annotations in a run's directory, empty without a file. An unreadable file is logged."""
     return ANNOTATIONS.find(run) or Annotations()
 
 
@@ -37,9 +36,7 @@ def annotate(
     pinned: bool | None = None,
     archived: bool | None = None,
 ) -> Annotations:
-    """Add and remove tags, replace the note, pin or archive a run. Safe for several processes.
-
-    Raises ConfigurationError for a tag or note that is not allowed, or too many tags; RunDirectoryError."""
+    """Add and remove tags, replace the note, pin or archive a run. Safe for several processes."""
     new = [check_tag(tag) for tag in add]
     if note is not None:
         _check_note(note)
@@ -62,7 +59,7 @@ def annotate(
 
 
 def check_tag(tag: str) -> str:
-    """Strip a tag. Raises ConfigurationError if it is empty, too long, or has a comma or control character."""
+    """Strip a tag. Raises ConfigurationError if it is not allowed."""
     tag = tag.strip()
     if not tag or len(tag) > MAX_TAG or "," in tag or not tag.isprintable():
         raise ConfigurationError(

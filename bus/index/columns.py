@@ -72,7 +72,6 @@ class Column(NamedTuple):
 
     @property
     def head(self) -> str:
-        """The title, with the value of the metric: ``accuracy.best``."""
         return f"{self.title}.{self.which}" if self.which else self.title
 
     @property
@@ -126,7 +125,6 @@ class Columns:
         self._found: dict[str, Column] = {}
 
     def find(self, name: str) -> Column:
-        """Return the column of that name. Raises ConfigurationError for an unknown or ambiguous one."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]

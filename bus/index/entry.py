@@ -82,9 +82,7 @@ _decode = msgspec.msgpack.Decoder(RunEntry).decode
 def make_entry(
     run: RunInfo, summaries: Iterable[Summary], annotations: Annotations, problem: str | None = None
 ) -> RunEntry:
-    """Return the entry of a run from ``run.json`` and the summaries of its attempts, the newest last.
-
-    Raises RunDirectoryError if ``run.json`` is damaged."""
+    """Return the entry of a run; ``summaries`` has the newest last. Raises RunDirectoryError for a damaged run."""
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
     reached = run.last.reached or (None if newest is None else _reached(newest))
@@ -129,7 +127,6 @@ def listed_entry(listed: ListedRun) -> RunEntry:
 
 
 def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
-    """Sort runs by their starts; runs without one are last."""
     return sorted(entries, key=lambda entry: -math.inf if entry.started is None else entry.started, reverse=True)
 
 

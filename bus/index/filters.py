@@ -124,7 +124,6 @@ def _comparison(value_of: ValueOf, sign: str, operand: str) -> Predicate:
 
 
 def sortable(value: Any) -> Any:
-    """Return a value for sorting runs; ``None`` without one."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, list | tuple):

@@ -45,18 +45,14 @@ class RunIndex:
 
     @property
     def entries(self) -> Mapping[str, RunEntry]:
-        """Entries by run name, as of the last :meth:`refresh`."""
         return MappingProxyType(self._entries)
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be stored, if so."""
         return self._store.problem
 
     def refresh(self, seconds: float = math.inf) -> int:
-        """Read changes on the disk for at most that many seconds, and return how many runs are left.
-
-        Raises RunDirectoryError if the folder cannot be read."""
+        """Read changes for at most that many seconds, and return how many runs are left. Raises RunDirectoryError."""
         until = time.monotonic() + seconds
         found = _find(self.root)
         if not found and not self.root.is_dir():
@@ -84,7 +80,6 @@ class RunIndex:
         return left
 
     def series(self, run: str, metric: str) -> list[Point]:
-        """Return steps and values of a metric of a run, thinned to some hundred."""
         entry = self._entries.get(run)
         if entry is None or metric not in entry.metrics:
             return []

@@ -18,16 +18,13 @@ _PATIENCE_SECONDS = 2.0  # a broker keeps the lock for a moment after a run has 
 
 
 def check_ended(path: Path) -> None:
-    """Raise RunIsLiveError unless the run has ended."""
     run = read_run(path)
     if run.away or run.last.status == "running":
         raise _is_live(run.name)
 
 
 def rename_run(path: Path, name: str) -> Path:
-    """Rename the directory of a run and return its new path. Recordings keep the old name.
-
-    Raises InvalidRunNameError; ConfigurationError if the name is taken; RunIsLiveError; RunDirectoryError."""
+    """Rename the directory of a run and return its new path. Recordings keep the old name."""
     check_run_name(name)
     check_ended(path)
     # The path may be "." or go through links; read_run() has refused a directory that is a link.
@@ -41,7 +38,7 @@ def rename_run(path: Path, name: str) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove the directory of a run, not following symbolic links. Raises RunIsLiveError, RunDirectoryError."""
+    """Remove the directory of a run, not following symbolic links."""
     check_ended(path)
     path = path.resolve()
     with _locked(path) as directory:
@@ -57,7 +54,6 @@ def remove_run(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Open the directory and lock brokers out."""
     with contextlib.ExitStack() as opened:
         try:
             directory = open_directory(path)

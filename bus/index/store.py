@@ -72,7 +72,6 @@ class IndexStore:
             return self._identity == before
 
     def read(self, run: str) -> StoredEntry | None:
-        """Return the entry of a run, or ``None`` without a readable one."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             descriptor = open_file(_name(run), dir_fd=self._directory)
             try:

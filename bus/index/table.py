@@ -59,13 +59,9 @@ class RunTable:
                 return known
         return Columns(self.entries.values())
 
-    # -- columns ------------------------------------------------------------------------------------------------------
-
     @property
     def usual_columns(self) -> tuple[str, ...]:
-        """Names of the default columns.
-
-        Among them are the hyperparameters in which the newest runs differ, and the metrics that most of them have."""
+        """Names of the default columns, with hyperparameters in which new runs differ and their common metrics."""
         if self._usual is None:
             self._usual = self.usual_among(self.newest_first[:_LOOKED_AT])
         return self._usual
@@ -75,7 +71,6 @@ class RunTable:
         return (*folder, "status", *differing(entries, _DIFFERING), *self._measured_by(entries), *_LAST)
 
     def _measured_by(self, entries: Sequence[RunEntry]) -> list[str]:
-        """Return the loss and the metrics that most runs have, with best values where possible."""
         count = Counter(name for entry in entries for name in entry.metrics if name.startswith(("metrics/", "loss/")))
         rare = {name for name in count if 2 * count[name] < len(entries)}
         losses = [name for name in count if name.startswith("loss/")]
@@ -105,7 +100,6 @@ class RunTable:
         ]
 
     def column(self, name: str) -> Column:
-        """Return the column of that name. Raises ConfigurationError for an unknown or ambiguous one."""
         return self.known.find(name)
 
     def column_or_none(self, name: str) -> Column | None:
@@ -114,17 +108,12 @@ class RunTable:
         except ConfigurationError:
             return None
 
-    # -- runs ---------------------------------------------------------------------------------------------------------
-
     def where(self, entries: Sequence[RunEntry], expression: str) -> list[RunEntry]:
-        """Return the runs for which a filter is true, see :func:`offloop.bus.index.filters.parse_filter`."""
         predicate = parse_filter(expression, self.known)
         return [entry for entry in entries if predicate(entry)]
 
     def sort(self, entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
-        """Sort runs by a column, downwards with a minus sign before its name.
-
-        Numbers come before texts, runs without a value last. Raises ConfigurationError for an unknown column."""
+        """Sort by a column, downwards with a minus sign: numbers before texts, runs without a value last."""
         value_of, reverse = self.column(order.removeprefix("-")).value, order.startswith("-")
         values = [sortable(value_of(entry)) for entry in entries]
         known = [(value, entry) for value, entry in zip(values, entries, strict=True) if value is not None]
@@ -137,9 +126,7 @@ class RunTable:
         return [*(entry for _, entry in known), *unknown]
 
     def best(self, entries: Iterable[RunEntry], metric: str, mode: Mode | None = None) -> RunEntry | None:
-        """Return the run with the best finite value of a metric at any step; ``None`` if no run has one.
-
-        Raises ConfigurationError for an unknown metric or ``mode``, or a metric without direction and no ``mode``."""
+        """Return the run with the best finite value of a metric, or ``None``. Raises ConfigurationError."""
         if mode not in (None, "min", "max"):
             raise ConfigurationError(f"mode {mode!r} is not known: use min or max")
         name = self.known.metric_names.find(metric, "no run has the metric")
@@ -224,10 +211,7 @@ class Chosen:
         return self._best[column.name]
 
     def groups(self, by: Column, order: str = "", column: Column | None = None) -> "list[Group]":
-        """Group the runs by their value in a column.
-
-        Groups are sorted by their means in ``column`` if it has numbers, else by their first runs; runs without a value
-        are the last group."""
+        """Group by a column, sorted by means in ``column`` or by first runs, runs without a value last."""
         key = by.name, order
         if key not in self._groups:
             self._groups[key] = _grouped(self.entries, by, column, downwards=order.startswith("-"))
@@ -235,22 +219,17 @@ class Chosen:
 
 
 class Group:
-    """Runs that have the same value in a column."""
-
     def __init__(self, text: str) -> None:
         self.text = text  # text of that value; empty for runs without one
         self.entries: list[RunEntry] = []
         self._heads: dict[str, tuple[str, str]] = {}
 
     def mean(self, column: Column) -> float | None:
-        """Return the mean of the finite numbers of a column, or ``None``."""
         known = [value for value, _ in _finite_values(self.entries, column.value)]
         return math.fsum(known) / len(known) if known else None
 
     def head(self, column: Column) -> tuple[str, str]:
-        """Return the text of a column for the head of the group, and the range of its values.
-
-        The text is the mean of numbers, the number of runs of each status, or a text that all runs share."""
+        """Return the mean, the counts of statuses, or the common text of a column; and the range of numbers."""
         if column.name not in self._heads:
             self._heads[column.name] = self._head(column)
         return self._heads[column.name]

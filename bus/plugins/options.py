@@ -30,7 +30,6 @@ class PluginOption:
         return _kind(self.type)
 
     def __str__(self) -> str:
-        """``window_size=100``; a required option shows no value."""
         if self.default is REQUIRED:
             return f"{self.name}=..."
         if isinstance(self.default, list | tuple):
@@ -39,7 +38,6 @@ class PluginOption:
 
 
 def options_of(made: type) -> list[PluginOption]:
-    """Return the named parameters of a class's constructor."""
     try:
         hints = get_type_hints(made.__init__)  # type: ignore[misc]
     except NameError:
@@ -59,9 +57,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
 
 
 def convert_options(owner: str, options: Sequence[PluginOption], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the constructor's arguments from texts.
-
-    Raises ConfigurationError: an option is unknown or missing, or a text is not a value of its type."""
+    """Return the constructor's arguments. Raises ConfigurationError for unknown, missing and invalid options."""
     known = {option.name: option for option in options}
     for name in texts:
         if name not in known:

@@ -64,9 +64,7 @@ class Registry(Generic[T]):
         self._importing = importing
 
     def find(self, name: str) -> type[T]:
-        """Return the class of that name.
-
-        Raises ConfigurationError: it does not exist, cannot be imported, or is of another kind."""
+        """Return the class of that name. Raises ConfigurationError if missing, not importable, or of another kind."""
         if name in self._own:
             return self._load(name, self._own[name])
         if ":" in name:
@@ -86,9 +84,7 @@ class Registry(Generic[T]):
         return self._load(name, plugins[name].value)
 
     def create(self, name: str, options: Mapping[str, str]) -> T:
-        """Create an object with options from a command line.
-
-        Raises ConfigurationError as :meth:`find`, and for wrong options."""
+        """Create an object with options from a command line. Raises ConfigurationError."""
         found = self.find(name)
         arguments = convert_options(name, options_of(found), options)
         try:
@@ -97,9 +93,7 @@ class Registry(Generic[T]):
             raise ConfigurationError(f"{self.kind} {name}: {error}", name=name) from error
 
     def create_all(self, names: Iterable[str], assignments: Sequence[str]) -> list[T]:
-        """Create one object for each name, with options such as ``speed.window_size=50``.
-
-        Raises ConfigurationError: a name, option or value is not allowed, or no name has the option."""
+        """Create one object per name, with options such as ``speed.window_size=50``. Raises ConfigurationError."""
         chosen = {name: self.find(name) for name in names}
         options = options_for(chosen, assignments)
         return [self.create(name, options[name]) for name in chosen]
@@ -110,7 +104,6 @@ class Registry(Generic[T]):
         return [self._entry(name, plugins.get(name)) for name in sorted([*self._own, *plugins])]
 
     def listing(self) -> list[str]:
-        """Return :meth:`entries` as lines, each with its options below."""
         entries = self.entries()
         width = max((len(entry.name) for entry in entries), default=0) + 3
         lines = []
@@ -231,11 +224,7 @@ def _look_in(directory: str) -> None:
 
 
 def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the options of each chosen class, from texts such as ``speed.window_size=50``.
-
-    A class may go by its own name: ``Mine.size=3`` belongs to ``my.module:Mine``.
-
-    Raises ConfigurationError: a text is not an option, or belongs to none of the classes."""
+    """Return the options of each class from texts such as ``speed.window_size=50``, by name or class name."""
     options: dict[str, dict[str, str]] = {}
     for assignment in assignments:
         owner, option, text = parse_assignment(assignment)

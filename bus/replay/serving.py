@@ -65,7 +65,6 @@ class Feed:
 
     @property
     def is_full(self) -> bool:
-        """Whether too many events are pending."""
         return self._outbox.size > KEPT_BYTES
 
     @property
@@ -73,10 +72,7 @@ class Feed:
         return self._session.state.acknowledged >= self._outbox.seq
 
     def put(self, record: Recorded) -> bool:
-        """Put in a recorded event, which the next :meth:`exchange` sends.
-
-        Skipped numbers are missing in the served run. An event that becomes too long with the run's name is skipped;
-        then this returns false."""
+        """Queue an event; false, and missing in the served run, if it becomes too long with the run's name."""
         event = record.event
         topic = record.topic._replace(run=self._session.run_name)
         frame = topic.encode() + _of_attempt(record.body, self._attempt)
@@ -89,7 +85,6 @@ class Feed:
         return True
 
     def end(self, ending: Ending, began: int, context: bytes) -> None:
-        """Put in the ending of a rank whose recording has none."""
         self.ending = ending
         encode = event_encoder(Topic(self._session.run_name, END, self._rank), self._attempt)
         number, time_ns = self._outbox.seq + 1, max(self._time, began)
@@ -103,7 +98,6 @@ class Feed:
         self._session.state.end(number)
 
     def exchange(self) -> None:
-        """Send and receive without waiting."""
         session, state, now = self._session, self._session.state, time.monotonic()
         while (message := session.receive()) is not None:
             if message.kind == "statistics":
@@ -183,9 +177,7 @@ class ReplayServer:
         self._damage: str | None = None
 
     def serve(self, on_start: Callable[[], object] = lambda: None) -> ServedReplay:
-        """Replay it once, as a new attempt. ``on_start`` is called when consumers can attach.
-
-        Raises OffloopError if the run cannot be started, or its broker is gone."""
+        """Replay once, as a new attempt. ``on_start`` is called when consumers can attach. Raises OffloopError."""
         self._served, self._feeds, self._speaking = 0, {}, None
         self._pace.rewind()
         with contextlib.ExitStack() as opened:
@@ -251,7 +243,6 @@ class ReplayServer:
             self._exchange(POLL_SECONDS)
 
     def _exchange(self, seconds: float) -> None:
-        """Let all feeds send and receive, and wait for a message of the broker."""
         feeds = self._feeds.values()
         for feed in feeds:
             feed.exchange()

@@ -57,7 +57,6 @@ def _newest(alerts: Iterable[RunAlert]) -> list[RunAlert]:
 
 
 def firing(alerts: list[RunAlert]) -> list[RunAlert]:
-    """Return the unresolved alerts in the given order."""
     open_ones: dict[tuple[int, str], RunAlert] = {}
     for alert in alerts:
         open_ones.pop((alert.attempt, alert.about), None)

@@ -56,7 +56,6 @@ class BridgeStatus:
         return f"{self.state}{f' ({self.reason})' if self.reason else ''}, to {self.servers}{lag}{resent}"
 
     def write(self, path: Path) -> None:
-        """Write it into a run's directory, if possible."""
         with contextlib.suppress(RunDirectoryError):
             _BRIDGE.write(path, self)
 
@@ -65,17 +64,14 @@ _BRIDGE = JsonFile("bridge.json", BridgeStatus)
 
 
 def how_to_send(path: Path, stream: str) -> str:
-    """Return the command that copies the rest of the run."""
     return f"'offloop server bridge {shlex.quote(str(path))} --stream {shlex.quote(stream)}' sends the rest"
 
 
 def read_bridge(path: Path) -> BridgeStatus | None:
-    """Return the last status of a run's bridge; ``None`` without a readable one."""
     return _BRIDGE.find(path)
 
 
 def bridge_of(said: object) -> BridgeStatus | None:
-    """Convert a map of fields; ``None`` for anything else."""
     try:
         return msgspec.convert(said, BridgeStatus)
     except msgspec.ValidationError:

@@ -124,7 +124,6 @@ def absolute_runs_dir(value: str | os.PathLike[str] | None = None) -> Path:
 
 
 def host_name() -> str:
-    """Return the name of this host: ``$OFFLOOP_HOST``, else the machine's name."""
     return os.environ.get("OFFLOOP_HOST") or socket.gethostname()
 
 
@@ -133,7 +132,6 @@ def in_words(root: Path) -> str:
 
 
 def new_run_id() -> str:
-    """Return a new :attr:`RunInfo.id`."""
     return secrets.token_hex(8)
 
 
@@ -175,10 +173,7 @@ def free_name(root: Path, name: str, launch: str | None = None) -> str:
 
 
 def is_own_name(path: Path, launch: str | None) -> bool:
-    """Whether a run that starts now can have this directory.
-
-    It is free, or its run's newest attempt has the same ``launch``, see
-    :func:`offloop.bus.processes.restarted_launch`."""
+    """Whether a starting run can have this directory: it is free, or its newest attempt has the same ``launch``."""
     if not is_taken(path):
         return True
     with contextlib.suppress(RunDirectoryError):
@@ -187,7 +182,6 @@ def is_own_name(path: Path, launch: str | None) -> bool:
 
 
 def names_in(root: Path) -> list[str]:
-    """List a runs directory; empty if it does not exist. Raises RunDirectoryError."""
     try:
         return os.listdir(root)
     except FileNotFoundError:

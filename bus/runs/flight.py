@@ -14,8 +14,6 @@ _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
 
 @dataclass(frozen=True)
 class AnnouncedDump:
-    """A dump that a broker has decided on."""
-
     id: str  # the same on all hosts that make one for the same reason
     attempt: int
     reason: str
@@ -32,7 +30,6 @@ def dump_path(run: Path, attempt: int, number: int) -> Path:
 
 
 def list_dumps(run: Path) -> list[Path]:
-    """Return the dumps in a run's directory, by attempt and number."""
     try:
         found = [match for name in os.listdir(run) if (match := _FILE.fullmatch(name))]
     except OSError:

@@ -15,9 +15,7 @@ _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
 
 
 def take(descriptor: int) -> bool:
-    """Take the lock until the open, writable file is closed; return whether it succeeded.
-
-    Waits briefly only on systems where a check must take the lock."""
+    """Take the lock until the open, writable file is closed; return whether it succeeded."""
     if CAN_ASK:
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _STRUCT_FLOCK.pack(fcntl.F_WRLCK, *_WHOLE_FILE))

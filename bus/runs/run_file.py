@@ -119,5 +119,4 @@ def _read(path: Path, directory: int, form: type[Record]) -> tuple[Record | None
 
 
 def what_is_left(run: Path) -> str:
-    """Return the end of a message about a run with an unreadable ``run.json``."""
     return f"; the recordings beside it can still be read: consumer --replay {run}/recording-1.mcap"

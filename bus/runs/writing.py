@@ -46,8 +46,6 @@ _SOCKET_PATH_LIMIT = 107
 
 
 class NextAttempt(NamedTuple):
-    """The next attempt of a run as known on one of several hosts."""
-
     number: int
     run_id: str | None  # see RunInfo.id; None for a run that is new here
 
@@ -77,9 +75,7 @@ def _is_live(root: Path, name: str) -> RunIsLiveError:
 
 
 class RunDirectory:
-    """A run's directory, locked and written by the broker that serves it.
-
-    ``run_id`` is for a run that is new there. Raises RunIsLiveError if another broker holds it; RunDirectoryError."""
+    """A run's directory, locked and written by its broker. Raises RunIsLiveError, RunDirectoryError."""
 
     def __init__(self, root: Path, name: str, run_id: str | None = None) -> None:
         self.path = root / check_run_name(name)
@@ -163,10 +159,7 @@ class RunDirectory:
         self._began_at = time.monotonic() if started is None else None
 
     def resume_attempt(self, number: int) -> tuple[Path, int, int, list[dict[str, Any]]]:
-        """Mark an attempt as live that its broker's end interrupted.
-
-        Returns its recording, number of ranks, number of local ranks, and publishers. Raises BrokerError if it is not
-        the newest attempt, or has ended otherwise."""
+        """Mark an interrupted attempt as live; return recording, numbers of ranks and local ranks, publishers."""
         entry = self.resumable()
         if entry is None or entry["attempt"] != number:
             raise BrokerError(f"attempt {number} of run {self.name!r} cannot continue: {self.describe_status()}")
@@ -210,7 +203,6 @@ class RunDirectory:
         self._write(RUN_FILE, self._record)
 
     def announce(self, number: int, control_endpoint: str, event_feed: str) -> None:
-        """Record the broker's addresses, which makes the attempt live."""
         self._write(
             BROKER_FILE,
             {"control_endpoint": control_endpoint, "event_feed": event_feed, "pid": os.getpid(), "attempt": number},
@@ -224,10 +216,7 @@ class RunDirectory:
         ended: float | None = None,
         gaps: Sequence[Gap] = (),
     ) -> None:
-        """Record the ending and progress of the attempt, also on a full disk.
-
-        ``trouble`` replaces a missing error, ``ended`` is by default now, ``gaps`` are events after the end of the
-        recording."""
+        """Record the ending, also on a full disk. ``trouble`` is a default of its error."""
         entry = self._record["attempts"][-1]
         entry.pop("paused", None)
         if ended is None:
@@ -246,7 +235,6 @@ class RunDirectory:
             replace_file_in_reserve(self._directory, RUN_FILE, _as_text(self._record), _RESERVE_FILE)
 
     def release(self) -> None:
-        """Unlock the directory; the run is no longer live."""
         if self._lock < 0:
             return
         self._remove_traces()

@@ -175,7 +175,6 @@ class _RankStream:
         self._left_out = stated
 
     def add(self, record: Recorded) -> Iterator[Recorded]:
-        """Yield the record, after the mark of the events left out before it."""
         pending, event = self._left_out, record.event
         self._last, self._left_out = record, None
         if pending is not None and pending.last >= event.seq:

@@ -36,8 +36,6 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """A field of an event, or a hyperparameter, that differs."""
-
     name: str
     """Nested maps are joined by ``/``."""
     a: Any
@@ -192,9 +190,6 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
     return found
 
 
-# -- walking through both ---------------------------------------------------------------------------------------------
-
-
 class _Side:
     """The events of one rank of a recording, and the batches with missing events."""
 
@@ -288,9 +283,6 @@ def _kind(record: Recorded) -> tuple[Any, ...]:
     times = (values.get(name) for name in _INNER_TIMES)
     batches = (time[1] if isinstance(time, list) and len(time) > 1 else 0 for time in times)
     return record.topic.name, str(values.get("dataloader_label")), *map(str, batches)
-
-
-# -- values -----------------------------------------------------------------------------------------------------------
 
 
 def _values(record: Recorded) -> dict[str, Any]:

@@ -213,7 +213,6 @@ class _Column:
         self._kinds.add(kind)
 
     def arrow_type(self) -> "pa.DataType | None":
-        """Return the type that holds all values unchanged, or ``None``."""
         import pyarrow as pa
 
         if not self._kinds:

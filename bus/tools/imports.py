@@ -170,9 +170,6 @@ def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> Iterable[st
     return names
 
 
-# -- where a value goes -----------------------------------------------------------------------------------------------
-
-
 def _places(names: Iterable[str]) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
     taken: set[_Place] = set()
@@ -201,9 +198,6 @@ def _place(name: str) -> _Place:
         return "eval", found["label"] or found["label_last"], found["name"] or found["name_first"]
     # Rows of loggers have these names.
     return "logged", f"log/{name}" if name in _RESERVED else name
-
-
-# -- the run ----------------------------------------------------------------------------------------------------------
 
 
 def _write(
@@ -263,10 +257,7 @@ def _packable(value: Any) -> Any:
 
 
 class _Stream:
-    """Writes the stream of a run step by step.
-
-    A step is a ``batch_end`` for values of the training, an ``eval_end`` for each evaluator, and an
-    ``eval_after_all``."""
+    """Writes ``batch_end`` for values of the training, then ``eval_end`` per evaluator and ``eval_after_all``."""
 
     def __init__(
         self, writer: RecordingWriter, run: str, attempt: int, began: int, places: Mapping[str, _Place]
@@ -332,7 +323,6 @@ class _Stream:
         return value == int(value)
 
     def send(self, event: Event, fields: dict[str, Any], time: float | None = None, label: str | None = None) -> None:
-        """Write an event, always a base event."""
         if time is not None:
             self.time = max(self.time, _nanoseconds(time))
         self.at = self.at._replace(total_wct=(self.time - self._began) // 1000)

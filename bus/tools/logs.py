@@ -33,8 +33,6 @@ _OF_A_TRAINER = ("max_steps", "num_train_epochs", "train_batch_size", "logging_s
 
 
 class LogRow(NamedTuple):
-    """The values of a log at one step."""
-
     step: int
     time: float | None  # seconds since 1970; None if unknown
     values: Mapping[str, float] | None
@@ -75,8 +73,6 @@ def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[
     return _rows(log, read(log), "step" if source == "hf-trainer-state" else step_column)
 
 
-# -- TensorBoard ------------------------------------------------------------------------------------------------------
-
 _PARTS = frozenset(("train", "training", "val", "valid", "validation", "eval", "evaluation", "test"))
 _OF_ADD_HPARAMS = re.compile(r"\d{9,}\.\d+")
 _RECORD = struct.Struct("<QI")
@@ -106,10 +102,7 @@ def _find_event_files(path: Path) -> list[Log]:
 
 
 def _run_folder(folder: Path, top: Path, with_files: set[Path]) -> Path:
-    """Return the run's folder for a folder with event files.
-
-    ``SummaryWriter.add_scalars`` and ``add_hparams`` make folders within the run's, Keras ``train`` and
-    ``validation``."""
+    """Return the run's folder: ``add_scalars``, ``add_hparams`` and Keras make folders within it."""
     while folder != top and (folder.name.casefold() in _PARTS or with_files.intersection(_between(folder, top))):
         folder = folder.parent
     return folder
@@ -161,7 +154,6 @@ def _read_event_files(log: Log) -> Iterator[LogRow]:
 
 
 def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
-    """Yield the records of an event file with their offsets."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     with open(open_file(path, follow=True), "rb") as file:
@@ -198,8 +190,6 @@ def _scalar(value: Any) -> float | None:
     number = make_ndarray(value.tensor).item()
     return float(number) if type(number) in (int, float) else None
 
-
-# -- files of text ----------------------------------------------------------------------------------------------------
 
 _Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]  # each record of a log after a description of its place
 

@@ -86,7 +86,6 @@ class TraceWriter:
                     self._instant(0, state.event.value, now, place)
 
     def command(self, outcome: Outcome, time_ns: int) -> None:
-        """Draw a command answered at a time in nanoseconds since 1970."""
         args = {"batch": outcome.batch, "event": outcome.event}
         if outcome.error is not None:
             args["error"] = outcome.error
@@ -94,7 +93,6 @@ class TraceWriter:
         self._instant(0, f"command {outcome.command}{refused}", self._at(time_ns), args)
 
     def close(self, ending: Ending | None = None) -> None:
-        """Write the end; ``ending`` is ``None`` for a live run."""
         if ending is not None and self._ranks:
             for (rank, track), count in self._open.items():
                 for _ in range(count):
@@ -140,8 +138,6 @@ class TraceWriter:
             base = self._base or 0
             began = {"began": datetime.fromtimestamp(base // 10**9, UTC).isoformat(), "began_ns": str(base)}
             self._instant(0, f"run {state.run_name}, attempt {state.attempt}", 0, began)
-
-    # -- the format ---------------------------------------------------------------------------------------------------
 
     def _at(self, time_ns: int) -> int:
         if self._base is None:

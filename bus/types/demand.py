@@ -185,12 +185,11 @@ class Demand:
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether the event is due at a batch number. Intervals other than numbers need a ``position``."""
+        """Whether the event is due at a batch number; intervals other than numbers need a ``position``."""
         found = self._by_event.get(event)
         return found is not None and _are_due(found.intervals, number, position)
 
     def due_fields(self, event: Event, number: int, position: EventPosition | None = None) -> tuple[str, ...]:
-        """Return the fields that are due at an event, see :meth:`is_due`."""
         found = self._by_event.get(event)
         if found is None:
             return ()
@@ -201,7 +200,6 @@ class Demand:
         return found is not None and name in found.fields
 
     def is_at_every_batch(self, event: Event) -> bool:
-        """Whether a requested event is due at every batch, with or without fields."""
         return self._by_event[event].intervals == _EVERY_BATCH
 
     def is_always_same(self, event: Event) -> bool:
@@ -212,10 +210,7 @@ class Demand:
         return found is not None and any(isinstance(one, str) for one in chain(found.intervals, *found.fields.values()))
 
     def to_wire(self) -> dict[str, Any]:
-        """Return ``max_delay``, and event to ``every`` and ``fields``.
-
-        ``every`` is a list of numbers and texts, empty where the event is requested only for its fields; ``fields`` is
-        a map of name to such lists."""
+        """Return ``max_delay``, and event to ``every`` and ``fields``, lists of intervals; ``every`` may be empty."""
         delay = {} if self.max_delay is None else {_DELAY_KEY: self.max_delay}
         return delay | {
             event.value: {
@@ -227,9 +222,7 @@ class Demand:
 
     @classmethod
     def from_wire(cls, value: Any) -> "Demand":
-        """Read the form that :meth:`to_wire` returns. Unknown events are skipped.
-
-        Raises ProtocolError for any other form, and above the limits of this module."""
+        """Read the form of :meth:`to_wire`, without unknown events. Raises ProtocolError, also above a limit."""
         try:
             parts = dict(msgspec.convert(value, dict[Any, Any]))
             delay = parts.pop(_DELAY_KEY, None)
@@ -259,9 +252,7 @@ _NAMES = {event.value for event in Event}
 
 
 def barrier_events_of(callbacks: Iterable[Any]) -> set[Event]:
-    """Return the events at which one of the callbacks may decide to stop the training.
-
-    Raises ConfigurationError for a callback that does not handle one of its ``barrier_events``."""
+    """Return the callbacks' ``barrier_events``. Raises ConfigurationError if one does not handle its events."""
     events: set[Event] = set()
     for callback in callbacks:
         barrier_events = {Event(event) for event in getattr(callback, "barrier_events", ())}
@@ -303,7 +294,6 @@ class ConsumerProgress(NamedTuple):
     handled: Mapping[int, int]
 
     def to_wire(self, rank: int) -> list[Any]:
-        """Return the form for a publisher of that rank."""
         return [self.name, sorted(self.barrier_events), sorted(self.fields), self.handled.get(rank, 0)]
 
     @classmethod

@@ -29,9 +29,7 @@ def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def is_of_the_training(name: str) -> bool:
-    """Whether a hyperparameter belongs to the training itself.
-
-    ``command``, ``git/``, ``version/`` and ``machine/`` do not: they may differ between equal trainings."""
+    """Whether it is of the training itself, so that it is the same in equal trainings."""
     return name.partition("/")[0] not in _OF_THE_START
 
 

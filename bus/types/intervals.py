@@ -183,9 +183,7 @@ def _in_units(time: Time, max_duration: Time | None, dataloader_len: int | None)
 
 
 def part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
-    """Return a share of a training, rounded up to whole units of its length.
-
-    A length in epochs is divided into batches when their number is known."""
+    """Return a share of a training in whole units of its length, for epochs in batches if their number is known."""
     value, unit = whole.value, whole.unit
     if unit is TimeUnit.EPOCH and batches_per_epoch:
         value, unit = value * batches_per_epoch, TimeUnit.BATCH
@@ -194,9 +192,7 @@ def part_of(whole: Time, share: float, batches_per_epoch: int | None) -> Time:
 
 
 def check_interval(interval: object, event: Event | None = None) -> int | str:
-    """Return an interval in its one spelling: a number of batches or a time.
-
-    Raises ConfigurationError for anything else, and for an interval that cannot be due at ``event``."""
+    """Return an interval in its one spelling. Raises ConfigurationError if invalid, or never due at ``event``."""
     if type(interval) is int and 1 <= interval <= MAX_INTERVAL:
         return interval
     if not isinstance(interval, str):

@@ -59,9 +59,7 @@ def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) 
 
 
 def goals_in(hyperparameters: Iterable[Mapping[str, Any]]) -> dict[str, Mode]:
-    """Return the goals in the hyperparameters of runs, by the metric's name or the end of it.
-
-    Metrics for which the runs disagree are left out."""
+    """Return the goals in hyperparameters, by full name or its end, without metrics for which runs disagree."""
     found: dict[str, Mode | None] = {}
     for of_run in hyperparameters:
         own = {
@@ -117,7 +115,6 @@ def own_name(metric: str) -> str | None:
 
 
 def ends_of(metric: str) -> list[str]:
-    """Return the parts of a metric's name after each ``/``, the longest first."""
     parts = metric.split("/")
     return ["/".join(parts[place:]) for place in range(1, len(parts))]
 
@@ -164,15 +161,12 @@ class MetricNames:
                     known.setdefault(name, []).append(metric)
 
     def matches(self, name: str) -> list[str]:
-        """Return the full names of all metrics that a name may mean."""
         if name in self._full:
             return [name]
         return next((known[name] for known in self._by_name if name in known), [])
 
     def find(self, name: str, missing: str = "there is no metric") -> str:
-        """Return the full name of the metric with a full or short name; ``missing`` begins the error's message.
-
-        Raises ConfigurationError: no metric has the name, or several have."""
+        """Return the full name of a metric. Raises ConfigurationError, whose text ``missing`` begins."""
         found = self.matches(name)
         if len(found) == 1:
             return found[0]

@@ -56,7 +56,6 @@ class BatchPhases(NamedTuple):
     a report. A batch with a report is not typical: it computes further fields."""
 
     def starts(self, phase: str) -> list[int]:
-        """Start of each span of a phase, in nanoseconds since 1970 (UTC)."""
         return [self.began_ns + span.start_ns for span in self.spans if span.phase == phase]
 
     def totals(self) -> dict[str, int]:

@@ -32,7 +32,6 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[Any, Any]) -> "Source":
-        """Read the source from an event's fields or a run's description. Malformed parts are left out."""
         framework, unavailable = (_map(values.get(name)) for name in FIELDS)
         words = [framework.get("name"), framework.get("version")]
         name = " ".join(word[:_LONGEST] for word in words if isinstance(word, str) and word)
@@ -49,7 +48,6 @@ class Source(NamedTuple):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return its parts for programs; empty for an unknown source."""
         if self == Source():
             return {}
         name = None if self.name == Source().name else self.name

@@ -95,9 +95,7 @@ def _plain(value: float, digits: int) -> str:
 
 
 def difference(direction: Mode | None, value: float, base: float | None, scale: Scale) -> tuple[str, str]:
-    """Return the signed distance of a value from a baseline, and ``better``, ``worse`` or ``""``.
-
-    Both are empty without a baseline or a finite distance."""
+    """Return the signed distance from a baseline, and ``better`` or ``worse``; ``""`` each if unknown."""
     if base is None or not abs(value - base) < math.inf:
         return "", ""
     apart = value - base
@@ -129,6 +127,5 @@ def duration(seconds: float) -> str:
 
 
 def lasted(started: float | None, ended: float | None, *, live: bool) -> str:
-    """Format the time between two moments, or until now."""
     end = time.time() if live else ended
     return "?" if end is None or started is None else duration(max(end - started, 0.0))

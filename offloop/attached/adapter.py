@@ -113,8 +113,6 @@ class Wrapped:
 
 
 class Adapter:
-    """The base of adapters that a framework calls."""
-
     def __init__(self, options: Options) -> None:
         super().__init__()
         check_options(options)
@@ -125,7 +123,6 @@ class Adapter:
         self._wrapped: list[Wrapped] = []
 
     def detach(self, error: BaseException) -> None:
-        """End the run because of an error of offloop."""
         if hasattr(self, "_training"):
             self._release().detach(error)
 
@@ -134,7 +131,6 @@ class Adapter:
         self._release().close(error)
 
     def _release(self) -> AttachedTraining:
-        """Restore the framework and return the open training."""
         self.detached = True
         for one in self._wrapped:
             one.remove()

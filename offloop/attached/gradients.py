@@ -28,7 +28,6 @@ class GradientProbe:
         hook_optimizers(register_optimizer_step_post_hook, self._after_step)
 
     def found(self) -> Any:
-        """Return the value of the last batch. Raises FieldNotReadyError if the field was requested during it."""
         found, self._found = self._found, None
         if self._trouble is not None:
             raise self._trouble

@@ -39,7 +39,6 @@ class Options(TypedDict, total=False):
 
 
 def check_options(options: Options) -> None:
-    """Raise ConfigurationError for invalid options, before anything is started."""
     allowed = list(Options.__annotations__)
     for name in options:
         if name not in allowed:
@@ -59,7 +58,6 @@ def check_options(options: Options) -> None:
 
 
 def as_run_name(text: object) -> str | None:
-    """Convert a framework's name of the training to a run name; ``None`` if nothing is left."""
     return _NOT_IN_NAMES.sub("-", str(text or "")).strip("-._")[:100] or None
 
 

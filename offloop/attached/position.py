@@ -54,7 +54,6 @@ class LoopPosition:
         self._began += self._clock() - began
 
     def begin_pass(self, dataloader: Any) -> int:
-        """Start a pass over a dataloader; return its number for :meth:`leave_pass`."""
         # A stateful dataloader tracks its end itself.
         self._length = None if is_stateful(dataloader) else length_of(dataloader)
         self._fetched = self._trained = 0
@@ -68,7 +67,6 @@ class LoopPosition:
         return self.add(batch)
 
     def is_batch_complete(self, accumulation: int) -> bool:
-        """Whether the newest dataloader batch is the last microbatch."""
         return self._fetched % accumulation == 0 or self._fetched == self._length
 
     def add(self, batch: Any) -> tuple[int, int]:
@@ -89,7 +87,6 @@ class LoopPosition:
         self._is_left = self._is_left or number == self._pass
 
     def take_batch(self) -> tuple[int, int]:
-        """Finish the batch whose optimizer has stepped; return its samples and tokens."""
         self._trained = self._fetched
         found = self.samples, self.tokens
         self.samples = self.tokens = 0
@@ -144,7 +141,6 @@ def length_of(dataloader: Any) -> int | None:
 
 
 def count(batch: Any) -> tuple[int, int]:
-    """Return the samples and tokens in a batch; 0 if they cannot be counted."""
     try:
         return count_samples(batch), count_tokens(batch)
     # A batch may be any object.

@@ -57,8 +57,6 @@ _WITHOUT = {"checkpoint": "the training is saved by its own loop; take the weigh
 
 
 class Framework(NamedTuple):
-    """A source of events."""
-
     name: str
     package: str | None = None
     events: frozenset[Event] = ALWAYS  # events that it reports; consumers never receive others
@@ -269,9 +267,7 @@ class AttachedTraining:
             self.fire(Event.BATCH_START)
 
     def note_precision(self, output: torch.Tensor | None) -> None:
-        """Record the precision of the first forward pass, unless the framework has reported it.
-
-        ``output`` is a result with a gradient. The precision stays unknown if weights are cast within the model."""
+        """Record the precision of the first pass, with a gradient in ``output``; unknown if the model casts weights."""
         self.has_noted_precision = True
         state = self.state
         if state.precision is None:
@@ -283,15 +279,12 @@ class AttachedTraining:
             state.context_changed = True
 
     def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
-        """Add ``share`` of a microbatch's loss, on its device, to the batch's loss."""
         # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
         part = loss.detach() if share == 1.0 and self._microbatches == 1 else loss.detach() * share
         self._loss = part if self._loss is None else self._loss + part
 
     def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
-        """End the batch and apply commands; afterwards ``state.stopped`` may be true.
-
-        ``tokens`` of this rank are counted by default; ``timestamp`` is the framework's complete training time."""
+        """End the batch and apply commands. ``tokens`` are this rank's, ``timestamp`` the framework's."""
         state, now, samples = self.state, self._clock() // 1000, self._samples
         tokens = self._tokens if tokens is None else tokens
         elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
@@ -406,7 +399,6 @@ class AttachedTraining:
         self._stream.close(status, text, reason, drain=error is None)
 
     def detach(self, error: BaseException) -> None:
-        """End the run because of an error of offloop, also on the other ranks."""
         _open.discard(self)
         if self.ranks is not None and not self.ranks.closed:
             # They wait for this rank in the next batch, and get an error when it leaves.
@@ -432,7 +424,6 @@ class AttachedTraining:
         self.log({f"metrics/train/{name}": value for name, value in values.items()})
 
     def leave_out(self, name: object, reason: object) -> None:
-        """Report once, and count, a value that cannot be published."""
         self._logger.left_out.add(name, reason)
 
     def as_loss(self, value: Any) -> "torch.Tensor | float | None":
@@ -460,9 +451,7 @@ class AttachedTraining:
     def checkpoint_written(
         self, path: "str | os.PathLike[str]", metric: str | None = None, value: Any = None, mode: Mode = "min"
     ) -> None:
-        """List a checkpoint with the run and report its path to the command that requested it.
-
-        The framework compares checkpoints by ``metric``, with this ``value``, of which ``mode`` is the best."""
+        """List a checkpoint, compared by ``metric`` with this ``value`` and ``mode``, and report it to its command."""
         if self.state.rank == 0 and self.publisher is not None:
             reached = self.state.timestamp.values
             number = None if metric is None else self._logger.numbers_of({metric: value}).get(metric)
@@ -471,7 +460,6 @@ class AttachedTraining:
         self._control.checkpoint_written(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for the framework's checkpoints, so that a resumed training continues the counters."""
         return {"run_name": self.state.run_name, "timestamp": list(self.state.timestamp.values)}
 
     def _say(self, line: str) -> None:
@@ -509,7 +497,6 @@ class _ValueLogger(AlgorithmLogger):
 
 
 def precision_of(model: torch.nn.Module) -> str | None:
-    """Return the precision of the first floating-point weights, without automatic mixed precision."""
     dtypes = (one.dtype for one in model.parameters() if one.is_floating_point())
     return _PRECISIONS.get(next(dtypes, torch.float32))
 
@@ -605,7 +592,6 @@ def _sized(batches: int | None) -> DataSpec | None:
 
 
 def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the loggable values: numbers, and tensors with one element."""
     return {
         name: value
         for name, value in values.items()
@@ -635,7 +621,6 @@ def _end_left(name: str) -> None:
 
 
 def _close_forgotten() -> None:
-    """End the runs of abandoned loops, as failed if an exception ended the program."""
     for training in list(_open):
         # Ranks that have left their group can no longer agree.
         end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
