@@ -5,14 +5,13 @@ import os
 import re
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from helpers import strict_json, wait_for
+from run_folders import STARTED, WrittenRun
 from terminals import Terminal
 
 from offloop.bus import (
@@ -34,32 +33,15 @@ RATES = {"a": 0.1, "b": 0.01, "c": 0.001}
 ACCURACIES = {"a": 0.5, "b": 0.75, "c": 0.25}
 
 
-def train(name: str, runs_dir: Path) -> None:
-    with Publisher(name, runs_dir=runs_dir, info={"config": {"task": "digits"}}) as publisher:
-        hyperparameters = {"optimizer": {"lr": RATES[name]}, "seed": 17, "version": {"torch": f"of {name}"}}
-        publisher.publish(Event.FIT_START, hyperparameters=hyperparameters)
-        for batch, loss in enumerate(LOSSES[name], 1):
-            publisher.publish(Event.BATCH_END, batch=batch, sample=8 * batch, loss=loss, lr={"SGD": [0.5]})
-        metrics = {"Accuracy": ACCURACIES[name]} | ({"Extra": 1.0} if name == "b" else {})
-        publisher.publish(Event.EVAL_END, batch=3, dataloader_label="eval", eval_metrics={"eval": metrics})
-        publisher.publish(Event.FIT_END, epoch=1, batch=3)
-    wait_for(lambda: not is_locked(runs_dir / name), "the end of its broker")
-
-
-@pytest.fixture(scope="module")
-def trained() -> Iterator[Path]:
-    """Three runs that have ended, of which ``c`` is the newest."""
-    folder = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
-    for name in LOSSES:
-        train(name, folder)
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.fixture
-def three(trained: Path, runs_dir: Path) -> Path:
-    for name in LOSSES:
-        shutil.copytree(trained / name, runs_dir / name)
+def three(runs_dir: Path) -> Path:
+    """Three finished runs, of which ``c`` is the newest."""
+    for number, (name, losses) in enumerate(LOSSES.items()):
+        hyperparameters = {"optimizer": {"lr": RATES[name]}, "seed": 17, "version": {"torch": f"of {name}"}}
+        run = WrittenRun(runs_dir, name, hyperparameters, STARTED + number).train(losses, ACCURACIES[name])
+        if name == "b":
+            run.send(Event.EVAL_END, {"dataloader_label": "eval", "eval_metrics": {"eval": {"Extra": 1.0}}})
+        run.end()
     return runs_dir
 
 
@@ -88,9 +70,6 @@ def described(*arguments: object) -> Any:
     return strict_json(invoke(*arguments, "--json"))
 
 
-# -- what came out of them --------------------------------------------------------------------------------------------
-
-
 def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: Path) -> None:
     shown = invoke(
         *("runs", "--where", "lr < 0.05 and status == finished", "--sort", "-Accuracy"),
@@ -113,22 +92,13 @@ def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: 
     assert invoke("runs", "--where", "lr > 1") == f"no runs in {three} of which 'lr > 1' is true\n"
 
 
-def test_all_that_is_known_of_runs_is_there_for_programs(three: Path) -> None:
+def test_programs_get_everything_about_runs(three: Path) -> None:
     invoke("edit", "a", "--tag", "baseline")
     of_c, _, of_a = described("runs")
-    assert (of_a["run"], of_a["tags"], of_a["note"], of_a["pinned"], of_a["archived"]) == (
-        *("a", ["baseline"], "", False),
-        False,
-    )
+    assert (of_a["run"], of_a["tags"], of_a["note"], of_a["pinned"]) == ("a", ["baseline"], "", False)
     assert of_a["hyperparameters"]["optimizer/lr"] == 0.1
-    assert of_a["metrics"]["loss/train/total"] == {
-        "last": 0.75,
-        "last_step": 2,
-        "min": 0.5,
-        "min_step": 1,
-        "max": 1.0,
-        "max_step": 0,
-    }
+    extremes = {"min": 0.5, "min_step": 1, "max": 1.0, "max_step": 0}
+    assert of_a["metrics"]["loss/train/total"] == {"last": 0.75, "last_step": 2, **extremes}
     assert of_a["recording"] == str(three / "a" / "recording-1.mcap")
     assert of_a["size"] > 0
     # NaN is neither the least nor the greatest.
@@ -151,27 +121,23 @@ def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "named"),
     [
-        (["runs", "--where", "lr >"], "'lr >' is not a filter"),
-        (["runs", "--where", "nothing > 1"], "no run has 'nothing'"),
-        (["runs", "--sort", "nothing"], "no run has 'nothing'"),
-        (["runs", "--columns", "lr,nothing"], "no run has 'nothing'"),
-        (["runs", "--columns", "lr", "--json"], "--json has all of them"),
-        (["show", "nothing"], "no run 'nothing'"),
-        (["compare", "a"], "name two or more runs"),
-        (["edit", "--pin"], "name the runs, or choose them with --where"),
-        (["edit", "a", "--pin", "--where", "lr > 0"], "name the runs, or choose them with --where"),
-        (["rm", "a", "--archived"], "--archived needs --where"),
-        (["edit", "a", "--tag", ""], "'' is not a tag"),
-        (["edit", "a"], "no change is given: use --tag"),
-        (["edit", "a", "b", "--rename", "d"], "--rename is for one run, not for 2"),
+        ("runs --where lr>", "'lr>'"),
+        ("runs --sort nothing", "'nothing'"),
+        ("runs --columns lr,nothing", "'nothing'"),
+        ("runs --columns lr --json", "--json"),
+        ("show nothing", "'nothing'"),
+        ("edit a --pin --where lr>0", "--where"),
+        ("rm a --archived", "--where"),
+        ("edit a", "--tag"),
+        ("edit a b --rename d", "--rename"),
     ],
 )
-def test_what_cannot_be_asked_for_is_named(three: Path, arguments: list[str], message: str) -> None:
-    result = run_command(*arguments)
+def test_an_invalid_request_is_refused_by_name(three: Path, line: str, named: str) -> None:
+    result = run_command(*line.split())
     assert result.exit_code != 0
-    assert message in f"{result.output}{result.exception}"
+    assert named in f"{result.output}{result.exception}"
     assert sorted(path.name for path in three.glob("[!.]*") if path.is_dir()) == ["a", "b", "c"]
 
 
@@ -204,7 +170,7 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert ["Accuracy", "0.75", "2", "max", "0.75", "2", "metrics/eval/Accuracy"] in rows
     assert ["optimizer/lr", "0.01"] in rows
     # No rate is better than another one.
-    assert [row for row in rows if row and row[0] == "lr"] == [["lr", "0.5", "3", "lr-SGD/group0"]]
+    assert [row for row in rows if row and row[0] == "lr"] == [["lr", "0.1", "3", "lr-SGD/group0"]]
     # How it was started is among the details.
     assert not [row for row in rows if row and row[0].startswith("version")]
     found = described("show", three / "b")
@@ -245,9 +211,6 @@ def test_compare_finds_no_difference_between_a_run_and_its_copy(three: Path) -> 
     assert "*" not in told
 
 
-# -- what is said of them ---------------------------------------------------------------------------------------------
-
-
 def test_tags_and_notes_are_added_shown_and_removed(three: Path) -> None:
     assert invoke("edit", "--where", "lr > 0.005", "--tag", "fast, good") == "run b: fast, good\nrun a: fast, good\n"
     assert invoke("edit", "a", "--untag", "fast", "--tag", "best") == "run a: good, best\n"
@@ -265,18 +228,6 @@ def test_tags_and_notes_are_added_shown_and_removed(three: Path) -> None:
         invoke("edit", "a", "--tag", "x", "--pin", "--no-archive")
         == "run a: good, best, x; pinned; no longer archived\n"
     )
-
-
-def test_a_run_with_many_tags_does_not_make_the_table_wide(three: Path) -> None:
-    record = json.loads((three / "b" / "run.json").read_text())
-    record["attempts"][0]["reached"]["planned"] = "x" * 1000
-    (three / "b" / "run.json").write_text(json.dumps(record))
-    invoke("edit", "c", "--tag", ",".join(f"number {number}" for number in range(100)))
-    row = next(line for line in invoke("runs").splitlines() if line.startswith("a "))
-    assert len(row) < 250 + len(str(three))
-
-
-# -- renaming ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> None:
@@ -309,16 +260,10 @@ def test_a_name_that_is_taken_or_not_allowed_is_refused(three: Path) -> None:
     (three / "empty").mkdir()
     (three / "link").symlink_to(three / "nowhere")
     for name in ("b", "empty", "link"):
-        assert (
-            str(refusal("edit", "a", "--rename", name))
-            == f"{three.resolve() / name} exists already: choose another name"
-        )
-    for name in ("", ".", "../a", "x/y", "-x", "x y"):
+        assert f"{three.resolve() / name} exists" in str(refusal("edit", "a", "--rename", name))
+    for name in ("", "../a", "x y"):
         assert isinstance(refusal("edit", "a", "--rename", name), InvalidRunNameError)
     assert names() == ["c", "b", "a"]
-
-
-# -- deleting ---------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> None:
@@ -335,7 +280,6 @@ def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> No
 def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:
     told = refusal("rm", "a", "b")
     assert isinstance(told, ConfigurationError)
-    assert re.fullmatch(r"2 runs, [\d.]+ KiB would be deleted: add --yes where no terminal can ask", str(told))
     assert names() == ["c", "b", "a"]
 
 
@@ -365,7 +309,6 @@ def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: 
         ):
             told = refusal(*arguments)
             assert isinstance(told, RunIsLiveError)
-            assert "offloop send live stop" in str(told)
         assert (three / "a").exists()
         # What people say of it can be changed at any time.
         invoke("edit", "live", "--tag", "now")
@@ -384,6 +327,5 @@ def test_a_link_to_a_run_is_not_followed(three: Path, tmp_path: Path) -> None:
     for arguments in (("rm", "a", "--yes"), ("edit", "a", "--rename", "new"), ("edit", "a", "--tag", "x")):
         told = refusal(*arguments)
         assert isinstance(told, RunDirectoryError)
-        assert "symbolic link, which is not followed" in str(told)
     invoke("rm", "--where", "status == finished", "--yes")
     assert sorted(path.name for path in (tmp_path / "a").iterdir() if path.suffix == ".mcap") == ["recording-1.mcap"]
