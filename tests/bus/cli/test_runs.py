@@ -174,7 +174,7 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     # How it was started is among the details.
     assert not [row for row in rows if row and row[0].startswith("version")]
     found = described("show", three / "b")
-    assert found.pop("details")["events"] == {"fit_start": 1, "batch_end": 3, "eval_end": 1, "fit_end": 1}
+    assert found.pop("details")["events"] == {"init": 1, "fit_start": 1, "batch_end": 3, "eval_end": 2}
     assert found == next(run for run in described("runs") if run["run"] == "b")
 
 
