@@ -1,6 +1,6 @@
-"""Runs the benchmarks one after the other, in about half an hour, and ends with a table of all goals. Its JSON file
-holds the figures of all of them. Not among them: those that need other packages or devices, which have their own
-commands.
+"""Runs the benchmarks one after the other, in about half an hour, and ends with a table of all goals.
+
+Its JSON file holds all figures. Benchmarks that need other packages or devices have their own commands.
 """
 
 import functools
@@ -22,11 +22,10 @@ OPTIONS: dict[str, list[str]] = {
     "faults": [],
     "soak": ["--events", "1000000"],
 }
-"""The benchmarks in their order, and with which options they run."""
+"""The benchmarks in their order, with their options."""
 
 
 def measure(report: Report, where: Path, quick: bool, name: str) -> None:
-    """Runs one benchmark and takes its figures, also those of one that fails or is interrupted."""
     file = where / "figures.json"
     command = [sys.executable, Path(__file__).with_name(f"{name}.py"), "--json", file]
     try:

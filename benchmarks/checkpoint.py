@@ -1,9 +1,9 @@
-"""How long saving a checkpoint holds up the training: written by a consumer, by torch.save in the loop, and by torch's
-asynchronous save, as multiples of a plain copy of that much memory.
+"""Pauses for a checkpoint: by a consumer, ``torch.save`` and ``async_save``, in copies of that much memory.
 
-A save is timed from the event at which it is due until the training goes on; what is written meanwhile is not waited
-for. The first save of each kind is told apart: it has to get its memory from the system. The trainer begins with that
-after the first batch; a save that is due at once, which is measured too, waits for the rest of it."""
+A save is timed from the event at which it is due until the training continues; writing is not waited for. The first
+save of each kind is reported separately: it gets its memory from the system. The trainer starts to allocate it after
+the first batch; a save that is due at once waits for the rest.
+"""
 
 import contextlib
 import functools
@@ -33,8 +33,6 @@ SIZES = {"10 MB": 10_000_000, "100 MB": 100_000_000, "1 GB": 1_000_000_000}
 
 
 class Weights(nn.Module):
-    """Layers of up to a million weights, of which Adam keeps two more numbers each: together so many bytes."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         count = size // 12
@@ -49,9 +47,6 @@ class Weights(nn.Module):
 
 
 class Watch(Algorithm):
-    """Times what happens between BATCH_CHECKPOINT, of the batches at which a checkpoint is due, and the event after it,
-    then waits."""
-
     def __init__(
         self, wait: Callable[[int], object], before_first: Callable[[], object], settle: Callable[[], object]
     ) -> None:
@@ -84,20 +79,16 @@ class Watch(Algorithm):
 
 
 def settled() -> None:
-    """Waits until the host has done everything."""
+    pass
 
 
 def consumed(
     size: int, runs_dir: Path, saves: int, at_once: bool, device: str = "cpu", settle: Callable[[], object] = settled
 ) -> tuple[list[float], int]:
-    """Seconds that the training stood still for each save by a consumer, and the bytes of a checkpoint. Before the
-    first save the training goes on until its memory is there, unless it is due ``at_once``. ``settle`` waits until the
-    device has done everything."""
     folder = runs_dir / "consumed"
     latest = folder / "latest"
 
     def wait(batch: int) -> None:
-        """Lets the consumer finish, which is long done by the next save in any other training."""
         name = f"ba{batch}.safetensors"
         wait_until(lambda: publisher.wait() or (latest.is_symlink() and os.readlink(latest) == name), name)
         assert trainer._stream.sharing is not None  # it publishes
@@ -150,7 +141,6 @@ def in_loop(
     device: str = "cpu",
     settle: Callable[[], object] = settled,
 ) -> list[float]:
-    """Seconds for each call of ``save``; what it returns waits until it has been written."""
     model = Weights(size).to(get_device(device).torch_device)
     optimizer = torch.optim.Adam(model.parameters())
     model.loss(model(None), None).backward()
@@ -182,15 +172,12 @@ def async_save(state: dict[str, Any], path: Path) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
-    """A group of this process alone, which torch's checkpoints need."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
 
 def plain_copy(nbytes: int, times: int = 5) -> float:
-    """Seconds for a copy of so many bytes between two pieces of memory that have been used, but not just now: the
-    median. A state that a batch has gone over is in no cache either."""
     count = max(1, -(-CACHES // nbytes)) + 1
     source, target = np.ones(count * nbytes, np.uint8), np.zeros(count * nbytes, np.uint8)
     taken = []
@@ -203,7 +190,6 @@ def plain_copy(nbytes: int, times: int = 5) -> float:
 
 
 def measure_size(report: Report, runs_dir: Path, quick: bool, name: str) -> None:
-    """Checkpoints of one size."""
     size, saves = (2_000_000, 2) if quick else (SIZES[name], 5)
     with process_group():
         copies = [plain_copy(size)]

@@ -1,9 +1,9 @@
-"""A simulation on one machine of a training on many hosts, whose runs are copied into NATS JetStream.
+"""Simulates on one machine a training on many hosts, whose runs are copied into NATS JetStream.
 
-The first host is a real one: eight publishers, their broker, its bridge. The others are connections that send what
-their bridges would send: a window of their eight ranks and how the bridge is doing, once a second, all in the same
-moment, as ranks that step together do. Those who read are a real ``consumer --stream``, and a connection
-that takes every window. What a cluster adds to that, networks and a machine for each part, is not in the figures.
+The first host is real: eight publishers, their broker, its bridge. The others are connections that send the messages
+of their bridges: a window of eight ranks and the bridge's status once a second, all at the same moment, as ranks that
+step together do. The readers are a real ``consumer --stream``, and a connection that receives every window. Networks
+and separate machines are not in the figures.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from offloop.bus import Event, Publisher
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.windows import StreamWindows
 from offloop.bus.processes import allow_many_connections
 from offloop.bus.protocol import host_windows
 from offloop.bus.protocol.host_windows import HostWindow, encode_window, summarize
@@ -40,51 +41,46 @@ from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.types.phases import PHASES
 
 RANKS = 8
-"""Of each host."""
+"""On each host."""
 STEP = 0.2
 """Seconds."""
 WINDOW = 1.0
-"""Seconds between two windows of a host: at this step they are 1.6 s, see :mod:`offloop.bus.protocol.host_windows`;
-this is the most that may come."""
+"""Seconds between two windows of a host. At this step real ones take 1.6 s, see
+:mod:`offloop.bus.protocol.host_windows`; this is the highest rate."""
 RUN = "r"
 STATUS = json.dumps({"run": RUN, "info": "x" * 1500})
-"""As long as what a bridge says of its run and of itself."""
-STOPWATCH = f"{Path(__file__).with_name('stopwatch.py')}:Stopwatch"
+"""As long as a bridge's status."""
+STOPWATCH = f"{Path(__file__).with_name('callbacks.py')}:Stopwatch"
 SIZES = tuple(2**power for power in range(12))
 """Hosts: 8 to 16,384 ranks."""
 LOOK = 0.1
-"""Seconds between two looks of the reader for windows."""
+"""Seconds between two polls of the reader."""
 LATE = 1.0
-"""Seconds after which a window is too late: the next one is there."""
+"""Seconds after which a window is too late, because the next one is due."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
-
     hosts: Sequence[int]
-    """As ranks double."""
     beside: int
-    """Hosts beside the first one in the part ``hosts``."""
+    """Simulated hosts in the part ``hosts``."""
     seconds: float
-    """For which each size is measured."""
+    """Of one measurement."""
     settle: float
-    """Seconds before that."""
+    """Seconds before it."""
 
 
-# What runs in processes of its own
+# Functions in separate processes
 
 
 class SimulatedHost(asyncio.Protocol):
-    """A host's connection: sends a window and waits for its acknowledgement."""
-
     def __init__(self, number: int, world: int) -> None:
         self.delays: list[float] = []
-        """Of windows, until they were acknowledged."""
+        """Seconds from windows to their acknowledgements."""
         self.unanswered = 0
-        """Messages that are not acknowledged."""
+        """Number of messages without acknowledgement."""
         self.waited = 0
-        """How often a window came while the one before was in flight."""
+        """Number of windows that were due before the last acknowledgement."""
         self._host = f"host{number}"
         self._ranks = tuple(range(number * RANKS, (number + 1) * RANKS))
         self._world = world
@@ -98,14 +94,12 @@ class SimulatedHost(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduces itself."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
         transport.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n')
         transport.write(f"SUB _INBOX.{self._host} 1\r\n".encode())
 
     def data_received(self, data: bytes) -> None:
-        """Takes acknowledgements, and answers pings."""
         *lines, self._unread = (self._unread + data).split(b"\r\n")
         for line in lines:
             if line == b"PING" and self._transport is not None:
@@ -121,7 +115,6 @@ class SimulatedHost(asyncio.Protocol):
                     self.delays.append(time.monotonic() - self._sent_at)
 
     def send(self) -> int:
-        """Sends the next window, unless the last one is in flight; returns its bytes, without its headers."""
         assert self._transport is not None
         if self._is_in_flight:
             self.waited += 1
@@ -152,14 +145,12 @@ class SimulatedHost(asyncio.Protocol):
         return len(data)
 
     def tell(self) -> None:
-        """Sends how its bridge is doing."""
         assert self._transport is not None
         self._transport.write(f"PUB {self._key} _INBOX.{self._host} {len(STATUS)}\r\n{STATUS}\r\n".encode())
         self.unanswered += 1
 
 
 def quantities(ranks: Sequence[int]) -> dict[str, host_windows.Quantity]:
-    """What a host says of its ranks."""
     batches = range(1, round(WINDOW / STEP) + 1)
     listed = ("STEP", "ARRIVAL", "LOSS", "MEMORY", "GRADIENT_NORM", "THROUGHPUT")
     called = [*(getattr(host_windows, name) for name in listed), *(host_windows.PHASE + phase for phase in PHASES)]
@@ -167,7 +158,6 @@ def quantities(ranks: Sequence[int]) -> dict[str, host_windows.Quantity]:
 
 
 def simulate_hosts(pipe: Connection, address: str, count: int) -> None:
-    """Hosts that send a window a second each, until something comes through the pipe; then says what became of it."""
     allow_many_connections()
     asyncio.run(_simulate(pipe, address, count))
 
@@ -191,7 +181,7 @@ async def _simulate(pipe: Connection, address: str, count: int) -> None:
         for host in hosts:
             size = host.send() or size
         moments.append(time.monotonic() - begin)
-        # Of these, each bridge has a second of its own.
+        # Each real bridge has its own moment for it.
         await asyncio.sleep(WINDOW / 2)
         for host in hosts:
             host.tell()
@@ -207,22 +197,17 @@ async def _simulate(pipe: Connection, address: str, count: int) -> None:
 
 
 def watch_windows(pipe: Connection, address: str) -> None:
-    """Reads every window of the run as a dashboard does; for each thing that comes through the pipe it says how late
-    those were that came since the last one."""
     lags: list[float] = []
     hosts: set[str] = set()
     with NatsConnection(NatsServers.parse(address)) as connection:
-        windows = connection.windows(RUN)
+        windows = StreamWindows(connection, RUN, 1)
         pipe.send("connected")
-        after = 0
         while True:
-            before = after
-            found, after = windows.since(before, 1)
+            found = windows.take()
             for window in found:
                 hosts.add(window.host)
                 lags.append((time.time_ns() - window.time_ns) / 1e9)
-            is_all = after == before
-            if is_all and pipe.poll(LOOK):
+            if not found and pipe.poll(LOOK):
                 pipe.recv()
                 pipe.send({"lags": sorted(lags), "hosts": len(hosts)})
                 lags.clear()
@@ -230,7 +215,6 @@ def watch_windows(pipe: Connection, address: str) -> None:
 
 
 def train(pipe: Connection, runs_dir: str, address: str, world: int) -> None:
-    """The ranks of the first host, at 0.2 s a step, until something comes through the pipe."""
     os.environ["OFFLOOP_STREAM"] = address
     with contextlib.ExitStack() as stack:
         sizes = {"runs_dir": runs_dir, "world_size": world, "local_world_size": RANKS}
@@ -255,8 +239,6 @@ def train(pipe: Connection, runs_dir: str, address: str, world: int) -> None:
 
 
 class Part:
-    """A process of this benchmark, with a pipe to it."""
-
     def __init__(self, function: Callable[..., None], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -274,28 +256,21 @@ class Part:
         self._process.join()
 
     def hear(self, timeout: float = 60.0) -> Any:
-        """What it says next."""
         if not self._pipe.poll(timeout):
             raise SystemExit(f"a process has said nothing for {timeout:g} s")
         return self._pipe.recv()
 
     def ask(self, question: object = True) -> Any:
-        """What it answers."""
         self._pipe.send(question)
         return self.hear()
 
     def end(self) -> None:
-        """Lets it end."""
         self._pipe.send(True)
         self._process.join(60)
 
 
-# Measurements
-
-
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[NatsServer]:
-    """A server with the stream of a run."""
     folder.mkdir(parents=True)
     running = NatsServer(folder)
     try:
@@ -306,7 +281,6 @@ def server(folder: Path) -> Iterator[NatsServer]:
 
 
 async def make_stream(address: str) -> None:
-    """The streams of the run, as a bridge makes them."""
     import nats
     from nats.js.api import DiscardPolicy, KeyValueConfig, StorageType, StreamConfig
 
@@ -326,8 +300,6 @@ async def make_stream(address: str) -> None:
 
 @dataclass
 class Cost:
-    """What a part took in a while."""
-
     percent: float
     """Of one core."""
     mebibytes: float
@@ -335,7 +307,6 @@ class Cost:
 
 @contextlib.contextmanager
 def costs(pids: Mapping[str, int]) -> Iterator[dict[str, Cost]]:
-    """What processes take meanwhile; it is there at the end."""
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
     busy = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
     begin = time.monotonic()
@@ -348,12 +319,10 @@ def costs(pids: Mapping[str, int]) -> Iterator[dict[str, Cost]]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Of values in order."""
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def server_pid(port: int) -> int:
-    """The process that listens there."""
     listening = [one for one in psutil.Process().children() if "nats-server" in one.name()]
     for process in listening:
         if any(one.laddr.port == port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN):
@@ -362,7 +331,6 @@ def server_pid(port: int) -> int:
 
 
 def measure_hosts(report: Report, where: Path, sizes: Sizes) -> None:
-    """A first host in truth and others in simulation, at 0.2 s a step."""
     delays = where / "delays"
     with (
         server(where / "nats") as nats,
@@ -408,14 +376,9 @@ def measure_hosts(report: Report, where: Path, sizes: Sizes) -> None:
     report.add(f"{what}: a bridge behind its recording", lags, "s")
     report.add(f"{what}: end of a batch to a callback elsewhere", float(delays.read_text()) / 1000, "s", LATE)
     add_lags(report, what, told, seen)
-    report.details["hosts"] = {name: vars(cost) for name, cost in found.items()}
-    print("\n| part | of a core | memory |\n| --- | --: | --: |")
-    for name, cost in found.items():
-        print(f"| {name} | {cost.percent:.1f} % | {cost.mebibytes:.0f} MiB |")
 
 
 def check(told: Mapping[str, Any], seen: Mapping[str, Any], hosts: int) -> None:
-    """Ends the program where something is missing."""
     if told["unanswered"]:
         raise SystemExit(f"{told['unanswered']} messages were not acknowledged")
     if seen["hosts"] < hosts:
@@ -423,7 +386,6 @@ def check(told: Mapping[str, Any], seen: Mapping[str, Any], hosts: int) -> None:
 
 
 def add_lags(report: Report, what: str, told: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-    """How late windows were."""
     report.add(f"{what}: windows that waited a second because the one before was in flight", told["waited"], "windows")
     report.add(f"{what}: a window to its acknowledgement, 99 %", quantile(told["delays"], 0.99), "s")
     report.add(f"{what}: a window to its reader, median", quantile(seen["lags"], 0.5), "s")
@@ -431,8 +393,6 @@ def add_lags(report: Report, what: str, told: Mapping[str, Any], seen: Mapping[s
 
 
 def measure_doubling(report: Report, where: Path, sizes: Sizes) -> None:
-    """Windows of all hosts, as these double: a connection for each of them."""
-    rows = []
     for hosts in sizes.hosts:
         report.progress(f"{hosts * RANKS:,} ranks")
         with (
@@ -457,25 +417,13 @@ def measure_doubling(report: Report, where: Path, sizes: Sizes) -> None:
         report.add(f"{what}: simulation of the hosts", found["simulation"].percent, "% of a core")
         report.add(f"{what}: their windows are sent within", told["moment"], "s")
         add_lags(report, what, told, seen)
-        row = {
-            "ranks": hosts * RANKS,
-            "hosts": hosts,
-            "messages_per_second": 2 * hosts / WINDOW,
-            "bytes_per_second": hosts * (told["bytes"] + len(STATUS)) / WINDOW,
-            "kept_bytes_per_second": kept,
-            "server": vars(found["server"]),
-            "reader": vars(found["reader"]),
-            "lag_median": quantile(seen["lags"], 0.5),
-            "lag_99": quantile(seen["lags"], 0.99),
-            "calculated_events_per_second": hosts * RANKS / STEP,
-        }
-        rows.append(row)
-        report.details["doubling"] = rows
-    print(table(rows))
+        written = hosts * (told["bytes"] + len(STATUS)) / WINDOW
+        report.add(f"{what}: messages (calculated)", 2 * hosts / WINDOW, "messages/s")
+        report.add(f"{what}: written to each replica", written / 2**20, "MiB/s")
+        report.add(f"{what}: kept", kept * 3600 / 2**30, "GiB an hour")
 
 
 async def stored(address: str) -> int:
-    """Bytes that the streams of the run have."""
     import nats
 
     client = await nats.connect(address)
@@ -483,38 +431,6 @@ async def stored(address: str) -> int:
     states = [(await client.jetstream().stream_info(name)).state for name in streams]
     await client.close()
     return sum(int(state.bytes) for state in states)
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows for ``docs/cluster.md``; the last column is calculated."""
-    head = (
-        "ranks",
-        "connections",
-        "messages/s",
-        "KiB/s",
-        "nats-server: of a core",
-        "memory",
-        "reader: of a core",
-        "lag, median / 99 %",
-        "kept an hour",
-        "base events/s in the brokers of all hosts (calculated)",
-    )
-    lines = ["", f"| {' | '.join(head)} |", f"| {' | '.join(['--:'] * len(head))} |"]
-    for row in rows:
-        cells = (
-            f"{row['ranks']:,}",
-            f"{row['hosts']:,}",
-            f"{row['messages_per_second']:,.0f}",
-            f"{row['bytes_per_second'] / 1024:,.0f}",
-            f"{row['server']['percent']:.1f} %",
-            f"{row['server']['mebibytes']:.0f} MiB",
-            f"{row['reader']['percent']:.1f} %",
-            f"{row['lag_median'] * 1000:.0f} / {row['lag_99'] * 1000:.0f} ms",
-            f"{row['kept_bytes_per_second'] * 3600 / 2**30:.2f} GiB",
-            f"{row['calculated_events_per_second']:,.0f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 PARTS = {"hosts": measure_hosts, "doubling": measure_doubling}

@@ -1,10 +1,10 @@
-"""What deaths cost a run that is copied into a cluster of three NATS servers and read from there.
+"""Deaths in a run that is copied into a cluster of three NATS servers and read from there.
 
-While a process publishes and another one reads through the cluster, the leader, a follower, all three servers, the
-bridge, the broker and the consumer are killed (``kill -9``) at random moments. Each figure is a silence: the seconds
-after a death until an event that was published after it reaches the consumer (a new one that reads from the beginning,
-where it was the consumer that died). At the end every event must have come once and in order, also to a consumer that
-attaches then, or the program ends with an error."""
+A process publishes and another one reads through the cluster. Meanwhile the leader, a follower, all three servers, the
+bridge, the broker and the consumer are killed (``kill -9``) at random moments. A figure is a silence: the seconds from
+a death until a later event reaches the consumer (a new one, if the consumer died). At the end every event must have
+come once and in order, also to a new consumer; otherwise the program ends with an error.
+"""
 
 import contextlib
 import math
@@ -28,23 +28,20 @@ from offloop.bus.runs.bridged import read_bridge
 
 PATIENCE = 300.0
 FLAT = 32.0
-"""MiB by which memory may grow that is said to stay flat."""
+"""MiB by which flat memory may grow."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
-
     kills: int
     """Of each kind."""
     rate: int
     """Events a second."""
     away: float
-    """Seconds for which a server is away."""
+    """Seconds without a server."""
 
 
 def deaths(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
-    """All kinds of deaths in one run, in a random order."""
     order, moments = some_deaths(sizes.kills, seed)
     silences: dict[str, list[float]] = {kind: [] for kind in KINDS}
     begin = time.monotonic()
@@ -62,7 +59,6 @@ def deaths(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
 
 
 def away(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
-    """A server that is away while 5,000 events are published a second."""
     del seed
     runs_dir = where / "runs"
     runs_dir.mkdir()
@@ -89,7 +85,7 @@ def away(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
         grown = {who: resident(pid) - before[who] for who, pid in pids.items()}
         server.start()
         begin = time.monotonic()
-        # Written once a second: a second of events is no lag.
+        # Written once a second, so a second of events is not a lag.
         wait_for(lambda: behind() < 6000, "the bridge to catch up", PATIENCE)
         seconds = time.monotonic() - begin
         copied = training.published - first
@@ -103,7 +99,6 @@ def away(report: Report, where: Path, sizes: Sizes, seed: int) -> None:
 
 
 def main() -> None:
-    """Measures, prints, and judges."""
     parts: Mapping[str, Callable[..., object]] = {"deaths": deaths, "away": away}
     parser = argument_parser(__doc__, parts)
     parser.add_argument("--kills", type=int, metavar="N", help="of each kind; default: 20, with --quick 1")

@@ -1,7 +1,7 @@
-"""What the benchmarks share: their options, their parts, how they time, and how they report.
+"""Options, parts, timing and reports of the benchmarks.
 
-A benchmark is a program of parts, each a function of a :class:`Report`, a directory of its own for runs, and whether
-tiny sizes will do::
+A benchmark is a program of parts. A part is a function of a :class:`Report`, a directory for its runs, and whether tiny
+sizes suffice::
 
     def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
         times = [one_round() for _ in report.rounds("events", 1 if quick else 5)]
@@ -31,11 +31,10 @@ from typing import Any
 from offloop.bus.errors import close_matches
 
 PLAIN_PROGRESS_SECONDS = 5.0
-"""Between two lines of progress where there is no terminal."""
+"""Between two lines of progress without a terminal."""
 
 
 def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.ArgumentParser:
-    """The options of every benchmark; ``parts`` are what ``--only`` allows."""
     allowed = list(parts)
 
     def chosen(names: str) -> list[str]:
@@ -58,14 +57,6 @@ def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.Argument
 
 
 def run(title: str, parts: Mapping[str, Callable[..., object]], options: argparse.Namespace, *given: Any) -> None:
-    """Runs the chosen parts. One that fails does not keep the others from running.
-
-    Args:
-        given: what each part gets after the report and its directory, by default whether ``--quick`` is given.
-
-    Raises:
-        SystemExit: a part failed, or the user interrupted it.
-    """
     try:
         report = Report(title, options.quick, options.json)
     except OSError as error:
@@ -92,7 +83,6 @@ def run(title: str, parts: Mapping[str, Callable[..., object]], options: argpars
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory for runs with a short path, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="olb-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
@@ -100,7 +90,6 @@ def scratch() -> Iterator[Path]:
 def microseconds(
     function: Callable[[], object], calls: int, bursts: Iterable[object], pause: float = 0.01
 ) -> list[float]:
-    """The time of one call in each of the bursts. The pauses let the other processes keep up, as a training does."""
     times = []
     for _ in bursts:
         begin = time.perf_counter_ns()
@@ -112,12 +101,10 @@ def microseconds(
 
 
 def ratios(values: Iterable[float], bases: Iterable[float]) -> list[float]:
-    """The ratio of each value to the base of the same round."""
     return [value / base for value, base in zip(values, bases, strict=True)]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
-    """Waits for a condition, and gives up with its name."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -126,7 +113,6 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
 
 
 def wait_until_attached(consumer: "subprocess.Popen[str]") -> None:
-    """Returns once a consumer follows its run; the benchmark ends with what the consumer wrote if it exits instead."""
     assert consumer.stderr is not None
     lines = []
     while "attached" not in (line := consumer.stderr.readline()):
@@ -137,7 +123,6 @@ def wait_until_attached(consumer: "subprocess.Popen[str]") -> None:
 
 @contextlib.contextmanager
 def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
-    """The command ``consumer`` with these options, ended at the end however far it is. It finds the modules here."""
     command, here = [sys.executable, "-m", "offloop.consumers", *options], Path(__file__).parent
     process = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -148,12 +133,10 @@ def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 class Report:
-    """Prints each figure with its goal as soon as it is known, and keeps all of them in a JSON file."""
-
     def __init__(self, title: str, quick: bool, json_file: Path | None = None) -> None:
         self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}
-        """What else the JSON file holds."""
+        """Further content of the JSON file."""
         self._header = {"benchmark": title, "quick": quick, "machine": machine()}
         self._json_file = json_file
         self._begin = time.monotonic()
@@ -170,13 +153,6 @@ class Report:
         *,
         at_least: bool = False,
     ) -> None:
-        """Reports one figure.
-
-        Args:
-            value: the figure, or what was measured in each round: then their median is the figure, shown with the
-                least and the greatest.
-            goal: what it must not exceed, or with ``at_least`` reach. Tiny sizes are not judged.
-        """
         figure: dict[str, Any] = {"value": value, "unit": unit}
         if isinstance(value, Sequence):
             figure["value"] = statistics.median(value)
@@ -190,18 +166,15 @@ class Report:
         print(line(name, figure), flush=True)
 
     def include(self, name: str, figure: dict[str, Any]) -> None:
-        """Takes a figure as it is in the JSON file of a report, without printing it."""
         self.figures[name] = figure
         self._write(complete=False)
 
     def rounds(self, what: str, count: int) -> Iterator[int]:
-        """Counts the rounds of a measurement, and shows which one is running."""
         for number in range(count):
             self.progress(f"{what}: round {number + 1} of {count}")
             yield number
 
     def progress(self, what: str) -> None:
-        """Shows on stderr what is running: in one line of a terminal, or as lines every few seconds."""
         now = time.monotonic()
         text = f"[{now - self._begin:4.0f} s] {what}"
         if sys.stderr.isatty():
@@ -211,12 +184,10 @@ class Report:
             print(text, file=sys.stderr, flush=True)
 
     def clear_progress(self) -> None:
-        """Removes the line of progress from a terminal."""
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def close(self, *failed: str) -> None:
-        """Prints a table of the goals, and says which parts did not get to their end."""
         self.clear_progress()
         self._write(complete=not failed)
         judged = {name: figure for name, figure in self.figures.items() if "met" in figure}
@@ -234,19 +205,16 @@ class Report:
 
 
 def number(value: float) -> str:
-    """A figure as it is shown: with three decimals, large ones with none."""
     return f"{value:,.{0 if abs(value) >= 1000 else 3}f}"
 
 
 def line(name: str, figure: Mapping[str, Any], width: int = 72) -> str:
-    """A figure of a report in one line: name, value, unit, spread, goal."""
     spread = "({} to {})".format(*map(number, figure["spread"])) if "spread" in figure else ""
     verdict = f"{figure['goal']}: {'met' if figure['met'] else 'MISSED'}" if "goal" in figure else ""
     return f"{name:<{width}} {number(figure['value']):>10} {figure['unit']:<12} {spread:<24} {verdict}".rstrip()
 
 
 def machine() -> str:
-    """What the figures were measured on, and with."""
     names = ("offloop", "torch", "pyzmq", "msgpack", "mcap")
     installed = {name: _version(name) for name in names}
     packages = " ".join(f"{name} {version}" for name, version in installed.items() if version)
@@ -257,7 +225,6 @@ def machine() -> str:
 
 
 def _version(name: str) -> str | None:
-    """Of a package, unless it runs from its repository without being installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

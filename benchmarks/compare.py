@@ -1,5 +1,6 @@
-"""Compares two files that a benchmark wrote with --json: each figure before and after, their ratio, and what became of
-its goal. For the same figures from two versions, run them on the same idle machine, one after the other.
+"""Compares two files that a benchmark wrote with --json: each figure before and after, their ratio, and its goal.
+
+To compare two versions, run the benchmark on the same idle machine, one after the other.
 """
 
 import argparse
@@ -11,33 +12,21 @@ from typing import Any
 
 from common import number
 
-from offloop.bus import ConfigurationError
-from offloop.bus.printing import one_line
-
 
 def read(path: Path) -> dict[str, Any]:
-    """The content of a file that a benchmark wrote."""
     try:
-        content = json.loads(path.read_text())
-        content["benchmark"], content["quick"], content["machine"], content["figures"].values()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigurationError(
-            one_line(f"cannot read figures from {path} ({problem}): give two files that a benchmark wrote with --json")
-        ) from None
-    return content
+        content: dict[str, Any] = json.loads(path.read_text())
+        return {name: content[name] for name in ("benchmark", "quick", "machine", "figures")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        sys.exit(
+            f"error: cannot read figures from {path} ({error!r}): give two files that a benchmark wrote with --json"
+        )
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    """The lines of a table of both.
-
-    Raises:
-        ConfigurationError: the figures are of two benchmarks, or of two sizes of one.
-    """
     kinds = [f"{content['benchmark']}{' --quick' * content['quick']}" for content in (before, after)]
     if kinds[0] != kinds[1]:
-        message = f"cannot compare {kinds[0]} with {kinds[1]}: give two files of the same benchmark"
-        raise ConfigurationError(one_line(message))
+        sys.exit(f"error: cannot compare {kinds[0]} with {kinds[1]}: give two files of the same benchmark")
     if before["machine"] != after["machine"]:
         yield f"before: {before['machine']}"
         yield f"after:  {after['machine']}"
@@ -51,7 +40,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
 
 
 def goal(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
-    """What became of the goal: ``at most 3: met -> MISSED``."""
+    """Describe the goal: ``at most 3: met -> MISSED``."""
     verdicts = ["met" if figure["met"] else "MISSED" for figure in (old, new) if figure and "met" in figure]
     if not verdicts:
         return ""
@@ -59,18 +48,10 @@ def goal(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
     return f"{text}: {' -> '.join(dict.fromkeys(verdicts))}"
 
 
-def main() -> None:
-    """Compares two files."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path, metavar="before.json")
     parser.add_argument("after", type=Path, metavar="after.json")
     options = parser.parse_args()
-    try:
-        for row in compare(read(options.before), read(options.after)):
-            print(row)
-    except ConfigurationError as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()
+    for row in compare(read(options.before), read(options.after)):
+        print(row)

@@ -1,4 +1,4 @@
-"""The table and the picture of ``docs/performance.md``, from what ``peers.py`` has measured."""
+"""Table and picture of ``docs/performance.md`` from the results of ``peers.py``."""
 
 import html
 import re
@@ -11,8 +11,6 @@ PICTURE = "images/comparison.svg"
 
 
 class Cell(NamedTuple):
-    """A column of the table."""
-
     title: str
     unit: str
     digits: int
@@ -43,44 +41,37 @@ TELLING = {
     "killed": "logged steps lost by `kill -9` of the training",
     "1 GB": "seconds that a checkpoint of 1 GB adds",
 }
-"""The lines of the README, and what they are called there."""
+"""The rows of the README, and their titles."""
 SERIES = {"tiny": "#e8710a", "medium": "#1a73e8", "gpt": "#188038", "slow": "#c5221f"}
 """The columns in the picture, and their colours."""
 _WIDTH, _LEFT, _TOP, _ROW = 860, 250, 56, 24
 
 
 def plain(name: str, cell: Mapping[str, Any]) -> str:
-    """A cell as text: its figure, or what was seen instead, or why there is neither."""
     if "value" in cell:
         return f"{figure(name, cell['value'])} {CELLS[name].unit}".rstrip()
     return str(cell.get("text") or cell["none"])
 
 
 def figure(name: str, value: float) -> str:
-    """A figure of a column."""
     return re.sub(r"^-(0\.?0*)$", r"\1", f"{value:,.{CELLS[name].digits}f}")
 
 
 def escaped(text: str) -> str:
-    """A text from elsewhere as Markdown that shows it in one line."""
     return re.sub(r"([\\`*_{}\[\]|~])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 class Notes:
-    """Texts below the table, each once, with numbers."""
-
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     def add(self, text: str) -> str:
-        """The reference to a text."""
         if text not in self.texts:
             self.texts.append(text)
         return f"<sup>{self.texts.index(text) + 1}</sup>"
 
 
 def table(measured: Mapping[str, Any]) -> str:
-    """The table with its notes, as Markdown: the columns of which there is a figure or a text."""
     rows: Mapping[str, Any] = measured["tools"]
     columns = [name for name in CELLS if any(name in row["cells"] for row in rows.values())]
     notes = Notes()
@@ -105,7 +96,6 @@ def table(measured: Mapping[str, Any]) -> str:
 
 
 def picture(measured: Mapping[str, Any]) -> str:
-    """The speeds as an SVG: a row for each tool, a dot for each training."""
     rows = {
         tool: {name: row["cells"][name]["value"] for name in SERIES if "value" in row["cells"].get(name, {})}
         for tool, row in measured["tools"].items()
@@ -145,7 +135,6 @@ def picture(measured: Mapping[str, Any]) -> str:
 
 
 def generated(measured: Mapping[str, Any]) -> str:
-    """What stands in the page between its marks, of what ``peers.py --json`` writes."""
     versions = {one: None for row in measured["tools"].values() for one in row.get("versions", "").split(", ") if one}
     return "\n\n".join(
         [
@@ -158,7 +147,6 @@ def generated(measured: Mapping[str, Any]) -> str:
 
 
 def summary(measured: Mapping[str, Any]) -> str:
-    """The most telling lines, for the README: offloop in a plain loop, and other tools."""
     rows: Mapping[str, Any] = measured["tools"]
     others = "[other tools](docs/performance.md#beside-other-tools)"
     lines = [f"Beside {others}, as shares of the same loop without them:", ""]
@@ -180,16 +168,10 @@ def summary(measured: Mapping[str, Any]) -> str:
 
 
 def is_other(tool: str, cell: str) -> bool:
-    """Whether a tool stands beside offloop in the README: within frameworks only what is about them."""
     return "offloop" not in tool and (cell in ("slow", "1 GB") or tool in IN_A_LOOP)
 
 
 def write(page: Path, text: str) -> None:
-    """Writes into a page that has the marks, between them.
-
-    Raises:
-        ValueError: it has not.
-    """
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

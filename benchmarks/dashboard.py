@@ -1,11 +1,10 @@
-"""What the web dashboard takes: seconds from the command to a drawn page, milliseconds to draw and to zoom a chart of a
-long run, seconds to load a long history, and the speed of a training with the page of all runs and three browsers
-attached against none.
+"""The web dashboard: seconds from the command to a page, milliseconds to draw and zoom a chart, cost for a training.
 
-The browsers are headless Chromium on the same machine and draw without a GPU. Beside a training they only get the time
-that nobody else wants (SCHED_IDLE; of ``nice`` Chromium rids itself), because otherwise they would take from it, on few
-cores, what on people's desks they do not. They still share caches and wake-ups with it, so the training thread's own
-time is told beside the clock's."""
+The training runs with and without ``offloop ui`` and three browsers. These are headless Chromium on the same machine
+without a GPU. Beside a training they run with SCHED_IDLE (Chromium resets ``nice``): on few cores they would take time
+that browsers on other machines do not take. They still share caches and wake-ups, so the training thread's own time is
+reported too.
+"""
 
 import contextlib
 import math
@@ -22,15 +21,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from common import Report, argument_parser, ratios, run
 
-from offloop.bus import Event, Publisher, Recording
-from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.bus import Event, Publisher
 
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LOSS = "loss/train/total"
 LAST_IN_LINE = "echo 19 2>/dev/null >/proc/self/autogroup"
-"""A kernel with automatic groups gives each session the same share, whatever the scheduling class of those in it."""
+"""With automatic groups the kernel gives each session the same share, whatever its scheduling class."""
 SETTLE_SECONDS = 3
-"""Until a browser that was just started has done what it does once."""
+"""Until a new browser has finished its start."""
 DRAWN = """([chart, last]) => {
     const canvas = document.querySelector(`[data-plot="${chart}"] canvas`);
     const board = document.querySelector(".board");
@@ -64,8 +62,6 @@ ZOOM = """async ([chart, range]) => {
 
 
 def record(where: Path, name: str, events: int) -> Path:
-    """A run of so many batches that is over, with a loss of which every part of the axis has extremes to keep; returns
-    its recording."""
     with Publisher(name, runs_dir=where) as publisher:
         publisher.publish(Event.FIT_START, max_duration=f"{events}ba")
         for batch in range(1, events + 1):
@@ -78,8 +74,10 @@ def record(where: Path, name: str, events: int) -> Path:
 
 @contextlib.contextmanager
 def pages(count: int, browser_path: str | None = CHROMIUM) -> Iterator[list]:
-    """So many empty pages of a browser."""
     from playwright.sync_api import sync_playwright
+
+    if not browser_path:
+        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--headless=new", "--no-sandbox"])
@@ -88,65 +86,33 @@ def pages(count: int, browser_path: str | None = CHROMIUM) -> Iterator[list]:
 
 
 @contextlib.contextmanager
-def dashboard(*options: str) -> Iterator[str]:
-    """``consumer --callbacks dashboard`` with these options; gives the page's address."""
-    command = [
-        sys.executable,
-        "-m",
-        "offloop.consumers",
-        "--callbacks",
-        "dashboard",
-        "-o",
-        "dashboard.port=0",
-        *options,
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+def serve(*command: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Run a command that serves a page; yields the page's address."""
+    process = subprocess.Popen([sys.executable, "-m", *command], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("dashboard: "):
-                yield line.split()[1]
-                break
-        else:
-            raise SystemExit("the consumer ended without a dashboard")
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@contextlib.contextmanager
-def home(where: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """``offloop ui`` of that folder; gives the page's address."""
-    code = """
-from offloop.bus.terminal import run_command
-from offloop.consumers.dashboard.web.command import ui
-run_command(ui)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(where), "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("dashboard: "):
-                yield line.split()[1], process
-                break
-        else:
+        address = next((line.split()[1] for line in process.stderr if line.startswith("dashboard: ")), None)
+        if address is None:
             raise SystemExit("the command ended without a page")
+        yield address, process
     finally:
         process.kill()
         process.communicate()
+
+
+def home(where: Path) -> contextlib.AbstractContextManager[tuple[str, "subprocess.Popen[str]"]]:
+    return serve("offloop", "ui", str(where), "--port", "0")
 
 
 def measure_page(report: Report, where: Path, quick: bool) -> None:
-    """Seconds from the command to a page that shows the last point."""
     events, rounds = (1_000, 1) if quick else (100_000, 5)
     recording = record(where, "page", events)
     drawn, served = [], []
     for number in report.rounds("page", rounds):
         with pages(1) as (page,):
             begin = time.perf_counter()
-            with dashboard("--replay", str(recording)) as url:
+            options = ("--callbacks", "dashboard", "-o", "dashboard.port=0", "--replay", str(recording))
+            with serve("offloop.consumers", *options) as (url, _):
                 page.goto(url)
                 page.wait_for_selector(".chart canvas", timeout=120_000)
                 served.append(time.perf_counter() - begin)
@@ -159,8 +125,6 @@ def measure_page(report: Report, where: Path, quick: bool) -> None:
 
 
 def measure_fluency(report: Report, page: Any, events: int, quick: bool) -> None:
-    """Milliseconds of a browser for a chart of a long run: to draw it, and for a step of a zoom, at first from the
-    points that it has, then with the finer ones that the server sends for that part."""
     rounds = 2 if quick else 20
     if not quick:
         page.wait_for_timeout(1000 * SETTLE_SECONDS)
@@ -172,26 +136,7 @@ def measure_fluency(report: Report, page: Any, events: int, quick: bool) -> None
     report.add(f"a zoom into {events:,} batches, finer points drawn", finer, "ms", 500)
 
 
-def measure_history(report: Report, where: Path, quick: bool) -> None:
-    """Seconds to read a long recording into what the dashboard draws from."""
-    events = 10_000 if quick else 1_000_000
-    report.progress(f"recording {events:,} events")
-    recording = record(where, "history", events)
-    report.progress(f"reading {events:,} events")
-    view, begin = RunView("history"), time.perf_counter()
-    for snapshot in Recording(recording):
-        view.see(snapshot)
-    loaded = time.perf_counter() - begin
-    report.add(f"reading {events:,} events into the view", loaded, "s", 30)
-    begin = time.perf_counter()
-    view.names()
-    points = view.series(LOSS).points(width=512)
-    report.add(f"thinning the loss to {len(points.xs)} points", 1000 * (time.perf_counter() - begin), "ms")
-
-
 def train(where: Path, batches: int, watched: bool) -> tuple[float, float]:
-    """Batches a second of the training, by the clock and by its thread's own time, by itself or with ``offloop ui`` and
-    three browsers: one looks at the table of all runs, two at the page of this one."""
     from hot_loop import fit
     from jobs import JOBS, make_trainer
 
@@ -217,7 +162,6 @@ def train(where: Path, batches: int, watched: bool) -> tuple[float, float]:
 
 
 def measure_training(report: Report, where: Path, quick: bool) -> None:
-    """The ratio of the two speeds, in rounds that take turns."""
     batches, rounds = (20, 1) if quick else (1000, 3)
     alone, watched = [], []
     for _ in report.rounds("training", rounds):
@@ -229,10 +173,7 @@ def measure_training(report: Report, where: Path, quick: bool) -> None:
         report.add(f"with offloop ui and three browsers / nobody, {what}", speeds, "x", 0.98, at_least=True)
 
 
-PARTS = {"page": measure_page, "history": measure_history, "training": measure_training}
+PARTS = {"page": measure_page, "training": measure_training}
 
 if __name__ == "__main__":
-    chosen = argument_parser(__doc__, PARTS).parse_args()
-    if not CHROMIUM:
-        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
-    run("dashboard", PARTS, chosen)
+    run("dashboard", PARTS, argument_parser(__doc__, PARTS).parse_args())

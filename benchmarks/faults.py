@@ -1,8 +1,7 @@
-"""What faults cost: how long the training is held up, how soon everybody goes on or is told, what is sent again.
+"""Faults: how long the training pauses, how soon others continue or learn of it, how many events are sent again.
 
-The faults are those of the tests, done to the same processes (``tests/support/faults.py``); what is promised of each
-stands in ``docs/reliability.md``. Every figure is taken with nothing lost, or the program ends with an error. A call's
-time on the clock includes the waiting for a core, where there are fewer of those than processes.
+The faults are those of the tests (``tests/support/faults.py``); ``docs/reliability.md`` has the promises. The program
+ends with an error if anything is lost. A call's time on the clock includes waiting for a core.
 """
 
 import contextlib
@@ -36,23 +35,21 @@ from helpers import wait_for
 from offloop.bus import Event, Publisher, Recording
 
 STALL = 5.0
-"""Milliseconds that one call may take."""
+"""Limit of one call, in milliseconds."""
 TOLD = 3.0
-"""Seconds after which consumers know that a run was lost."""
+"""Limit until consumers know that a run is lost, in seconds."""
 LEASE = 6.5
-"""Seconds after which nothing is published any more for a consumer that died."""
+"""Limit until the demand of a dead consumer ends, in seconds."""
 FLAT = 32.0
-"""MiB by which memory may grow that is said to stay flat."""
+"""MiB by which flat memory may grow."""
 PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
-
     deaths: int
     still: float
-    """Seconds for which a process stands still."""
+    """Seconds for which a process is stopped."""
     lag: int
     consumers: int
     """In four processes."""
@@ -64,19 +61,16 @@ LONG = Sizes(deaths=100, still=60, lag=2_000_000, consumers=64)
 
 
 def add_stalls(report: Report, what: str, told: dict[str, Any]) -> None:
-    """The longest call of ``publish``."""
     report.add(f"{what}: longest call, on the clock", told["longest_ms"], "ms")
     report.add(f"{what}: longest call, the thread's own time", told["longest_busy_ms"], "ms", STALL)
 
 
 def undisturbed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """What a call takes when nothing happens."""
     with Training(runs_dir, events=round(2000 * sizes.still)) as training:
         add_stalls(report, "2,000 events/s, no fault", training.result(PATIENCE))
 
 
 def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """The publisher's own broker, again and again, with one consumer from the beginning."""
     moments = random.Random(7)
     recoveries = []
     with Training(runs_dir, restart_pauses=(0.0, 0.0)) as training, Follower(runs_dir) as follower:
@@ -97,7 +91,6 @@ def broker_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def broker_stopped(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """A broker that is away for a second each time."""
     recoveries = []
     with (
         HandBroker(runs_dir) as broker,
@@ -120,14 +113,12 @@ def broker_stopped(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def until(condition: Callable[[], object]) -> float:
-    """Seconds until a condition holds."""
     begin = time.monotonic()
     wait_for(condition, "the recovery", PATIENCE)
     return time.monotonic() - begin
 
 
 def trainer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """How soon a consumer is told, without and with the broker killed at the same moment."""
     for with_broker in (False, True):
         waits, unrecorded = [], []
         for number in range(max(1, sizes.deaths // 4)):
@@ -149,7 +140,6 @@ def trainer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def consumer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """How soon the demand of a dead consumer ends."""
     command = (
         "import sys; from offloop.bus import *; list(Subscriber('r', events=[Event.AFTER_LOSS], runs_dir=sys.argv[1]))"
     )
@@ -169,7 +159,6 @@ def consumer_killed(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def consumer_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """A consumer that stands still under 5,000 events/s."""
     with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
         training.await_recorded(2000)
         pids = (training.pid, training.broker_pid)
@@ -188,13 +177,11 @@ def consumer_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def add_growth(report: Report, what: str, grown: list[float]) -> None:
-    """How much the memory of trainer and broker grew."""
     for who, mebibytes in zip(("trainer", "broker"), grown, strict=True):
         report.add(f"{what}: growth of the {who}", mebibytes, "MiB", FLAT)
 
 
 def broker_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """A broker that stands still under 5,000 events/s: with the usual backlog, and with one that is too small."""
     for name, backlog in (("r", {}), ("small", {"backlog_bytes": 100_000, "max_delay": 0})):
         with Training(runs_dir, name, rate=5000, **backlog) as training, Follower(runs_dir, name) as follower:
             training.await_recorded(2000)
@@ -220,7 +207,6 @@ def broker_still(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def consumer_behind(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """A consumer that does next to nothing while so many events are published."""
     with Training(runs_dir, rate=30_000, events=sizes.lag + 1000, ending="stay") as training:
         training.await_recorded(500)
         pids = (training.pid, training.broker_pid)
@@ -239,7 +225,6 @@ def consumer_behind(report: Report, runs_dir: Path, sizes: Sizes) -> None:
 
 
 def many_consumers(report: Report, runs_dir: Path, sizes: Sizes) -> None:
-    """Many consumers of one broker."""
     with Training(runs_dir, rate=1000) as training, contextlib.ExitStack() as stack:
         followers = [stack.enter_context(Follower(runs_dir, times=sizes.consumers // 4)) for _ in range(4)]
         training.await_published(training.published + round(500 * sizes.still))

@@ -1,7 +1,7 @@
-"""What offloop costs on a GPU: training speed against a bare loop, with and without it, and against one that reads its
-loss in each step, as many loggers do; how often the host waits for the GPU; how long checkpoints hold up the training.
+"""Costs on a GPU: training speed against bare loops, waits for the GPU, pauses for checkpoints, memory.
 
-``make gpu`` runs it. With ``--device cpu`` it shows that it works, and nothing about GPUs."""
+One bare loop reads its loss in each step, as many loggers do. ``make gpu`` runs it. ``--device cpu`` only tests it.
+"""
 
 import contextlib
 import functools
@@ -31,21 +31,19 @@ from offloop.trainer.stream.tensor_sharing import pin
 
 MIB = 1 << 20
 WITH_FIELDS = "speed,lr,optimizer,activations,phases"
-"""Callbacks that request fields which are computed on the GPU."""
+"""With fields that are computed on the GPU."""
 DISTINCT = 8
-"""So many batches there are, used again and again."""
+"""Number of different batches."""
 
 
 class Job(NamedTuple):
-    """A training of a multi-layer perceptron on data that is on the GPU."""
-
     widths: tuple[int, ...]
     rows: int
     batches: int
     alone: float
-    """The least share of the bare loop's speed without a stream."""
+    """Least share of the bare loop's speed without a stream."""
     watched: float
-    """The same with a consumer that has ``speed,lr``."""
+    """The same with a consumer that runs ``speed,lr``."""
 
 
 JOBS = {
@@ -56,8 +54,6 @@ SIZES = {"100 MB": 100_000_000, "1 GB": 1_000_000_000}
 
 
 class Made(NamedTuple):
-    """A fresh model with its optimizer and data."""
-
     module: nn.Module
     optimizer: torch.optim.Optimizer
     batches: list[tuple[Tensor, Tensor]]
@@ -78,18 +74,15 @@ def make(job: Job, device: str) -> Made:
 
 
 def tiny(job: Job) -> Job:
-    """What only shows that everything works."""
     return job._replace(widths=(job.widths[0] // 8, 16, 10), rows=8, batches=20)
 
 
 def settle(device: str) -> None:
-    """Waits until the GPU has done everything."""
     if device == "gpu":
         torch.cuda.synchronize()
 
 
 def bare(job: Job, device: str, read: Callable[[Tensor], object] = lambda loss: None) -> float:
-    """Batches a second of a plain loop, which does so with each loss."""
     module, optimizer, batches = make(job, device)
     settle(device)
     begin = time.perf_counter()
@@ -104,7 +97,6 @@ def bare(job: Job, device: str, read: Callable[[Tensor], object] = lambda loss: 
 
 
 def watched(job: Job, device: str, runs_dir: Path) -> float:
-    """Batches a second of the same loop, watched by a consumer with ``speed,lr``."""
     module, optimizer, batches = make(job, device)
     run = offloop.watch(module, optimizer, runs_dir=runs_dir)
 
@@ -137,7 +129,6 @@ def make_trainer(job: Job, device: str, runs_dir: Path, **options: Any) -> Train
 
 
 def trained(job: Job, device: str, runs_dir: Path, callbacks: str | None) -> float:
-    """Batches a second of the trainer; ``callbacks`` run in a consumer, ``None`` trains without a stream."""
     with make_trainer(job, device, runs_dir, publish=callbacks is not None) as trainer, contextlib.ExitStack() as stack:
         if callbacks is not None:
             stack.enter_context(attached(trainer, runs_dir, "--callbacks", callbacks))
@@ -145,7 +136,6 @@ def trained(job: Job, device: str, runs_dir: Path, callbacks: str | None) -> flo
 
 
 def measure_speed(report: Report, runs_dir: Path, quick: bool, device: str) -> None:
-    """Training speed against the bare loop."""
     for name, job in (("small MLP", tiny(JOBS["small MLP"])),) if quick else JOBS.items():
         rounds = 1 if quick else 5
         bare(job, device)
@@ -168,8 +158,6 @@ def measure_speed(report: Report, runs_dir: Path, quick: bool, device: str) -> N
 
 @contextlib.contextmanager
 def waits_counted(device: str) -> Iterator[list[str]]:
-    """Gathers what makes the host wait for the GPU: what torch warns of, and waits for events, streams and the whole
-    GPU, of which it does not warn."""
     waits: list[str] = []
     if device != "gpu":
         yield waits
@@ -200,8 +188,6 @@ def waits_counted(device: str) -> Iterator[list[str]]:
 
 
 class CountWaits(Algorithm):
-    """Notes how many waits there were in the batches up to the last one: the end of a training does wait."""
-
     def __init__(self) -> None:
         self.waits: list[str] = []
         self.until_last_batch = 0
@@ -214,7 +200,6 @@ class CountWaits(Algorithm):
 
 
 def measure_waits(report: Report, runs_dir: Path, quick: bool, device: str) -> None:
-    """How often the host waits for the GPU."""
     job = tiny(JOBS["small MLP"]) if quick else JOBS["small MLP"]._replace(batches=500)
     with waits_counted(device) as waits:
         bare(job, device, Tensor.item)
@@ -232,7 +217,6 @@ def measure_waits(report: Report, runs_dir: Path, quick: bool, device: str) -> N
 
 
 def measure_reading(report: Report, runs_dir: Path, quick: bool, device: str) -> None:
-    """What it takes of the host to have a number read, and how fast tensors cross."""
     place = get_device(device)
     loss = torch.zeros((), device=place.torch_device)
     calls, rounds = (20, 2) if quick else (1000, 20)
@@ -265,7 +249,6 @@ def copy_seconds(source: Tensor, target: Tensor, device: str) -> float:
 
 
 def measure_checkpoints(report: Report, runs_dir: Path, quick: bool, device: str) -> None:
-    """How long checkpoints hold up the training, in copies of that much from the GPU into pinned memory."""
     saves = 2 if quick else 4
     for name, size in (("2 MB", 2_000_000),) if quick else SIZES.items():
         source = torch.ones(size, dtype=torch.uint8, device=get_device(device).torch_device)
@@ -289,11 +272,9 @@ def measure_checkpoints(report: Report, runs_dir: Path, quick: bool, device: str
 
 
 def measure_memory(report: Report, runs_dir: Path, quick: bool, device: str) -> None:
-    """How much memory a training takes besides its own."""
     job = tiny(JOBS["medium MLP"]) if quick else JOBS["medium MLP"]._replace(batches=50)
 
     def taken(train: Callable[[], object]) -> tuple[float, float]:
-        """The most memory of the GPU, and the host's afterwards, in MiB."""
         if device == "gpu":
             torch.cuda.reset_peak_memory_stats()
         train()
@@ -310,12 +291,10 @@ def measure_memory(report: Report, runs_dir: Path, quick: bool, device: str) -> 
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_gpu() -> str:
-    """The GPU and what drives it, in a line."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
@@ -336,7 +315,6 @@ PARTS = {
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = argument_parser(__doc__, PARTS)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="cpu: only to see that it works")
     options = parser.parse_args()

@@ -1,10 +1,8 @@
-"""What a long run takes afterwards, from the recording of ten million batches: seconds and memory of a consumer that
-reads all of it, snapshots a second of a replay, and seconds until a dashboard has a picture, the whole run, and every
-value of a thousandth of it that is zoomed into.
+"""Reading the recording of ten million batches: by a consumer, a replay and a dashboard.
 
 Two recordings are read: one of full chunks, as a fast loop writes them, and a shorter one of chunks of three events, as
-a loop of sixteen batches a second writes them, since brokers write five times a second. A third is read by a dashboard
-with and without values that the loop logs in each batch."""
+a loop of sixteen batches a second writes them, since brokers write five times a second.
+"""
 
 import math
 import multiprocessing
@@ -33,10 +31,7 @@ BEGAN = 1_790_000_000_000_000_000
 CONTEXT = {"max_duration": "1000ep", "dataloader_label": "train", "dataloader_len": EPOCH, "world_size": 1}
 
 
-def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None, logs: bool = False) -> Path:
-    """Writes the run of a finished training of one rank, of so many events, nearly all of them batches of 60 ms; with
-    ``per_chunk``, of so many events in each chunk; with ``logs``, with values that are logged in each batch. Returns
-    its directory."""
+def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None) -> Path:
     directory = RunDirectory(runs_dir, name)
     attempt, path = directory.next_attempt()
     context, noise = pack_map(CONTEXT), random.Random(name).gauss
@@ -67,8 +62,6 @@ def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None,
             rate = 0.1 * (1 + math.cos(math.pi * batch / events)) / 2
             loss = 2 / batch**0.1 + noise(0, 0.05)
             fields = {"loss": loss, "lr": {"SGD": [rate]}, "batch_size": 32}
-            if logs:
-                fields["logged"] = [[batch, {"accuracy": 1 - loss, "correct": int(32 * (1 - loss))}]]
             previous = send(Event.BATCH_END, fields)
             if batch % EPOCH == 0 and seq < events - 3:
                 epoch, began_epoch = epoch + 1, wct
@@ -82,7 +75,6 @@ def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None,
 
 
 def consume(run: Path, name: str) -> tuple[float, float, int]:
-    """Seconds on the clock and of processors, and bytes of memory at most, of a consumer of a whole recording."""
     options = ("--replay", str(run), "--callbacks", "speed,lr", "--log", "jsonl")
     output = run / f"{name}.jsonl"
     command = [sys.executable, "-m", "offloop.consumers", *options, "-o", f"jsonl.path={output}"]
@@ -98,7 +90,6 @@ def consume(run: Path, name: str) -> tuple[float, float, int]:
 
 
 def replay(run: Path, events: int) -> float:
-    """Snapshots a second."""
     begin = time.perf_counter()
     count = sum(1 for _ in Recording(run))
     if count != events - 1:
@@ -133,9 +124,6 @@ def _draw(recorded: Path, begin: float, answer: Any) -> None:
 
 
 def draw(recorded: Path) -> tuple[float, float, float, Any, int]:
-    """Of what a dashboard draws from, in a process of its own: seconds until there is a picture, and until it has the
-    whole run, with all imports; seconds until it has every value of a thousandth; what the process used; and its last
-    batch."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_draw, args=(recorded, time.perf_counter(), sender))
@@ -147,7 +135,6 @@ def draw(recorded: Path) -> tuple[float, float, float, Any, int]:
 
 
 def measure_dashboard(report: Report, recorded: Path, name: str, events: int, goal: bool) -> None:
-    """Without the broker's summary, then with it."""
     recording = Recording(recorded)
     for what in ("no summary", "summary"):
         if what == "summary":
@@ -170,7 +157,6 @@ def measure_dashboard(report: Report, recorded: Path, name: str, events: int, go
 
 
 def measure(report: Report, recorded: Path, name: str, events: int, goal: float | None) -> None:
-    """Reads one recording in every way."""
     report.progress(f"{name}: consumer")
     seconds, processors, memory = consume(recorded, "metrics")
     report.add(f"{name}: consumer, {events:,} events", seconds, "s", goal)
@@ -182,32 +168,17 @@ def measure(report: Report, recorded: Path, name: str, events: int, goal: float 
 
 
 def measure_full_chunks(report: Report, runs_dir: Path, events: int) -> None:
-    """A recording of a fast loop."""
     report.progress(f"recording {events:,} events")
     measure(report, record(runs_dir, "long", events), "full chunks", events, 60 * events / 10_000_000)
 
 
 def measure_small_chunks(report: Report, runs_dir: Path, events: int) -> None:
-    """A recording of a slow loop, of a tenth of the events."""
     events //= 10
     report.progress(f"recording {events:,} events")
     measure(report, record(runs_dir, "slow", events, per_chunk=3), "chunks of 3", events, None)
 
 
-def measure_logged(report: Report, runs_dir: Path, events: int) -> None:
-    """A recording with values logged in each batch against the same one without, of a thirtieth of the events."""
-    events = max(events // 30, 1_000)
-    report.progress(f"recording {events:,} events")
-    plain = record(runs_dir, "plain", events)
-    logs = record(runs_dir, "logs", events, logs=True)
-    shares = []
-    for _ in report.rounds("dashboard", 3):
-        (*_, beside, _), (*_, used, _) = draw(plain), draw(logs)
-        shares.append((used.ru_utime + used.ru_stime) / (beside.ru_utime + beside.ru_stime))
-    report.add("logged in each batch: dashboard, processor, against none", shares, "ratio", 2)
-
-
-PARTS = {"full-chunks": measure_full_chunks, "small-chunks": measure_small_chunks, "logged": measure_logged}
+PARTS = {"full-chunks": measure_full_chunks, "small-chunks": measure_small_chunks}
 
 if __name__ == "__main__":
     parser = argument_parser(__doc__, PARTS)

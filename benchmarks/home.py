@@ -1,8 +1,7 @@
-"""The cost of the page of all runs (``offloop ui``): seconds to read many runs once, seconds from the command and
-from a visit to the table, milliseconds from a key to the rows that are found or sorted, and the memory of the command
-and the page.
+"""The page of all runs (``offloop ui``): seconds to read runs and show the table, milliseconds to filter and sort.
 
-The runs are copies of some that were really recorded. The browser is a headless Chromium on the same machine."""
+The runs are copies of a few recorded ones. The browser is a headless Chromium on the same machine.
+"""
 
 import json
 import os
@@ -15,14 +14,14 @@ from typing import Any
 
 import psutil
 from common import Report, argument_parser, run
-from dashboard import CHROMIUM, home, pages
+from dashboard import home, pages
 
 from offloop.bus import Event, Publisher
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.store import INDEX_FOLDER
 
 DAY_SECONDS = 86_400
-# From what is done to the first picture of what the server answers.
+# Milliseconds from a change to the first picture of the server's answer.
 UNTIL_DRAWN = """async (change) => {
     const home = getElement(Number(document.querySelector(".home").id.slice(1)));
     const box = document.querySelector(".table-box"), frame = home.frame, begin = performance.now();
@@ -48,7 +47,6 @@ COLUMNS = ("loss/train/total", "config/lr", "metrics/eval/accuracy.best", "durat
 
 
 def record(where: Path, count: int) -> None:
-    """So many runs that are over, with different hyperparameters."""
     chance = random.Random(1)
     for number in range(count):
         lr, width = 10 ** chance.uniform(-4, 0), 2 ** chance.randrange(4, 11)
@@ -68,7 +66,6 @@ def record(where: Path, count: int) -> None:
 
 
 def copy(sources: list[Path], where: Path, count: int) -> None:
-    """So many runs that are copies of these, each begun at another time. They share the files of recordings."""
     for number in range(count):
         source = sources[number % len(sources)]
         target = where / f"{source.name}-copy-{number}"
@@ -85,7 +82,6 @@ def copy(sources: list[Path], where: Path, count: int) -> None:
 
 
 def has_rows(page: Any, count: int) -> None:
-    """Waits until the page shows that there are so many runs, with rows of them."""
     told = f"{count:,} runs"
     page.wait_for_function(
         "(told) => document.querySelector('.home-count')?.innerText === told && document.querySelector('tbody .name')",
@@ -96,7 +92,6 @@ def has_rows(page: Any, count: int) -> None:
 
 
 def page_heap(page: Any) -> float:
-    """MiB that the script of a page holds, without what is free to be collected."""
     tools = page.context.new_cdp_session(page)
     tools.send("HeapProfiler.enable")
     tools.send("HeapProfiler.collectGarbage")
@@ -106,10 +101,9 @@ def page_heap(page: Any) -> float:
 
 
 def measure_table(report: Report, where: Path, quick: bool) -> None:
-    """How fast the table of many runs is."""
     real, count, rounds = (8, 400, 1) if quick else (40, 10_000, 5)
     report.progress("recording")
-    # In a process that ends: runs whose publisher is alive may go on, and are read anew each time.
+    # In a process that exits: the index reads runs of a live publisher again each time.
     code = f"import home, pathlib; home.record(pathlib.Path({str(where)!r}), {real})"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
     copy(sorted(path.parent for path in where.glob("*/run.json")), where, count - real)
@@ -161,7 +155,4 @@ def measure_table(report: Report, where: Path, quick: bool) -> None:
 PARTS = {"table": measure_table}
 
 if __name__ == "__main__":
-    chosen = argument_parser(__doc__, PARTS).parse_args()
-    if not CHROMIUM:
-        raise SystemExit("chromium not found: apt-get install chromium, or set CHROMIUM to a browser like it")
-    run("home", PARTS, chosen)
+    run("home", PARTS, argument_parser(__doc__, PARTS).parse_args())

@@ -1,8 +1,8 @@
-"""What the stream costs the training: microseconds for an event, and training speed against a bare PyTorch loop.
+"""Cost of the stream for the training: microseconds for an event, and training speed against a bare PyTorch loop.
 
-The figures do not show what a GPU would: everything here runs on a CPU with one torch thread, where the host's time
-is the training's time. They are medians, and ratios of medians taken in turn in one run, because a machine's speed
-drifts."""
+Everything runs on a CPU with one torch thread, where the host's time is the training's time. Figures are medians, and
+ratios of medians measured in turn, because a machine's speed drifts.
+"""
 
 import contextlib
 import functools
@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from offloop.bus import Event
 from offloop.trainer import Trainer
 
-SLEEPER = Path(__file__).with_name("sleeper.py")
-STOPWATCH = f"{Path(__file__).with_name('stopwatch.py')}:Stopwatch"
+SLEEPER, STOPWATCH = (f"{Path(__file__).with_name('callbacks.py')}:{name}" for name in ("Sleeper", "Stopwatch"))
 MAX_DELAYS = (0.05, 0.02, 0.008, 0.005)
 SHORT_DELAY = 0.008
 FOLLOWER = """
@@ -48,8 +47,7 @@ print("ready", flush=True)
 for snapshot in Subscriber(sys.argv[1], events=[Event.BATCH_END], demand=demand):
     pass
 """
-"""Follows a run as what makes the windows of its host does, which have so many batches; without a number it asks for
-nothing."""
+"""Follows a run with the demand of host windows of so many batches, or, without a number, with the base demand."""
 
 OF_A_BATCH = (
     *(Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH),
@@ -57,7 +55,7 @@ OF_A_BATCH = (
     *(Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT),
 )
 SLEEPING_EVERY = 3
-"""The rounds in which a callback that sleeps is measured: it differs little from the others."""
+"""A sleeping callback is measured in every such round: its speed varies little."""
 ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
 ALL_LOGGERS = "jsonl,csv,tensorboard"
 ALL_FILES = (
@@ -67,8 +65,6 @@ ALL_FILES = (
 
 
 def trainer_loop(job: Job, batches: int, runs_dir: Path, callbacks: str | None) -> float:
-    """Batches a second of the trainer; ``callbacks`` run in a ``consumer`` process attached to it, ``None`` trains
-    without a stream."""
     trainer = make_trainer(job, batches, runs_dir, publish=callbacks is not None)
     with contextlib.ExitStack() as stack:
         if callbacks is not None:
@@ -79,8 +75,6 @@ def trainer_loop(job: Job, batches: int, runs_dir: Path, callbacks: str | None) 
 
 
 def watched_by_all(job: Job, batches: int, runs_dir: Path) -> float:
-    """Batches a second of the trainer with every callback and three loggers in a ``consumer`` process. All of them have
-    worked when this returns: their files are there."""
     _, loader = job.make(1)
     trainer = make_trainer(job, batches, runs_dir, eval_dataloader=loader)
     work = trainer.recording.parent / "work"
@@ -111,21 +105,18 @@ def watched_by_all(job: Job, batches: int, runs_dir: Path) -> float:
 
 @contextlib.contextmanager
 def attached(trainer: Trainer, runs_dir: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
-    """A ``consumer`` process that follows a run."""
     with consumer_process("--run", trainer.state.run_name, "--runs-dir", str(runs_dir), *options) as consumer:
         wait_until_attached(consumer)
         yield consumer
 
 
 def fit(trainer: Trainer, batches: int) -> float:
-    """Trains; returns batches a second."""
     begin = time.perf_counter()
     trainer.fit()
     return batches / (time.perf_counter() - begin)
 
 
 def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Microseconds for an unrequested event, and for one that is published."""
     calls, bursts = (50, 5) if quick else (1000, 60)
     trainer = make_trainer(JOBS["tiny MLP"], 5, runs_dir)
     trainer.fit()
@@ -135,7 +126,7 @@ def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
     report.add("unrequested event", microseconds(lambda: run_event(unrequested), 10 * calls, rounds), "us", 0.1)
 
     def next_batch() -> None:
-        # What a consumer asks for takes effect with another batch, and is looked out for until then.
+        # A changed demand takes effect with another batch, and is checked until then.
         trainer.state.timestamp = trainer.state.timestamp.to_next_batch()
 
     for count in (0, 1, 4 if quick else 32):
@@ -152,12 +143,10 @@ def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 class Cost(NamedTuple):
-    """Microseconds of one call, in each burst."""
-
     busy: list[float]
-    """What the thread computed, in Python and in the kernel."""
+    """The thread's time, in Python and in the kernel."""
     passed: list[float]
-    """What passed on the clock: with more processes than cores, also the waiting for a core."""
+    """Time on the clock: with more processes than cores, also waiting for a core."""
 
 
 def in_turn(
@@ -168,7 +157,6 @@ def in_turn(
     consumers: int,
     between: Callable[[], object],
 ) -> tuple[Cost, Cost]:
-    """The costs of two functions whose bursts take turns, with pauses in which so many consumers can keep up."""
     costs = Cost([], []), Cost([], [])
     for _ in bursts:
         between()
@@ -179,7 +167,6 @@ def in_turn(
 
 
 def burst(function: Callable[[], object], calls: int, cost: Cost) -> None:
-    """Adds the cost of one call, from so many in a row."""
     begin, busy = time.perf_counter_ns(), time.thread_time_ns()
     for _ in range(calls):
         function()
@@ -190,7 +177,6 @@ def burst(function: Callable[[], object], calls: int, cost: Cost) -> None:
 
 @contextlib.contextmanager
 def raw_sender(trainer: Trainer) -> Iterator[Callable[[], object]]:
-    """The least that sending a snapshot takes: one ``pack`` of its values and one ``send`` to a process that reads."""
     reader = (
         "import sys, zmq; s = zmq.Context().socket(zmq.ROUTER); s.bind(sys.argv[1]); print('ready', flush=True)\n"
         "while True: s.recv_multipart()"
@@ -215,7 +201,6 @@ def raw_sender(trainer: Trainer) -> Iterator[Callable[[], object]]:
 
 
 def recorded(trainer: Trainer) -> list:
-    """The BATCH_END snapshots recorded so far, once there is one."""
     from offloop.bus import Recording
 
     found: list = []
@@ -230,7 +215,6 @@ def recorded(trainer: Trainer) -> list:
 
 @contextlib.contextmanager
 def followers(trainer: Trainer, count: int) -> Iterator[None]:
-    """So many processes, each subscribed to every base event of the run."""
     command = [sys.executable, "-c", FOLLOWER, str(trainer.recording.parent), "batch_end", "eval_end"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     for process in processes:
@@ -246,7 +230,6 @@ def followers(trainer: Trainer, count: int) -> Iterator[None]:
 
 
 def measure_training(report: Report, runs_dir: Path, quick: bool, name: str) -> None:
-    """Training speed of a job against the bare loop."""
     job = JOBS[name]
     batches, rounds = (min(job.batches, 20), 1) if quick else (job.batches, job.rounds)
     bare_loop(job, batches)
@@ -256,7 +239,7 @@ def measure_training(report: Report, runs_dir: Path, quick: bool, name: str) -> 
         speeds["alone"].append(trainer_loop(job, batches, runs_dir, None))
         speeds["speed,lr"].append(trainer_loop(job, batches, runs_dir, "speed,lr"))
         if turn % SLEEPING_EVERY == 0:
-            speeds["sleeping"].append(trainer_loop(job, batches, runs_dir, f"{SLEEPER}:Sleeper"))
+            speeds["sleeping"].append(trainer_loop(job, batches, runs_dir, SLEEPER))
     report.add(f"{name}: bare loop", speeds["bare"], "batches/s")
     alone = ratios(speeds["alone"], speeds["bare"])
     report.add(f"{name}: trainer without stream / bare", alone, "x", job.alone, at_least=True)
@@ -267,7 +250,6 @@ def measure_training(report: Report, runs_dir: Path, quick: bool, name: str) -> 
 
 
 def measure_delays(report: Report, runs_dir: Path, quick: bool) -> None:
-    """How soon events of a fast loop reach callbacks, and what that costs the loop."""
     name = "tiny MLP"
     job = JOBS[name]
     batches, rounds = (20, 1) if quick else (job.batches, 7)
@@ -287,8 +269,6 @@ def measure_delays(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def hurried_loop(job: Job, batches: int, runs_dir: Path, max_delay: float) -> tuple[float, float]:
-    """Batches a second with ``speed,lr`` attached and events that may be so many seconds late, and the median of the
-    milliseconds after which they reach a callback."""
     trainer = make_trainer(job, batches, runs_dir)
     path = trainer.recording.parent / "delay"
     options = ("--callbacks", f"speed,lr,{STOPWATCH}", "-o", f"{STOPWATCH}.path={path}", "--max-delay", str(max_delay))
@@ -300,8 +280,6 @@ def hurried_loop(job: Job, batches: int, runs_dir: Path, max_delay: float) -> tu
 
 
 def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Training speed against the bare loop with all callbacks of the reference and three loggers attached, over one
-    epoch with the evaluation, the checkpoint and the export that end it."""
     job = WATCHED_BY_ALL
     batches, rounds = (20, 1) if quick else (job.batches, job.rounds)
     bare_loop(job, batches)
@@ -314,8 +292,6 @@ def measure_all_callbacks(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def measure_flight(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Microseconds that a flight recorder costs the training's thread: for an event that is not published, and for all
-    13 events of a batch, beside a trainer without one and one that records all of them."""
     calls, bursts = (5, 3) if quick else (50, 40)
     options: dict[str, dict[str, Any]] = {
         "without": {},
@@ -345,8 +321,6 @@ def measure_flight(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def measure_windows(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Microseconds of a batch's events beside a process that asks for what the windows of a host take, and beside one
-    that asks for nothing, on the medium MLP."""
     calls, bursts = 128, 3 if quick else 60
     lengths = ("", "128", "1")
     trainers = {length: make_trainer(JOBS["medium MLP"], 5, runs_dir) for length in lengths}
@@ -389,12 +363,10 @@ def measure_windows(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def measure_bridge(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Microseconds for a published event while a bridge copies the run into NATS, and with those servers killed, beside
-    a trainer without a bridge."""
     calls, bursts = (50, 4) if quick else (500, 60)
     folder = runs_dir / "nats"
     folder.mkdir()
-    # Here, because benchmarks/gpu.py uses this module where NATS is not installed.
+    # Imported here, because benchmarks/gpu.py uses this module without NATS.
     from nats_servers import NatsServer
 
     server = NatsServer(folder)
@@ -414,7 +386,7 @@ def measure_bridge(report: Report, runs_dir: Path, quick: bool) -> None:
             for _ in report.rounds(what, bursts):
                 for publish, cost in turns:
                     burst(publish, calls, cost)
-                # Who comes first finds caches as the pause left them.
+                # The first one finds caches as the pause left them.
                 turns.reverse()
                 time.sleep(0.05)
             with_bridge, without = costs

@@ -1,4 +1,4 @@
-"""The trainings whose speed is measured: as a bare PyTorch loop, and as a trainer's."""
+"""The measured trainings: as a bare PyTorch loop, and with a trainer."""
 
 import time
 from collections.abc import Callable
@@ -14,23 +14,20 @@ from offloop.trainer import Classifier, LanguageModel, Trainer
 
 @dataclass(frozen=True)
 class Job:
-    """A training: how it is made, how long a measurement of it is, and what is asked of the trainer."""
-
     make: Callable[[int], Made]
-    """A fresh plain module, and a loader of so many batches."""
+    """Returns a new module, and a loader of so many batches."""
     model: Callable[[torch.nn.Module], torch.nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     batches: int
     rounds: int
     alone: float
-    """The least share of the bare loop's speed for the trainer without a stream."""
+    """Least share of the bare loop's speed without a stream."""
     watched: float
     """The same with broker and ``speed,lr`` attached."""
     microbatch: int | None = None
 
 
 def bits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of :class:`offloop.trainer.LanguageModel`."""
     return cross_entropy(outputs.flatten(0, -2), targets.flatten()) / 0.6931471805599453
 
 
@@ -43,17 +40,15 @@ JOBS = {
 
 IMAGES = mlp(MEDIUM_WIDTHS, 128, image=(1, 16, 32))
 WATCHED_BY_ALL = Job(IMAGES, Classifier, cross_entropy, 1000, 3, 0.99, 0.97)
-"""The medium MLP on images, because there is a callback that shows them."""
+"""The medium MLP on images, for the callback that shows images."""
 
 
 def medium_module() -> torch.nn.Module:
-    """The plain module of :data:`WATCHED_BY_ALL`, for whoever is given its weights."""
     module, _ = IMAGES(1)
     return module
 
 
 def bare_loop(job: Job, batches: int) -> float:
-    """Batches a second of a plain loop that reads its loss every batch."""
     module, loader = job.make(batches)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     losses = []
@@ -76,7 +71,6 @@ def bare_loop(job: Job, batches: int) -> float:
 
 
 def make_trainer(job: Job, batches: int, runs_dir: Path, **options: object) -> Trainer:
-    """A trainer on the same job as :func:`bare_loop`."""
     module, loader = job.make(batches)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     return Trainer(

@@ -1,4 +1,4 @@
-"""The models that are trained, and random data for them. Importing this brings nothing but torch."""
+"""The trained models, and random data for them. Imports only torch."""
 
 import itertools
 from collections.abc import Callable
@@ -10,8 +10,6 @@ Made = tuple[torch.nn.Module, DataLoader]
 
 
 def mlp(widths: tuple[int, ...], rows: int, image: tuple[int, int, int] | None = None) -> Callable[[int], Made]:
-    """Makes multi-layer perceptrons, and random data for them: images of that shape where one is given."""
-
     def make(batches: int) -> Made:
         torch.manual_seed(0)
         layers: list[torch.nn.Module] = [] if image is None else [torch.nn.Flatten()]
@@ -25,7 +23,6 @@ def mlp(widths: tuple[int, ...], rows: int, image: tuple[int, int, int] | None =
 
 
 def gpt(batches: int) -> Made:
-    """The model of the task ``chars`` as it is by default, and random text."""
     from offloop.trainer.tasks.gpt import ALPHABET, Gpt
 
     torch.manual_seed(0)

@@ -1,6 +1,8 @@
-"""The trainings that ``peers.py`` measures, each tool used as its documentation says: started by it, in a process of
-their own and in the environment of the tool. ``python peer_trainings.py ORDER`` trains, ``--found ROW FOLDER`` prints
-how many logged steps the tool's own reader finds there."""
+"""The trainings of ``peers.py``, each in a separate process, with a tool used as its documentation says.
+
+``python peer_trainings.py ORDER`` trains. ``--found ROW FOLDER`` prints how many steps the tool's own reader
+finds.
+"""
 
 import contextlib
 import json
@@ -26,28 +28,24 @@ from torch.utils.data import DataLoader, TensorDataset
 
 HERE = Path(__file__).parent
 MARK = "OFFLOOP_BENCHMARK"
-"""The variable of the environment that all processes of a measurement have."""
+"""Environment variable of all processes of a measurement."""
 PROGRESS = struct.Struct("qqd")
-"""The process that trains, its steps begun, and when the latest began by the monotonic clock."""
+"""Process id of the training, number of started steps, monotonic time of the last start."""
 SAVE_EVERY = 5
 _MEGABYTE = 1_000_000
 
 
 class Layers(torch.nn.Module):
-    """Weights of so many megabytes, all of which every step changes."""
-
     def __init__(self, megabytes: int) -> None:
         super().__init__()
         self.layers = torch.nn.ParameterList(torch.zeros(1000, megabytes * 250 // 4) for _ in range(4))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scores of two classes."""
         mean = torch.stack([layer.mean() for layer in self.layers]).sum()
         return torch.stack([mean.expand(len(inputs)), -mean.expand(len(inputs))], 1)
 
 
 def layers(megabytes: int) -> Callable[[int], Made]:
-    """Makes them, with batches of one row."""
     rows = lambda batches: TensorDataset(torch.zeros(batches, 1), torch.zeros(batches, dtype=torch.long))  # noqa: E731
     return lambda batches: (Layers(megabytes), DataLoader(rows(batches), batch_size=1))
 
@@ -56,13 +54,10 @@ JOBS = {"tiny": TINY, "medium": MEDIUM, "gpt": gpt, "100 MB": layers(100), "1 GB
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of classes, also for each character of a text."""
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 class Training:
-    """One training: what is trained, and what is seen of it from outside."""
-
     def __init__(
         self, order: SimpleNamespace, job: str, steps: int, where: Path, progress: mmap.mmap, observe: bool
     ) -> None:
@@ -77,13 +72,11 @@ class Training:
         PROGRESS.pack_into(progress, 0, os.getpid(), 0, time.monotonic())
 
     def make(self) -> tuple["Ticking", DataLoader, torch.optim.Optimizer]:
-        """Model, data and optimizer, the same each time."""
         net, loader = JOBS[self.job](self.steps)
         model = Ticking(net, self)
         return model, loader, torch.optim.SGD(model.parameters(), lr=0.01)
 
     def tick(self) -> None:
-        """A step begins: all before it is logged."""
         now = time.monotonic()
         self.ticks.append(now)
         self.own.append(time.thread_time())
@@ -96,12 +89,10 @@ class Training:
                 fill(Path(self.order.disk))
 
     def rest(self) -> None:
-        """The callback of 50 ms, where one is asked for."""
         if self.order.slow:
             time.sleep(0.05)
 
     def result(self) -> dict[str, Any]:
-        """What was measured."""
         gaps = [after - before for before, after in zip(self.ticks, self.ticks[1:], strict=False)]
         first, half = min(10, len(gaps) // 4), len(gaps) // 2
         return {
@@ -114,22 +105,18 @@ class Training:
 
 
 class Ticking(torch.nn.Module):
-    """The network that is trained; each forward pass is a step."""
-
     def __init__(self, net: torch.nn.Module, training: Training) -> None:
         super().__init__()
         self.net = net
         self._tick = training.tick
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the network gives."""
         self._tick()
         outputs: torch.Tensor = self.net(inputs)
         return outputs
 
 
 def usage() -> dict[str, float]:
-    """Threads and memory of this process, and the memory of all others of the measurement, in MB."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     page, others = os.sysconf("SC_PAGE_SIZE") / _MEGABYTE, 0.0
     mark = f"{MARK}={os.environ[MARK]}".encode()
@@ -142,7 +129,6 @@ def usage() -> dict[str, float]:
 
 
 def fill(disk: Path) -> None:
-    """Leaves no room there."""
     with (disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
@@ -155,14 +141,13 @@ Log = Callable[[int, float, float], object]
 
 @contextlib.contextmanager
 def alone(training: Training) -> Iterator[Log]:
-    """Keeps the values in a list."""
     kept: list[tuple[float, float]] = []
     yield lambda step, loss, rate: (kept.append((loss, rate)), training.rest())
 
 
 @contextlib.contextmanager
 def tensorboard(training: Training) -> Iterator[Log]:
-    """https://docs.pytorch.org/docs/stable/tensorboard.html"""
+    # https://docs.pytorch.org/docs/stable/tensorboard.html
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(training.where) as writer:
@@ -176,7 +161,7 @@ def tensorboard(training: Training) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def wandb(training: Training) -> Iterator[Log]:
-    """https://docs.wandb.ai/models/track/log"""
+    # https://docs.wandb.ai/models/track/log
     import wandb
 
     mode = "online" if training.order.server else "offline"
@@ -186,7 +171,7 @@ def wandb(training: Training) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def mlflow(training: Training) -> Iterator[Log]:
-    """https://mlflow.org/docs/latest/ml/tracking/"""
+    # https://mlflow.org/docs/latest/ml/tracking/
     import mlflow
 
     mlflow.set_tracking_uri(training.order.server or f"sqlite:///{training.where}/mlflow.db")
@@ -197,8 +182,8 @@ def mlflow(training: Training) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def trackio(training: Training) -> Iterator[Log]:
-    """https://huggingface.co/docs/trackio"""
-    # It reads its folder once.
+    # https://huggingface.co/docs/trackio
+    # Trackio reads its folder once.
     os.environ.setdefault("TRACKIO_DIR", str(training.where))
     import trackio
 
@@ -210,10 +195,10 @@ def trackio(training: Training) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def aim(training: Training) -> Iterator[Log]:
-    """https://aimstack.readthedocs.io/en/latest/quick_start/setup.html"""
+    # https://aimstack.readthedocs.io/en/latest/quick_start/setup.html
     from aim import Run
 
-    # Its server is named by host and port.
+    # Aim needs host and port.
     server = training.order.server and training.order.server.replace("http://", "aim://")
     run = Run(repo=server or str(training.where))
 
@@ -232,7 +217,6 @@ LOGS = {"alone": alone, "tensorboard": tensorboard, "wandb": wandb, "mlflow": ml
 
 
 def plain(training: Training, tool: str) -> None:
-    """A loop that reads its loss every batch, and whatever logs it."""
     model, loader, optimizer = training.make()
     with LOGS[tool](training) as log:
         for step, (inputs, targets) in enumerate(loader):
@@ -246,12 +230,11 @@ def plain(training: Training, tool: str) -> None:
 
 
 def save_plainly(training: Training, tool: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """As PyTorch saves."""
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, training.where / "saved.pt")
 
 
 def async_save(training: Training, _: str) -> None:
-    """https://docs.pytorch.org/docs/stable/distributed.checkpoint.html"""
+    # https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     from torch.distributed.checkpoint import async_save
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -273,7 +256,7 @@ def async_save(training: Training, _: str) -> None:
 
 
 def traceml(training: Training, _: str) -> None:
-    """https://traceopt-ai.github.io/traceml/user_guide/quickstart/"""
+    # https://traceopt-ai.github.io/traceml/user_guide/quickstart/
     import traceml_ai
 
     traceml_ai.init(mode="auto")
@@ -290,13 +273,11 @@ def traceml(training: Training, _: str) -> None:
 
 @contextlib.contextmanager
 def consumer(training: Training) -> Iterator[dict[str, Any]]:
-    """A consumer process that waits for the run, and what the training is told of the run. It is there before the
-    training begins: starting it is not what is measured."""
     from common import consumer_process
 
     order, options = training.order, ["--callbacks", "metrics,lr", "--log", "jsonl"]
     if order.slow:
-        options = ["--callbacks", f"{HERE / 'sleeper.py'}:Sleeper"]
+        options = ["--callbacks", f"{HERE / 'callbacks.py'}:Sleeper"]
     elif order.server:
         options = ["--callbacks", "metrics,lr", "--log", "mlflow", "-o", f"mlflow.tracking_uri={order.server}"]
     elif order.save:
@@ -314,13 +295,12 @@ def consumer(training: Training) -> Iterator[dict[str, Any]]:
             if not said[-1]:
                 raise RuntimeError(f"the consumer ended: {''.join(said[-2:]).strip()}")
             said.append(process.stderr.readline())
-        # What it writes is read, so that it never waits for that.
+        # Reads its output, which would block it otherwise.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         yield {"run_name": "peers", "runs_dir": training.where}
 
 
 def watch(training: Training, _: str) -> None:
-    """offloop in a plain loop."""
     import offloop
 
     model, loader, optimizer = training.make()
@@ -334,7 +314,6 @@ def watch(training: Training, _: str) -> None:
 
 
 def trainer(training: Training, _: str) -> None:
-    """offloop's own trainer."""
     from offloop.trainer import Trainer
 
     model, loader, optimizer = training.make()
@@ -360,7 +339,7 @@ def trainer(training: Training, _: str) -> None:
 
 
 def lightning(training: Training, tool: str) -> None:
-    """https://lightning.ai/docs/pytorch/stable/"""
+    # https://lightning.ai/docs/pytorch/stable/
     import lightning as L
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -410,7 +389,7 @@ def lightning(training: Training, tool: str) -> None:
 
 
 def transformers(training: Training, tool: str) -> None:
-    """https://huggingface.co/docs/transformers/main_classes/trainer"""
+    # https://huggingface.co/docs/transformers/main_classes/trainer
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     model, loader, optimizer = training.make()
@@ -457,7 +436,7 @@ def transformers(training: Training, tool: str) -> None:
 
 
 def accelerate(training: Training, tool: str) -> None:
-    """https://huggingface.co/docs/accelerate/usage_guides/tracking"""
+    # https://huggingface.co/docs/accelerate/usage_guides/tracking
     from accelerate import Accelerator
 
     tracker = {"log_with": "tensorboard", "project_dir": training.where} if tool == "tensorboard" else {}
@@ -485,7 +464,7 @@ def accelerate(training: Training, tool: str) -> None:
 
 
 def composer(training: Training, tool: str) -> None:
-    """https://docs.mosaicml.com/projects/composer/"""
+    # https://docs.mosaicml.com/projects/composer/
     from composer import Callback, Trainer
     from composer.callbacks import LRMonitor
     from composer.loggers import TensorboardLogger
@@ -543,7 +522,6 @@ HOSTS: dict[str, Callable[[Training, str], None]] = {
 
 
 def found_in_events(where: Path) -> int:
-    """TensorBoard's reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     most = 0
@@ -562,7 +540,7 @@ def found_in_csv(where: Path) -> int:
 
 
 def found_in_wandb(where: Path) -> int:
-    """The records of its file, a log of LevelDB's; to read them itself it needs a server or a terminal."""
+    # A LevelDB log: its own reader needs a server or a terminal.
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = where.rglob("run-*.wandb")
@@ -602,7 +580,7 @@ def found_in_trackio(where: Path) -> int:
 
 
 def found_in_aim(where: Path) -> int:
-    """Its reader, after what its documentation says of runs that ended early: a new index."""
+    # Its documentation asks for a new index after a run that ended early.
     from aim import Repo, Run
 
     (path,) = (one.parent for one in where.rglob(".aim"))
@@ -617,13 +595,11 @@ def found_in_aim(where: Path) -> int:
 
 
 def found_in_traceml(where: Path) -> int:
-    """Its summary."""
     (path,) = where.rglob("final_summary.json")
     return int(json.loads(path.read_text())["step_time"]["metadata"]["training_total_steps"])
 
 
 def found_in_recording(where: Path) -> int:
-    """offloop's reader."""
     from offloop.bus import Event, Recording
 
     (path,) = where.rglob("*.mcap")
@@ -631,14 +607,12 @@ def found_in_recording(where: Path) -> int:
 
 
 def silence() -> None:
-    """Nothing that a tool says belongs to the measurement."""
     warnings.simplefilter("ignore")
     for noisy in ("lightning", "pytorch_lightning", "lightning.pytorch", "transformers", "composer"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 def main() -> None:
-    """Trains as ordered."""
     silence()
     if sys.argv[1] == "--found":
         print(globals()[f"found_in_{sys.argv[2]}"](Path(sys.argv[3])))
@@ -650,7 +624,7 @@ def main() -> None:
     bare = SimpleNamespace(**{**vars(order), "slow": False, "server": None, "disk": None, "save": False})
     for number, (job, steps, pairs, seconds) in enumerate(order.jobs):
         begin, turn = time.monotonic(), 0
-        # The first pair warms up, and is looked at; the last training has the tool.
+        # The first pair warms up and measures the memory; the last training has the tool.
         while turn < min(pairs, 3) or (turn < pairs and time.monotonic() - begin < seconds):
             for side in order.sides:
                 its, (host, tool) = (bare, order.bare) if side == "bare" else (order, (order.host, order.tool))

@@ -1,8 +1,9 @@
-"""offloop beside other tools: the same trainings with each of them, and what that costs and survives.
+"""offloop beside other tools: the same trainings with each of them.
 
-Speeds are ratios to the same loop without the tool, medians of pairs taken in turn in one process; TraceML starts its
-training itself, so there they are processes in turn. On a CPU, with one torch thread. A tool that fails or hangs costs
-its cell: each has a time limit, and says why it has no figure."""
+Speeds are ratios to the same loop without the tool, medians of pairs measured in turn in one process; TraceML starts
+its training itself, so there they are separate processes. On a CPU, with one torch thread. A tool that fails or hangs
+loses its cell, which says why.
+"""
 
 import contextlib
 import functools
@@ -31,9 +32,9 @@ from peer_trainings import MARK, PROGRESS, SAVE_EVERY
 HERE = Path(__file__).resolve().parent
 TRAININGS = HERE / "peer_trainings.py"
 JOBS = {"tiny": (600, 10, 2.0), "gpt": (12, 8, 4.0), "medium": (40, 8, 4.0)}
-"""Steps of a training, the most pairs of them, and after how many seconds there is no further pair."""
+"""Steps of a training, the most pairs of them, and seconds after which no further pair starts."""
 GOALS = {"medium": 0.98, "gpt": 0.98, "slow": 0.98, "thread": 150}
-"""What is asked of offloop."""
+"""Goals of offloop."""
 KILLED_AT = 120
 PATIENCE, LIMIT = 30.0, 240.0
 """Seconds for a step, or for the end after the last one; and for a whole process."""
@@ -41,17 +42,15 @@ PLAIN = ("plain", "alone")
 
 
 class Tool(NamedTuple):
-    """A row of the table: what trains, with what, and what it is compared with."""
-
     name: str
     host: str
     tool: str
     packages: tuple[str, ...]
     bare: tuple[str, str] = PLAIN
     reader: str | None = None
-    """What counts the steps that are found after a crash; ``None`` where nothing is written."""
+    """Reader that counts the steps after a crash; ``None`` for a tool that writes nothing."""
     environment: str | None = None
-    """The distribution that is installed into an environment of its own, or ``composer``."""
+    """Distribution with a separate environment, or ``composer``."""
     server: bool = False
     slow: bool = False
     """Whether it runs callbacks."""
@@ -96,24 +95,20 @@ for _name, _host, _package, _loggers in (
 
 
 class Unmeasured(Exception):
-    """Why a cell has no figure."""
+    """A cell has no figure."""
 
 
 class Outcome(NamedTuple):
-    """What a process did."""
-
     results: list[dict[str, Any]]
     code: int | None
-    """``None`` when it was ended at its limit."""
+    """``None`` if it was ended at its limit."""
     error: str
     steps: int
     end: float
-    """Seconds from the beginning of the last step until the process was gone."""
+    """Seconds from the start of the last step until the process exited."""
 
 
 class Environment:
-    """Where a tool is installed, over the project's environment."""
-
     def __init__(self, distribution: str | None) -> None:
         self.bin, self.variables = Path(sys.prefix) / "bin", dict[str, str]()
         self.packages = [path for path in sys.path if path.endswith("site-packages")]
@@ -143,7 +138,6 @@ class Environment:
         (folder / "ready").touch()
 
     def versions(self, packages: tuple[str, ...]) -> str:
-        """Names and versions."""
         found = []
         for name in packages:
             (one, *_) = metadata.distributions(name=name, path=self.packages)
@@ -152,16 +146,14 @@ class Environment:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, cut."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)] or lines
-    # No paths and ports of this machine.
+    # Without paths and ports of this machine.
     line = re.sub(r"(/[\w.+-]+){2,}", lambda path: path[0].rpartition("/")[2], lines[-1] if lines else "no message")
     return re.sub(r"127\.0\.0\.1:\d+", "server", line)[:160]
 
 
 def marked(mark: str) -> list[int]:
-    """The processes of a measurement."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -171,15 +163,12 @@ def marked(mark: str) -> list[int]:
 
 
 class Measurement:
-    """Measures the cells of one tool, in a folder of its own."""
-
     def __init__(self, tool: Tool, where: Path, quick: bool) -> None:
         self.tool, self.where, self.quick = tool, where, quick
         self.environment = Environment(tool.environment)
         self._orders = 0
 
     def run(self, jobs: list[Any], kill_at: int | None = None, **more: Any) -> Outcome:
-        """One process, as ordered; ended when it has made no step for a while, or killed at a step."""
         self._orders += 1
         where = self.where / str(self._orders)
         where.mkdir(parents=True)
@@ -218,7 +207,7 @@ class Measurement:
                     if kill_at is not None and done >= kill_at:
                         os.kill(pid, signal.SIGKILL)
                         process.wait(timeout=PATIENCE)
-                        # What other processes of the tool have, they may still write.
+                        # Other processes of the tool may still write.
                         settled = time.monotonic() + 5
                         while marked(mark) and time.monotonic() < settled:
                             time.sleep(0.1)
@@ -236,7 +225,6 @@ class Measurement:
         return Outcome(lines, code, last_line((where / "out").read_text(errors="replace")), done, gone - last)
 
     def finished(self, outcome: Outcome) -> Outcome:
-        """The same, if it came to its end."""
         if outcome.code is None:
             raise Unmeasured(f"no end within its time limit, at step {outcome.steps}")
         if outcome.code:
@@ -244,11 +232,9 @@ class Measurement:
         return outcome
 
     def place(self, step: int, steps: int) -> str:
-        """Where a training is, in words."""
         return "before the first step" if step == 0 else "at the end" if step == steps else f"at step {step} of {steps}"
 
     def speeds(self, requested: Collection[str]) -> list[Any]:
-        """Speeds of the wanted jobs, the end, threads and memory: of one process where the tool allows it."""
         jobs = [[name, *length] for name, length in JOBS.items() if name == "tiny" or name in requested]
         if self.quick:
             jobs = [["tiny", 100, 1, 0]]
@@ -269,16 +255,15 @@ class Measurement:
             found = [tool["speed"] / bare["speed"] for bare, tool in pairs]
             ratios.append(statistics.median(found) if found else Unmeasured("not measured"))
             if name == "tiny":
-                # The model's own time varies by more than a tool adds, in every other one.
+                # The model's own time varies by more than a tool adds, in every other job.
                 own = [tool["own"] - bare["own"] for bare, tool in pairs]
         thread = statistics.median(own) if own else Unmeasured("not measured")
-        # What the process has when it begins with the tool.
+        # Of the process as it starts with the tool.
         first = {side: next(one for one in results if one["side"] == side) for side in ("bare", "tool")}
         added = [first["tool"][name] - first["bare"][name] for name in ("threads", "memory", "others")]
         return [*ratios, thread, outcome.end, *added]
 
     def measure(self, cells: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each wanted cell as it is there: a figure, a text, or why there is neither."""
         groups = (
             ([*JOBS, "thread", "end", "threads", "memory", "others"], lambda: self.speeds(cells)),
             (["slow"], lambda: [self.slow()]),
@@ -304,14 +289,12 @@ class Measurement:
                     yield name, {"text" if isinstance(value, str) else "value": value}
 
     def slow(self) -> float:
-        """Speed with a callback of 50 ms a batch, the tool's own or a consumer's, against the loop without."""
         if not self.tool.slow:
             raise Unmeasured("it does not run callbacks")
         outcome = self.finished(self.run([["medium", 40, 4, 30]], slow=True, sides=["bare", "tool"]))
         return statistics.median(tool["speed"] / bare["speed"] for bare, tool in pairs_of(outcome.results, "medium"))
 
     def hang(self) -> float | str:
-        """Speed with a server that accepts connections and never answers."""
         if not self.tool.server:
             raise Unmeasured("it logs to no server")
         with silent_server() as address:
@@ -326,7 +309,6 @@ class Measurement:
         return f"fails {self.place(outcome.steps, 200)}: {outcome.error}"
 
     def disk(self) -> float | str:
-        """Speed after the disk is full, half-way, against that before."""
         if self.tool.reader is None:
             raise Unmeasured("it writes nothing")
         disk = self.where / "disk"
@@ -342,7 +324,6 @@ class Measurement:
         return f"fails {self.place(outcome.steps, 160)}: {outcome.error}"
 
     def killed(self) -> float:
-        """Logged steps that are not found after ``kill -9`` of the process that trains."""
         if self.tool.reader is None:
             raise Unmeasured("it writes nothing")
         outcome = self.run([["medium", 4 * KILLED_AT, 1, 0]], kill_at=KILLED_AT)
@@ -354,11 +335,10 @@ class Measurement:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise Unmeasured(f"nothing could be read: {last_line(done.stderr)}")
-        # A step may be there before the next one begins.
+        # A step may be logged before the next one starts.
         return float(max(0, outcome.steps - 1 - int(last_line(done.stdout))))
 
     def saved(self, job: str) -> float:
-        """Seconds that a checkpoint adds to the training, until the next one is due; the first is not counted."""
         if not self.tool.saves:
             raise Unmeasured("it saves no checkpoints of trainings")
         saves = 2 if job == "1 GB" else 4
@@ -373,7 +353,6 @@ class Measurement:
 
 
 def pairs_of(results: list[dict[str, Any]], job: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The trainings of a job without and with the tool, as they were measured in turn; of several, not the first."""
     its = [one for one in results if one["job"] == job]
     bare, tool = ({one["turn"]: one for one in its if one["side"] == side} for side in ("bare", "tool"))
     return [(bare[turn], tool[turn]) for turn in [turn for turn in tool if turn] or tool]
@@ -381,7 +360,6 @@ def pairs_of(results: list[dict[str, Any]], job: str) -> list[tuple[dict[str, An
 
 @contextlib.contextmanager
 def silent_server() -> Iterator[str]:
-    """A server that accepts connections and never answers."""
     connections = []
     with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
 
@@ -397,7 +375,6 @@ def silent_server() -> Iterator[str]:
 def measure_tool(
     report: Report, where: Path, measured: dict[str, Any], quick: bool, cells: list[str], tool: Tool
 ) -> None:
-    """Measures a row, each figure reported as it is there."""
     row: dict[str, Any] = {"cells": {}}
     report.details = measured
     measured["tools"][tool.name] = row
@@ -420,7 +397,6 @@ def measure_tool(
 
 
 def main() -> None:
-    """Measures, and writes the page."""
     parts = {
         re.sub("[^a-z0-9]+", "-", tool.name.lower()).strip("-"): functools.partial(measure_tool, tool=tool)
         for tool in TOOLS

@@ -1,9 +1,9 @@
-"""Millions of events through broker and two consumers: nothing may be lost, and memory has to stay flat.
+"""Millions of events through broker and two consumers: nothing may be lost, and memory must stay flat.
 
-The publisher goes as fast as it can and pauses only where its ring is half full, so whatever is lost was lost on the
-way. Each process's memory is looked at several times a second. It counts as flat when its median over the last fifth of
-the samples is at most 16 MiB above that over the second fifth (in the first one rings and buffers fill). The exit code
-is 1 when something was lost or grew."""
+The publisher pauses only when its ring is half full, so a lost event was lost on the way. Memory is flat if its median
+over the last fifth of the samples is at most 64 MiB above that over the second fifth (rings and buffers fill in the
+first one). The exit code is 1 when something was lost or grew.
+"""
 
 import statistics
 import subprocess
@@ -18,7 +18,7 @@ from stream import publish
 from offloop.bus import Publisher, find_run
 
 RING_BYTES = 16 * 1024 * 1024
-# The queue of a consumer that is held up is no growth: see offloop.bus.net.sockets.STREAM_QUEUE.
+# The queue of a stalled consumer is not growth: see offloop.bus.net.sockets.STREAM_QUEUE.
 GROWTH_BYTES = 64 * 1024 * 1024
 SAMPLE_SECONDS = 0.1
 BURST = 512
@@ -39,15 +39,12 @@ with Subscriber(sys.argv[1], runs_dir=sys.argv[2], name=sys.argv[3]) as subscrib
 
 
 class Memory:
-    """The resident memory of several processes over time, in bytes."""
-
     def __init__(self, processes: dict[str, int]) -> None:
         self._processes = {name: psutil.Process(pid) for name, pid in processes.items()}
         self.samples: dict[str, list[int]] = {name: [] for name in processes}
         self._next = 0.0
 
     def look(self) -> None:
-        """Takes a sample, if the last one is old enough."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SAMPLE_SECONDS
@@ -56,12 +53,11 @@ class Memory:
                 resident = process.memory_info().rss
             except psutil.NoSuchProcess:
                 continue
-            # One that has ended and was not waited for yet has none.
+            # A process that has exited and was not waited for has none.
             if resident:
                 self.samples[name].append(resident)
 
     def fifths(self, name: str) -> tuple[float, float, float]:
-        """Of a process: the median of the second fifth of its samples, of all after the first, and of the last."""
         samples = self.samples[name] or [0]
         size = max(1, len(samples) // 5)
         return (
@@ -72,7 +68,6 @@ class Memory:
 
 
 def start_consumer(run: str, runs_dir: Path, name: str) -> "subprocess.Popen[str]":
-    """A process that counts and checks the order; it has subscribed when this returns."""
     command = [sys.executable, "-c", CONSUMER, run, str(runs_dir), name]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None  # it is a pipe
@@ -81,11 +76,6 @@ def start_consumer(run: str, runs_dir: Path, name: str) -> "subprocess.Popen[str
 
 
 def flood(publisher: Publisher, events: int, memory: Memory, report: Report) -> None:
-    """Publishes so many events as fast as the ring is emptied, and returns when all are on disk.
-
-    Raises:
-        SystemExit: the broker gets on with nothing any more.
-    """
     for number in range(1, events + 1):
         publish(publisher, 1 / number)
         if number % BURST == 0:
@@ -98,7 +88,6 @@ def flood(publisher: Publisher, events: int, memory: Memory, report: Report) -> 
 
 
 def drain(publisher: Publisher, memory: Memory, size: int) -> None:
-    """Waits until the broker has all but so many bytes on disk."""
     acknowledged, deadline = -1, 0.0
     while publisher.statistics().backlog_bytes > size:
         publisher.poll()
@@ -111,11 +100,6 @@ def drain(publisher: Publisher, memory: Memory, size: int) -> None:
 
 
 def soak(report: Report, runs_dir: Path, events: int) -> None:
-    """Runs it.
-
-    Raises:
-        SystemExit: with what went wrong.
-    """
     wrong = []
     with Publisher("soak", runs_dir=runs_dir, backlog_bytes=RING_BYTES) as publisher:
         broker = next(child for child in psutil.Process().children() if "offloop.bus.broker" in child.cmdline())
@@ -157,7 +141,6 @@ def soak(report: Report, runs_dir: Path, events: int) -> None:
 
 
 def main() -> None:
-    """Measures, prints, and judges."""
     parts = {"soak": soak}
     parser = argument_parser(__doc__, parts)
     parser.add_argument("--events", type=int, metavar="N", help="default: 10,000,000, with --quick 2,000")

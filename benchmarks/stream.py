@@ -1,7 +1,6 @@
-"""What the stream carries: events a second through a recording broker, latency, and replay speed.
+"""The stream: events a second through a recording broker, latency, and replay speed.
 
-Publisher, broker and subscriber are three processes on one machine; with fewer cores than processes they share them, so
-the throughput is that of all three together.
+Publisher, broker and subscriber are three processes on one machine, and share its cores.
 """
 
 import json
@@ -30,14 +29,11 @@ CONTEXT = Publisher.pack_context(
 
 
 def publish(publisher: Publisher, loss: float) -> None:
-    """One event as a trainer publishes it."""
     FIELDS["loss"] = loss
     publisher.send(Event.BATCH_END, TIMESTAMP, TIMESTAMP, FIELDS, CONTEXT)
 
 
 def throughput(runs_dir: Path, events: int, followed: bool) -> tuple[float, float]:
-    """Events a second from the first publish until all are on disk, and with a subscriber also received; and the
-    microseconds of processor time that each of them takes the broker."""
     with Publisher("flood" if followed else "record", runs_dir=runs_dir) as publisher:
         broker = psutil.Process(json.loads((publisher.run_dir / "broker.json").read_text())["pid"])
         if followed:
@@ -64,7 +60,6 @@ def throughput(runs_dir: Path, events: int, followed: bool) -> tuple[float, floa
 
 
 def latency(runs_dir: Path, events: int, rate: int, max_delay: float) -> list[float]:
-    """Microseconds from publish to the loop of a subscriber, at so many events a second, sorted."""
     sender = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
@@ -103,7 +98,6 @@ publisher.close()
 
 
 def replay(path: Path) -> float:
-    """Snapshots a second out of a recording."""
     begin = time.perf_counter()
     recording = Recording(path)
     count = 0
@@ -113,7 +107,6 @@ def replay(path: Path) -> float:
 
 
 def consumer_replay(path: Path, events: int) -> float:
-    """Events a second of ``consumer --replay`` with speed and lr, start of the process included."""
     command = [sys.executable, "-m", "offloop.consumers", "--replay", str(path), "--callbacks", "speed,lr"]
     begin = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
@@ -121,7 +114,6 @@ def consumer_replay(path: Path, events: int) -> float:
 
 
 def measure_throughput(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Events a second onto disk, and also to a subscriber."""
     events, rounds = (2_000, 1) if quick else (200_000, 5)
     recorded, followed = [], []
     for turn in report.rounds("throughput", rounds):
@@ -133,7 +125,6 @@ def measure_throughput(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def measure_latency(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Microseconds from publish to a subscriber."""
     for max_delay, name in ((0.05, "in bursts"), (0.0, "each at once")):
         report.progress(f"latency {name}")
         delays = latency(runs_dir / name, 400 if quick else 20_000, 2000, max_delay)
@@ -142,7 +133,6 @@ def measure_latency(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 def measure_replay(report: Report, runs_dir: Path, quick: bool) -> None:
-    """Events a second out of a recording."""
     events, rounds = (2_000, 1) if quick else (200_000, 5)
     throughput(runs_dir, events, followed=False)
     recording = runs_dir / "record"

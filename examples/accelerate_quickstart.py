@@ -2,7 +2,7 @@
 
     python examples/accelerate_quickstart.py            in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                          stops it after the current batch; NAME is in its output
 
 Source: https://huggingface.co/docs/accelerate/quicktour; its model and data are small ones here.
 """

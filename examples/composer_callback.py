@@ -1,4 +1,4 @@
-"""A callback as it was written for MosaicML Composer. It runs in a consumer as it is, with Composer installed or not:
+"""A callback for MosaicML Composer, which runs unchanged in a consumer, with or without Composer.
 
 consumer --callbacks examples/composer_callback.py:Milestones -o Milestones.interval=10ba
 """
@@ -10,7 +10,7 @@ from composer.utils import dist
 
 
 class Milestones(Callback):
-    """Logs the exponential of the loss and how far the training is, every so often, and prints each evaluation."""
+    """Logs the exponential of the loss and the progress at an interval, and prints each evaluation."""
 
     def __init__(self, interval: str = "2ba"):
         self.interval = Time.from_timestring(interval)

@@ -1,8 +1,8 @@
-"""A callback as it was written for MosaicML Composer that needs more than a consumer has: it reads the model itself.
+"""A callback for MosaicML Composer that reads the model, which a consumer does not have.
 
     consumer --callbacks examples/composer_callback_too_much.py:DeadUnits
 
-says so, and what to do instead. The run goes on, and so do the other callbacks.
+reports it, and what to do instead. The run and the other callbacks continue.
 """
 
 from composer.core import Callback, State
@@ -10,7 +10,7 @@ from composer.loggers import Logger
 
 
 class DeadUnits(Callback):
-    """Logs which share of the weights has no gradient."""
+    """Logs the share of the weights without gradients."""
 
     def batch_end(self, state: State, logger: Logger) -> None:
         dead = total = 0

@@ -2,10 +2,10 @@
 
     python examples/composer_quickstart.py              in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                          stops it after the current batch; NAME is in its output
 
-Source: https://github.com/mosaicml/composer#quick-start; its pictures of digits are drawn here, so that nothing has to
-be downloaded.
+Source: https://github.com/mosaicml/composer#quick-start; its pictures of digits are drawn here, to avoid
+downloads.
 """
 
 import sys
@@ -35,14 +35,13 @@ class Model(nn.Module):
         self.fc2 = nn.Linear(32, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The logits, of pictures of shape (rows, 1, 28, 28)."""
         out = F.relu(self.bn(self.conv2(self.conv1(x))))
         out = torch.flatten(F.adaptive_avg_pool2d(out, (4, 4)), 1)
         return self.fc2(F.relu(self.fc1(out)))
 
 
 def digits(count: int) -> TensorDataset:
-    """Pictures of ten classes, each a pattern of its own in noise."""
+    """Draw pictures: a pattern for each of ten classes, with noise."""
     patterns = torch.randn(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(10, (count,))
     return TensorDataset(patterns[labels] + torch.randn(count, 1, 28, 28), labels)

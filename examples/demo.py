@@ -1,10 +1,10 @@
-"""A training run and, in another process, callbacks that watch it: what `make demo` shows.
+"""A training run and, in another process, callbacks that watch it: `make demo`.
 
     python examples/demo.py
     python examples/demo.py --max-duration 3ep       # further options go to the trainer
 
-Two programs run side by side, as they would in two terminals. The trainer knows nothing of the consumer; what it sends
-is recorded in any case, so the same callbacks can be run over the recording afterwards.
+Two programs run side by side, as they would in two terminals. The trainer does not know the consumer. It records
+everything in any case, so the same callbacks can run over the recording afterwards.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from offloop.bus.runs.directory import find_run, new_run_name
 TRAINER = ["trainer", "digits", *(sys.argv[1:] or ["--max-duration", "20ep"])]
 CONSUMER = ["consumer", "--callbacks", "speed,lr"]
 COLOURS = {"trainer": "36", "consumer": "33"}
-PATIENCE = 30.0  # seconds for a program that should end by itself
+PATIENCE = 30.0  # seconds for a program that should exit
 
 
 def main() -> int:
-    """Runs both programs to their end; the first exit code that is not 0, else 0."""
+    """Run both programs to their end, and return the first exit code that is not 0."""
     run = new_run_name("digits")
     commands = {"trainer": [*TRAINER, "--run-name", run], "consumer": [*CONSUMER, "--run", run, "--wait"]}
     with contextlib.ExitStack() as processes:
         programs = {name: processes.enter_context(Program(name, command)) for name, command in commands.items()}
         trained = programs["trainer"].wait()
-        # A trainer that failed may have left no run to end with, so the consumer could wait for it for ever.
+        # A trainer that failed may have left no run, so the consumer could wait forever.
         watched = programs["consumer"].wait(PATIENCE if trained == 0 else PATIENCE / 10)
     if trained == watched == 0:
         print_what_next(run)
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 class Program:
-    """A process whose lines are shown behind its name; ended when the ``with`` block is left."""
+    """A process whose output is shown after its name; ended with the ``with`` block."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self._name = name
@@ -56,11 +56,11 @@ class Program:
         self._reader.start()
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. A program that goes on for longer is ended, and counts as failed."""
+        """Return the exit code. A program that runs longer is ended, and counts as failed."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self._show(f"still there after {timeout:g} s: ended by the demo")
+            self._show(f"still running after {timeout:g} s: ended by the demo")
             self._process.terminate()
             return self._process.wait() or 1
 
@@ -68,7 +68,7 @@ class Program:
         return self
 
     def __exit__(self, reason: type[BaseException] | None, *_: object) -> None:
-        # Ctrl-C in a terminal goes to all three: let them end in their own way.
+        # Ctrl-C in a terminal reaches all three processes.
         if reason is not KeyboardInterrupt and self._process.poll() is None:
             self._process.terminate()
         self.wait(PATIENCE)
@@ -90,12 +90,11 @@ class Program:
 
 
 def installed(command: str) -> str:
-    """The command of the environment that this script runs in, which need not be activated."""
+    """Return the command of this script's environment, activated or not."""
     return str(Path(sys.executable).with_name(command))
 
 
 def print_what_next(run: str) -> None:
-    """Names the recording and what can be done with it."""
     info = find_run(run)
     commands, here = Path(sys.executable).parent, Path.cwd()
     where = commands.relative_to(here) if commands.is_relative_to(here) else commands

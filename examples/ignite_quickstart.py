@@ -2,10 +2,10 @@
 
     python examples/ignite_quickstart.py                in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                          stops it after the current batch; NAME is in its output
 
-Source: https://docs.pytorch.org/ignite/quickstart.html; its handwritten digits are drawn here, so that nothing has to
-be downloaded, and its network is smaller.
+Source: https://docs.pytorch.org/ignite/quickstart.html; its handwritten digits are drawn here, to avoid
+downloads, and its network is smaller.
 """
 
 import sys
@@ -22,7 +22,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def digits(count: int) -> TensorDataset:
-    """Pictures of shape (1, 28, 28) of ten classes, each a pattern of its own in noise."""
+    """Draw pictures of shape (1, 28, 28): a pattern for each of ten classes, with noise."""
     patterns = torch.randn(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(10, (count,))
     return TensorDataset(patterns[labels] + 2 * torch.randn(count, 1, 28, 28), labels)
@@ -36,7 +36,6 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 12 * 12, 10))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The logits, of pictures of shape (rows, 1, 28, 28)."""
         logits: torch.Tensor = self.layers(x)
         return logits
 
@@ -55,7 +54,6 @@ val_evaluator = create_supervised_evaluator(model, metrics=val_metrics, device=d
 
 @trainer.on(Events.EPOCH_COMPLETED)
 def log_training_results(trainer: Engine) -> None:
-    """Evaluates on the training data."""
     train_evaluator.run(train_loader)
     metrics = train_evaluator.state.metrics
     print(f"Training Results - Epoch[{trainer.state.epoch}] Avg accuracy: {metrics['accuracy']:.2f}")
@@ -63,7 +61,6 @@ def log_training_results(trainer: Engine) -> None:
 
 @trainer.on(Events.EPOCH_COMPLETED)
 def log_validation_results(trainer: Engine) -> None:
-    """Evaluates on the validation data."""
     val_evaluator.run(val_loader)
     metrics = val_evaluator.state.metrics
     print(f"Validation Results - Epoch[{trainer.state.epoch}] Avg accuracy: {metrics['accuracy']:.2f}")

@@ -2,10 +2,9 @@
 
     KERAS_BACKEND=torch python examples/keras_quickstart.py   in one terminal
     consumer --callbacks speed,lr,metrics                     in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                        ends it after the batch at hand; it has said its name
+    offloop send NAME stop                                stops it after the current batch; NAME is in its output
 
-Source: https://keras.io/getting_started/intro_to_keras_for_engineers/; its pictures of digits are drawn here, so that
-nothing has to be downloaded.
+Source: https://keras.io/getting_started/intro_to_keras_for_engineers/; its pictures are drawn here, to avoid downloads.
 """
 
 import os
@@ -24,7 +23,7 @@ epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 
 
 def digits(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures of shape (28, 28, 1) of ten classes, each a pattern of its own in noise."""
+    """Draw pictures of shape (28, 28, 1): a pattern for each of ten classes, with noise."""
     patterns = np.random.default_rng(0).random((10, 28, 28, 1))
     labels = np.random.randint(10, size=count)
     return (patterns[labels] + np.random.random((count, 28, 28, 1))).astype("float32") / 2, labels

@@ -2,10 +2,10 @@
 
     python examples/lightning_quickstart.py             in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                          stops it after the current batch; NAME is in its output
 
-Source: https://lightning.ai/docs/pytorch/stable/starter/introduction.html; its handwritten digits are drawn here, so
-that nothing has to be downloaded.
+Source: https://lightning.ai/docs/pytorch/stable/starter/introduction.html; its handwritten digits are drawn here, to
+avoid downloads.
 """
 
 import sys
@@ -23,7 +23,7 @@ decoder = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 28 * 28))
 
 
 class LitAutoEncoder(L.LightningModule):
-    """Pictures through three numbers and back."""
+    """Encodes pictures as three numbers, and decodes them."""
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
@@ -31,7 +31,6 @@ class LitAutoEncoder(L.LightningModule):
         self.decoder = decoder
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The loss of a batch: how far the pictures that come back are from those that went in."""
         x, _ = batch
         x = x.view(x.size(0), -1)
         z = self.encoder(x)
@@ -41,12 +40,11 @@ class LitAutoEncoder(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> optim.Optimizer:
-        """One for both halves."""
         return optim.Adam(self.parameters(), lr=1e-3)
 
 
 def digits(count: int) -> utils.data.TensorDataset:
-    """Pictures of shape (1, 28, 28) of ten classes, each a pattern of its own in noise."""
+    """Draw pictures of shape (1, 28, 28): a pattern for each of ten classes, with noise."""
     patterns = torch.rand(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(10, (count,))
     return utils.data.TensorDataset((patterns[labels] + 0.1 * torch.randn(count, 1, 28, 28)).clamp(0, 1), labels)

@@ -1,4 +1,4 @@
-"""A callback of your own: consumer --callbacks examples/lowest_loss.py:LowestLoss -o LowestLoss.below=0.5"""
+"""Your own callback: ``consumer --callbacks examples/lowest_loss.py:LowestLoss -o LowestLoss.below=0.5``."""
 
 from offloop import Callback
 

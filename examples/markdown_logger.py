@@ -1,10 +1,10 @@
-"""A logger of your own: consumer --log examples/markdown_logger.py:MarkdownLogger -o MarkdownLogger.digits=2"""
+"""Your own logger: ``consumer --log examples/markdown_logger.py:MarkdownLogger -o MarkdownLogger.digits=2``."""
 
 from offloop.consumers import LoggerDestination
 
 
 class MarkdownLogger(LoggerDestination):
-    """Prints what is logged as a table in Markdown."""
+    """Prints logged values as a Markdown table."""
 
     def __init__(self, digits: int = 4):
         self.digits = digits

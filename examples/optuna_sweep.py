@@ -4,8 +4,8 @@
     python examples/optuna_sweep.py 12          # trials
     offloop runs --where "status == finished" --sort -MulticlassAccuracy --columns lr,MulticlassAccuracy
 
-Any program that publishes a run can stand in the place of `trainer digits`. `--wait-for` makes pruning exact: without
-it, and with other frameworks, a run that is pruned trains some batches more.
+Any program that publishes a run can replace `trainer digits`. `--wait-for` makes pruning exact: without it, and with
+other frameworks, a pruned run trains some more batches.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ TRAINING = [
 
 
 def objective(trial: optuna.Trial) -> float:
-    """Trains with a learning rate; returns the accuracy on images that are held out."""
+    """Train with a learning rate, and return the accuracy on held-out images."""
     lr, name = trial.suggest_float("lr", 1e-5, 0.1, log=True), new_run_name("sweep")
     trial.set_user_attr("run", name)
     options = ["--lr", str(lr), "--seed", "17", "--run-name", name]
@@ -52,7 +52,7 @@ def objective(trial: optuna.Trial) -> float:
 
 if __name__ == "__main__":
     study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    for lr in (0.003, 0.0001):  # what one would try first by hand
+    for lr in (0.003, 0.0001):  # a first guess
         study.enqueue_trial({"lr": lr})
     study.optimize(objective, n_trials=int(sys.argv[1]) if len(sys.argv) > 1 else 12)
     best = study.best_trial

@@ -1,9 +1,9 @@
-"""A training loop of your own, published to consumers.
+"""Your own training loop, published to consumers.
 
     python examples/plain_loop.py                       in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
 
-Needs nothing but offloop: the "model" is a line fitted by hand.
+Needs only offloop: the "model" is a line.
 """
 
 import random

@@ -2,10 +2,10 @@
 
     python examples/pytorch_quickstart.py               in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                          stops it after the current batch; NAME is in its output
 
 Source: https://docs.pytorch.org/tutorials/beginner/basics/quickstart_tutorial.html; its pictures of clothes are drawn
-here, so that nothing has to be downloaded.
+here, to avoid downloads.
 """
 
 import sys
@@ -20,7 +20,7 @@ epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 
 
 def clothes(count: int) -> TensorDataset:
-    """Pictures of shape (1, 28, 28) of ten classes, each a pattern of its own in noise."""
+    """Draw pictures of shape (1, 28, 28): a pattern for each of ten classes, with noise."""
     patterns = torch.randn(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(10, (count,))
     return TensorDataset(patterns[labels] + 2 * torch.randn(count, 1, 28, 28), labels)
@@ -41,7 +41,6 @@ class NeuralNetwork(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The logits, of pictures of shape (rows, 1, 28, 28)."""
         logits: torch.Tensor = self.linear_relu_stack(self.flatten(x))
         return logits
 

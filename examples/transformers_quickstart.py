@@ -2,10 +2,10 @@
 
     python examples/transformers_quickstart.py          in one terminal
     consumer --callbacks speed,lr,metrics               in another, before it or while it runs; --last: after it
-    offloop send NAME stop                                  ends it after the batch at hand; it has said its name
+    offloop send NAME stop                          stops it after the current batch; NAME is in its output
 
-Source: https://huggingface.co/docs/transformers/training; its model, tokenizer and reviews are made here, so that
-nothing has to be downloaded.
+Source: https://huggingface.co/docs/transformers/training; model, tokenizer and reviews are made here, to avoid
+downloads.
 """
 
 import random
@@ -33,19 +33,17 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", u
 
 
 def reviews(count: int) -> Dataset:
-    """Random sentences, with what their writers think of the place."""
+    """Make random sentences, with the writers' opinion."""
     labels = [random.randrange(2) for _ in range(count)]
     texts = [" ".join(random.choices(OTHER, k=5) + random.choices(GOOD if label else BAD, k=2)) for label in labels]
     return Dataset.from_dict({"text": texts, "label": labels})
 
 
 def tokenize(examples: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-    """The numbers of the words."""
     return {"input_ids": tokenizer(examples["text"])["input_ids"]}
 
 
 def compute_metrics(eval_pred: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-    """The share of reviews that were understood."""
     logits, labels = eval_pred
     return {"accuracy": float((np.argmax(logits, axis=-1) == labels).mean())}
 

@@ -26,7 +26,7 @@ from offloop.bus import Snapshot
 
 
 def application(run: str) -> Starlette:
-    """The web application for a run, by its name or directory."""
+    """Make the web application of a run, by its name or directory."""
     newest: dict[str, object] = {}
 
     async def show_newest(request: Request) -> Response:
@@ -51,7 +51,7 @@ def application(run: str) -> Starlette:
 
 
 async def server_sent_events(run: str, after: dict[int, tuple[int, int]]) -> AsyncIterator[str]:
-    """Each batch's metrics, then how the run ended. A client that leaves cancels this, which closes the subscriber."""
+    """Yield each batch's metrics, then the ending of the run. A client that leaves cancels it."""
     async with Subscriber(run, events=[Event.BATCH_END], after=after) as snapshots:
         async for snapshot in snapshots:
             if snapshot.rank == 0:
@@ -60,13 +60,13 @@ async def server_sent_events(run: str, after: dict[int, tuple[int, int]]) -> Asy
 
 
 def position_of(event_id: str) -> dict[int, tuple[int, int]]:
-    """Where a stream goes on, by the id of the last event that a client has seen."""
+    """Return the position after the last event that a client has received."""
     seq, _, base_seq = event_id.partition("-")
     return {0: (int(seq), int(base_seq))} if seq.isdecimal() and base_seq.isdecimal() else {}
 
 
 def metrics_of(snapshot: Snapshot) -> dict[str, object]:
-    """The loss and the counters; JSON has no number for a loss that is not finite."""
+    """Return the loss and the counters. JSON has no number for infinity and NaN."""
     loss, timestamp = snapshot.loss, snapshot.timestamp
     is_number = loss is None or math.isfinite(loss)
     return {"epoch": int(timestamp.epoch), "batch": int(timestamp.batch), "loss": loss if is_number else str(loss)}

@@ -1,11 +1,11 @@
-"""Fuzzes the decoders: bytes that a wire or a disk may give, until one does what it must not.
+"""Fuzzes the decoders of messages and files.
 
     python fuzz/decoders.py TARGET [--seconds N] [CORPUS]      one of the targets
     python fuzz/decoders.py --all [--seconds N]                one after the other, N seconds each
 
-Hypothesis makes the input, guided by the coverage that atheris measures where it is installed
-(``pip install --group fuzz``). What atheris learns is kept in CORPUS, if that is given. Input that fails is written to
-``corpus/TARGET``, where the tests find it from then on. Exit code 0 when nothing failed.
+Hypothesis makes the input, guided by the coverage of atheris where it is installed (``pip install --group fuzz``).
+CORPUS keeps what atheris learns. Failing input is written to ``corpus/TARGET``, where the tests use it from then on.
+Exit code 0 when nothing failed.
 """
 
 import argparse
@@ -38,23 +38,19 @@ NAMES = (
     *("frame", "demand", "order", "snapshot", "recording", "records"),
     *("time", "run_file", "keys", "progress", "checkpoint"),
 )
-# One name for a process: of what Hypothesis finds, it shows the smallest last.
+# One name for a process: Hypothesis shows the smallest failing input last.
 FOUND = f"crash-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
 
 
 def kept(name: str) -> list[bytes]:
-    """The input of a target that is kept in the repository."""
     return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
 
 
 class OverLimitError(BaseException):
-    """An input took too long; of a kind that no decoder takes for one of its own errors."""
+    """An input took too long. Decoders catch only ``Exception``."""
 
 
 def run_one(run: Callable[[bytes], None], data: bytes) -> None:
-    """Gives an input to a decoder, which has :data:`INPUT_SECONDS` of processor time for it.
-
-    Raises whatever the decoder does, or :class:`OverLimitError`."""
     signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, INPUT_SECONDS)
     try:
@@ -68,9 +64,6 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def fuzzed(name: str, target: "Target", examples: int = 300) -> Any:
-    """A test by Hypothesis that gives a decoder its good input, what is kept under ``name``, and both spoiled.
-
-    It raises whatever the decoder does; the input is in the corpus then."""
     good = [*target.seeds(), *kept(name)]
 
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -91,7 +84,6 @@ def fuzzed(name: str, target: "Target", examples: int = 300) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="?", choices=NAMES)
     parser.add_argument("corpus", nargs="?", type=Path, help="where atheris keeps what reaches new code")
@@ -103,11 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.all == (options.target is not None):
         parser.error("name one target, or give --all")
     if options.all:
-        # A process for each: after a finding the others still have their turn.
+        # Separate processes: after a finding the other targets still run.
         command = [sys.executable, __file__, "--seconds", f"{options.seconds:g}", "--seed", str(options.seed)]
         command += ["--by-chance"] if options.by_chance else []
         return max(subprocess.run([*command, name], check=False).returncode for name in NAMES)
-    # Beyond it an input raises MemoryError, which no decoder may.
+    # Beyond it an input raises MemoryError, which a decoder must not.
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     if find_spec("atheris") and not options.by_chance:
         return _by_coverage(options.target, options.seconds, options.seed, options.corpus)
@@ -124,18 +116,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _by_coverage(name: str, seconds: float, seed: int, corpus: Path | None) -> int:
     import atheris
 
-    # It names every module.
+    # atheris prints the name of every module.
     with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["offloop"]):
         from targets import TARGETS
     flags = [f"-max_total_time={max(1, round(seconds))}", f"-seed={seed}", "-max_len=8192", "-rss_limit_mb=0"]
     flags += ["-verbosity=0", "-print_final_stats=1", f"-timeout={round(4 * INPUT_SECONDS)}"]
-    # Something long to begin with: of a short input Hypothesis makes nothing.
+    # A long first input: Hypothesis cannot use a short one.
     flags.append(f"-seed_inputs={__file__}")
     if corpus:
         corpus.mkdir(parents=True, exist_ok=True)
         flags.append(str(corpus))
     take = fuzzed(name, TARGETS[name]).hypothesis.fuzz_one_input
-    # It ends its process at once, which would leave the files of the targets behind.
+    # atheris exits the process at once, which would leave the targets' files behind.
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     atheris.Setup([name, *flags, "-exact_artifact_path=/dev/null"], take)

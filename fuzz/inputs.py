@@ -1,4 +1,4 @@
-"""What the fuzzers send: good messages, and strategies that spoil good input."""
+"""Good messages, and strategies that spoil good input."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,7 +30,6 @@ def event_frame(
     attempt: int = 1,
     base_seq: int | None = None,
 ) -> bytes:
-    """A good event."""
     counters = [0, 1, seq, seq, 0, 1, 0, seq, seq, 0, seq, seq, seq, 1]
     encode = event_encoder(Topic(run, name, rank), attempt)
     number = seq if base_seq is None else base_seq
@@ -38,12 +37,10 @@ def event_frame(
 
 
 def packed(value: Any) -> bytes:
-    """As MessagePack; also to compare by: not a number is never equal to itself, its bytes are."""
     return bytes(msgpack.packb(value))
 
 
 def nested(depth: int) -> Any:
-    """A list in a list, so many deep."""
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -67,7 +64,6 @@ _VALUES = (
 
 @st.composite
 def spoiled(draw: DrawFn, value: Any, values: SearchStrategy[Any] = _VALUES) -> Any:
-    """A value in which something is another one of ``values``, missing, doubled or in another place."""
     if not value or not isinstance(value, dict | list | tuple):
         return draw(spoiled_bytes(value) | values if isinstance(value, bytes) else values)
     pairs: list[Any] = list(value.items()) if isinstance(value, dict) else [(None, item) for item in value]
@@ -87,7 +83,6 @@ def spoiled(draw: DrawFn, value: Any, values: SearchStrategy[Any] = _VALUES) -> 
 
 @st.composite
 def spoiled_bytes(draw: DrawFn, data: bytes, pieces: Sequence[bytes] = (b"\xff" * 8,)) -> bytes:
-    """Bytes of which up to four pieces are missing, doubled, moved, another, or one of ``pieces``."""
     for _ in range(draw(st.integers(1, 4))):
         at, other = draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))
         until = at + draw(st.sampled_from((0, 1, 1, 2, 4, 8, 32, len(data))))
@@ -98,7 +93,6 @@ def spoiled_bytes(draw: DrawFn, data: bytes, pieces: Sequence[bytes] = (b"\xff" 
 
 @st.composite
 def spoiled_packed(draw: DrawFn, data: bytes) -> bytes:
-    """MessagePack of which up to three values are spoiled; bytes that are none are spoiled as such."""
     try:
         value = msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, TypeError, RecursionError):
@@ -113,7 +107,6 @@ def spoiled_packed(draw: DrawFn, data: bytes) -> bytes:
 
 @st.composite
 def spoiled_frame(draw: DrawFn, data: bytes) -> bytes:
-    """A frame of which the body is spoiled, or its topic."""
     topic, delimiter, body = data.partition(b"\0")
     if draw(st.integers(0, 4)) == 4:
         return draw(spoiled_bytes(topic)) + delimiter + body
@@ -125,7 +118,6 @@ _JSON = (b"1e999", b"-1", b"NaN", b"Infinity", b'"x"', b"null", b"[]", b"{}", b"
 
 @st.composite
 def spoiled_json(draw: DrawFn, data: bytes) -> bytes:
-    """JSON in which a value is another, or none; bytes that are no JSON are spoiled as such."""
     try:
         value = draw(spoiled(json.loads(data), st.just("@")))
     except (ValueError, RecursionError):
@@ -134,10 +126,8 @@ def spoiled_json(draw: DrawFn, data: bytes) -> bytes:
 
 
 class Target(NamedTuple):
-    """One decoder, as ``targets.py`` has them."""
-
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
-    """Good input, to begin with."""
+    """Good input to start with."""
     spoiled: Callable[[bytes], SearchStrategy[bytes]]
-    """Makes bad input of a good one."""
+    """Makes bad input from good input."""

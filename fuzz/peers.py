@@ -1,5 +1,7 @@
-"""The processes that the socket fuzzer attacks: ``python fuzz/peers.py PEER ADDRESS RUN``. Their last line of output,
-in JSON, says how they did; what should never be is an exception that they do not name."""
+"""The processes that the socket fuzzer attacks: ``python fuzz/peers.py PEER ADDRESS RUN``.
+
+Their last line of output is a report in JSON. An exception that they do not catch is a finding.
+"""
 
 import json
 import select
@@ -18,12 +20,10 @@ LOOK_SECONDS = 2.0
 
 
 def _goes_on() -> bool:
-    """Whether the standard input has not ended."""
     return not select.select([sys.stdin], [], [], 0)[0]
 
 
 def publish(address: str, run: str) -> dict[str, Any]:
-    """Publishes batches until its standard input ends; stalls are in milliseconds."""
     batch, longest = 0, 0.0
     is_there = False
     with Publisher(run, broker=address) as publisher:
@@ -42,7 +42,6 @@ def publish(address: str, run: str) -> dict[str, Any]:
 
 
 def consume(_address: str, run: str) -> dict[str, Any]:
-    """Takes a run from its first event to its last, and looks whether the batches are 1, 2, 3, ..."""
     batches, wrong = 0, 0
     with Subscriber(run, events=[Event.BATCH_END]) as subscriber:
         print(json.dumps({"ready": True}), flush=True)
@@ -54,7 +53,6 @@ def consume(_address: str, run: str) -> dict[str, Any]:
 
 
 def publish_again(address: str, run: str) -> dict[str, Any]:
-    """One publisher after the other to a broker that cannot be trusted, until its standard input ends."""
     told = {"publishers": 0, "refused": 0, "events": 0}
     print(json.dumps({"ready": True}), flush=True)
     while _goes_on():

@@ -2,14 +2,13 @@
 
     python fuzz/sockets.py [--seconds N] [--seed N]
 
-A broker, a publisher and a consumer go on with a run while strangers send to the broker's control endpoint and
-stream. A further publisher and a further consumer talk to a broker that is the fuzzer itself. Good messages, made after
-``docs/protocol.md``, are spoilt, repeated, sent in the wrong order or from the wrong peer; beside them go raw bytes
-that are no ZMTP. While this goes on, and after it, nobody may have crashed or taken too much memory, the broker has to
-answer, and the run that was not attacked is complete and in order.
+A broker, a publisher and a consumer continue a run while unauthenticated peers send to the broker's control endpoint
+and event feed. Another publisher talks to a broker that is the fuzzer itself. Good messages of ``docs/protocol.md`` are
+spoiled, repeated, sent in the wrong order or from the wrong peer, beside raw bytes that are not ZMTP. No process may
+crash or take too much memory, the broker must answer, and the run must be complete and in order.
 
-Prints what was sent, by kind, and how the processes did; after a failure also the last messages. The same seed sends
-the same messages, though not at the same moments. Exit code 0 when all is well.
+Prints the messages by kind and the reports of the processes; after a failure also the last messages. The same seed
+sends the same messages, though not at the same moments. Exit code 0 when nothing was found.
 """
 
 import argparse
@@ -60,25 +59,20 @@ Draw = Callable[[SearchStrategy[Any]], Any]
 
 
 class FindingError(Exception):
-    """Something happened that must not."""
+    """A process did something that it must not."""
 
 
 class Sent:
-    """What was sent: how much of each kind, and the last messages."""
-
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.last: deque[str] = deque(maxlen=REMEMBERED)
 
     def note(self, where: str, kind: str, data: bytes) -> None:
-        """Adds a message."""
         self.counts[f"{where} {kind}"] += 1
         self.last.append(f"{where} {kind} ({len(data)} bytes): {data[:200].hex()}")
 
 
 class Peer:
-    """One of the processes that must live through it."""
-
     def __init__(self, name: str, command: Sequence[str], ready: str, env: dict[str, str]) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by kill()
@@ -98,7 +92,6 @@ class Peer:
                 raise FindingError(f"the {name} did not begin: {self.errors()}")
 
     def look(self) -> None:
-        """Raises :class:`FindingError` if it has ended, or takes too much memory."""
         if self._process.poll() is not None:
             raise FindingError(f"the {self.name} ended with {self._process.returncode}: {self.errors()}")
         self.memory = max(self.memory, self._watched.memory_info().rss)
@@ -106,7 +99,6 @@ class Peer:
             raise FindingError(f"the {self.name} takes {self.memory >> 20} MiB of at most {MEMORY_BYTES >> 20}")
 
     def finish(self, number: int | None = None) -> dict[str, Any]:
-        """Asks it to end, by a signal or by closing its input, and returns the last thing that it says, as JSON."""
         if number is not None:
             self._process.send_signal(number)
         self.end_input()
@@ -122,21 +114,17 @@ class Peer:
         return json.loads(last[0]) if last and last[0].startswith("{") else {}
 
     def end_input(self) -> None:
-        """Asks it to end, and does not wait."""
         assert self._process.stdin is not None  # it is a pipe
         self._process.stdin.close()
 
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def errors(self) -> str:
-        """The end of what it wrote to its standard error."""
         self._errors.seek(0)
         return self._errors.read()[-3000:].strip()
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
         self.end_input()
         self._process.kill()
         self._process.wait()
@@ -149,7 +137,6 @@ class Peer:
 
 
 def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
-    """Good messages to a broker, and such as are good in form but absurd."""
     hello = {"run": run, "rank": 0, "world_size": 1, "pid": os.getpid(), "started": None, "host": socket.gethostname()}
     handled = random.choice(
         ([[0, 5]], [[rank, 1] for rank in range(5000)], [[0, -1], ["x", []]], [], {"0": 5}, [[2**40, 2**62]])
@@ -191,7 +178,6 @@ def requests(random: Random, run: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def answers(random: Random) -> list[tuple[str, dict[str, Any]]]:
-    """Messages of a broker to a publisher."""
     return [
         ("ack", {"seq": random.choice((0, 1, 50, -1, 2**63, True))}),
         ("retransmit", {"after": random.randrange(100)}),
@@ -209,7 +195,6 @@ def answers(random: Random) -> list[tuple[str, dict[str, Any]]]:
 
 
 def frames(random: Random, run: str, seq: int) -> list[tuple[str, bytes]]:
-    """Events and marks, about the number that is next."""
     number = max(1, seq + random.choice((*[0] * 12, 1, -1, 5, -5, 2**40)))
     beat = {random.choice((0, 1, -1)): (number, number)}
     return [
@@ -259,8 +244,6 @@ RAW = (
 
 
 class Strangers:
-    """Peers that a live broker does not know, at its control endpoint and at its stream."""
-
     def __init__(self, random: Random, sent: Sent, control: str, stream: str) -> None:
         self._random = random
         self._sent = sent
@@ -272,7 +255,6 @@ class Strangers:
         self._steps = 0
 
     def step(self, draw: Draw) -> None:
-        """Sends one thing, from one of them."""
         random = self._random
         self._steps += 1
         if len(self._sockets) < STRANGERS:
@@ -282,7 +264,7 @@ class Strangers:
             self._sockets[which].close(linger=0)
             self._sockets[which] = self._connect()
         control = self._sockets[which]
-        # Half of them speak of a run of their own, the others of the one that goes on.
+        # Half of the peers use a run of their own, the others the one that continues.
         run = f"stranger-{which}" if which % 2 else RUN
         if self._steps % BIG_EVERY == 0:
             self._send(control, *random.choice(list(BIG.items())))
@@ -315,7 +297,6 @@ class Strangers:
             control.send_multipart(pieces)
 
     def _send_raw(self, draw: Draw) -> None:
-        """Bytes that are no ZMTP, or not to the end; the connection stays open for a while."""
         address = self._random.choice((self._control, self._stream))
         data = self._random.choice(RAW)
         if self._random.random() < 0.5:
@@ -331,14 +312,12 @@ class Strangers:
             self._raw.popleft().close()
 
     def close(self) -> None:
-        """Ends them all."""
         self._context.destroy(linger=0)
         for made in self._raw:
             made.close()
 
 
 def _control(kind: str, content: dict[str, Any]) -> SearchStrategy[bytes]:
-    """A control message as it is, with a value spoiled, or with its bytes spoiled."""
     good = encode_control(kind, content)
     return st.just(good) | spoiled_packed(good[1:]).map(lambda body: good[:1] + body) | spoiled_bytes(good)
 
@@ -351,8 +330,6 @@ def _perhaps_spoiled(frame: bytes) -> SearchStrategy[bytes]:
 
 
 class FalseBroker:
-    """Answers publishers with good and with bad messages."""
-
     def __init__(self, random: Random, sent: Sent, folder: Path) -> None:
         self._random = random
         self._sent = sent
@@ -363,7 +340,6 @@ class FalseBroker:
         self._control.bind(self.control)
 
     def step(self, draw: Draw) -> None:
-        """Answers what came."""
         for _ in range(20):
             try:
                 identity, *_, frame = self._control.recv_multipart(zmq.NOBLOCK)
@@ -407,7 +383,6 @@ class FalseBroker:
             self._control.send_multipart([identity, data], zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Ends it."""
         self._context.destroy(linger=0)
 
 
@@ -415,11 +390,6 @@ class FalseBroker:
 
 
 def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
-    """Runs everything for so long; returns what the processes said.
-
-    Raises:
-        FindingError: something happened that must not.
-    """
     random = Random(seed)
     with contextlib.ExitStack() as stack:
         folder = Path(
@@ -458,7 +428,7 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
         told["consumer"] = consumer.finish()
         told["broker"] = {"slowest_answer": round(slowest, 3)}
         misled.end_input()
-        # It waits for answers when it ends: they go on coming.
+        # It waits for answers when it closes: continue to answer.
         deadline = time.monotonic() + PATIENCE
         while misled.is_running() and time.monotonic() < deadline:
             answer()
@@ -472,11 +442,6 @@ def attack(seconds: float, seed: int, sent: Sent) -> dict[str, Any]:
 
 
 def _wait_for_end(folder: Path) -> None:
-    """Waits for the brokers that misled publishers have started: they end by themselves.
-
-    Raises:
-        FindingError: one does not.
-    """
     deadline = time.monotonic() + PATIENCE
     while left := [one for one in psutil.process_iter(["cmdline"]) if str(folder) in (one.info["cmdline"] or ())]:
         if time.monotonic() > deadline:
@@ -487,8 +452,6 @@ def _wait_for_end(folder: Path) -> None:
 
 
 def _draws(random: Random, step: Callable[[Draw], None]) -> Callable[[], None]:
-    """Takes a step, which draws from strategies of Hypothesis."""
-
     @settings(database=None)
     @given(st.data())
     def test(data: st.DataObject) -> None:
@@ -506,7 +469,6 @@ def _judge(told: dict[str, Any]) -> None:
 
 
 def _ask(control: str) -> float:
-    """How many seconds the broker takes to answer."""
     begin = time.monotonic()
     try:
         ask(SocketChannel(control), "statistics", {"run": RUN})
@@ -516,7 +478,6 @@ def _ask(control: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default: 60)")
     parser.add_argument("--seed", type=int, default=None, help="of the random numbers (default: another each time)")

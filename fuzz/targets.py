@@ -1,8 +1,7 @@
-"""What is fuzzed: every decoder, as a function that takes bytes and raises when something is wrong.
+"""The fuzzed decoders, as functions that take bytes and raise when something is wrong.
 
-A target passes whatever comes in to the code that reads it from a wire or a disk. Errors that the code is documented to
-raise are the right answer; any other exception, and a value that does not survive being written and read again, is a
-finding. The limits of time and memory for one input are those of ``decoders.py``.
+Errors that a decoder is documented to raise are right. Any other exception is a finding, and so is a value that changes
+when it is written and read again. ``decoders.py`` has the limits of time and memory.
 """
 
 import contextlib
@@ -77,7 +76,6 @@ from offloop.consumers.delivery.commit import CallbackState, Committed, Destinat
 
 
 def check(condition: object, what: str) -> None:
-    """Raises an error that says ``what`` unless the condition holds; unlike ``assert`` with any option of Python."""
     if not condition:
         raise AssertionError(what)
 
@@ -168,7 +166,6 @@ NAMES = (*(event.value for event in Event), END, "$demand", "$checkpoint", "from
 
 
 def _order(data: bytes) -> None:
-    """Input is an array of steps: a number below 4 chooses what is done with what follows it."""
     with contextlib.suppress(ProtocolError):
         steps = decode_body(data)[1:]
         for events in (None, [Event.BATCH_START], [Event.BATCH_END, Event.FIT_END]):
@@ -286,8 +283,6 @@ def _bodies() -> list[bytes]:
 
 
 class _Memory:
-    """A recording in memory that counts what is read of it."""
-
     is_coming = False
     hole = None
 
@@ -317,7 +312,6 @@ _DATA_END = records.HEAD.pack(records.OP_DATA_END, 4)
 
 
 def _recording(data: bytes) -> None:
-    """Bytes as a recording: read, iterated over, recovered, gone on with."""
     kept = _read(data)
     path, output = FOLDER / "recording-1.mcap", FOLDER / "recovered.mcap"
     path.write_bytes(data)
@@ -337,7 +331,7 @@ def _recording(data: bytes) -> None:
         writer.append(topic, 2**31, 2**31, 1, body)
         writer.close()
         found = [record.body for record in _read(path.read_bytes())]
-        # What stands behind the end of the data was put there by no writer: whether it is read is anybody's guess.
+        # A writer puts nothing behind the end of the data, so either result is right.
         behind = data.partition(_DATA_END)[2]
         check(records.CHECK_SIGN in behind or found[-1:] == [body], "what was appended cannot be read")
 
@@ -354,7 +348,6 @@ def _read(data: bytes) -> list[Record]:
 
 
 def _records(data: bytes) -> None:
-    """An array of parts becomes a recording whose checksums hold, so that what is behind them is reached too."""
     with contextlib.suppress(ProtocolError, TypeError, ValueError, OverflowError, struct.error):
         whole = b"".join(map(_record, decode_body(data)[1:]))
         if len(whole) < 1 << 20:
@@ -460,7 +453,6 @@ def _times() -> list[bytes]:
 
 
 def _run_file(data: bytes) -> None:
-    """``run.json`` and, at the same time, ``broker.json``."""
     folder = FOLDER / "run"
     folder.mkdir(exist_ok=True)
     (folder / RUN_FILE).write_bytes(data)
@@ -481,7 +473,6 @@ def _run_files() -> list[bytes]:
 
 
 def _progress(data: bytes) -> None:
-    """What a named consumer has stored, once as it is and once as what a checksum that holds is about."""
     for stored in (data, zlib.crc32(data).to_bytes(4) + data):
         try:
             committed = unseal(stored, Committed)
@@ -507,8 +498,7 @@ def _progresses() -> list[bytes]:
 
 
 def _checkpoint(data: bytes) -> None:
-    """A checkpoint, once as it is and once as the text in the header of a file whose checksums hold."""
-    # Not at the top: torch takes seconds to load, and the other targets do without.
+    # Imported here, because torch takes seconds and the other targets need none.
     from safetensors.torch import save_file
 
     from offloop.trainer.checkpoints.file import read_checkpoint, read_part, read_weights
@@ -562,4 +552,4 @@ TARGETS: dict[str, Target] = {
     "progress": Target(_progress, _progresses, spoiled_packed),
     "checkpoint": Target(_checkpoint, _checkpoints, spoiled_json),
 }
-"""Every target by its name, which is also that of its folder in ``corpus/``."""
+"""Every target by name, which is also the name of its folder in ``corpus/``."""

@@ -1,10 +1,10 @@
 """Builds the site with Zensical: ``python tools/build_site.py [FOLDER]``, by default into ``site/``.
 
-The site is made of a copy of ``docs/`` that has more than the repository:
+It uses a copy of ``docs/`` with additions:
 
-- The page on commands shows what each of them says with ``--help``.
-- A page links to ``../examples/plain_loop.py``, which works where the repository is browsed. Every file outside of
-  ``docs/`` that is linked to becomes a page that shows it.
+- The page of commands shows the ``--help`` of each.
+- A link such as ``../examples/plain_loop.py`` works in the repository. Every linked file outside of ``docs/`` becomes a
+  page that shows it.
 """
 
 import posixpath
@@ -22,15 +22,15 @@ from offloop.bus.cli.main import bus
 
 _ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 80
-"""In characters: what fits on the site, whatever the terminal in which it is built."""
+"""In characters: fits on the site, whatever the terminal of the build."""
 _LINK = re.compile(r"\]\((?P<target>\.\./[^)#\s]+)(?:#[^)]*)?\)")
 _LANGUAGES = {".js": "javascript", ".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 
 
 def build(folder: Path) -> int:
-    """Builds the site into a folder, which is replaced; returns the exit code of Zensical, 0 without any warning."""
+    """Build the site, replacing the folder; returns the exit code of Zensical, 0 without any warning."""
     with tempfile.TemporaryDirectory() as scratch:
-        # Zensical reads and writes below its configuration alone.
+        # Zensical reads and writes only below its configuration.
         project = Path(scratch)
         configuration = (_ROOT / "mkdocs.yml").read_text()
         (project / "mkdocs.yml").write_text(configuration.replace("paths: [.]", f"paths: [{_ROOT}]"))
@@ -47,7 +47,6 @@ def build(folder: Path) -> int:
 
 
 def commands() -> list[str]:
-    """Every command as it is typed, such as ``offloop runs``."""
     return [context.command_path for context in _contexts()]
 
 
@@ -70,7 +69,7 @@ def _contexts(
 
 
 def _add_sources(docs: Path) -> None:
-    """Makes a page of each linked source, and lets the links lead there."""
+    """Make a page of each linked source, and change the links to it."""
     linked = set()
     for page in docs.rglob("*.md"):
         here = page.relative_to(docs).parent.as_posix()

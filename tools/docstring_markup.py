@@ -1,10 +1,11 @@
-"""A griffe extension: what our docstrings have of reStructuredText becomes what a Markdown page can show.
+"""A griffe extension that converts reStructuredText in our docstrings to Markdown.
 
-- Docstrings name things with roles, as ``:class:`~offloop.bus.types.timestamp.Timestamp` ``. A role becomes a link to
-  the page that documents the name, or plain code where no page does, because it is not public or belongs to another
-  library. A role that names nothing of ours is reported, which fails a strict build.
-- They introduce code with ``::``, which becomes ``:``.
-- They describe arguments that belong together in one entry, ``start, end: ...``, which becomes an entry for each.
+- A role, as in ``:class:`~offloop.bus.types.timestamp.Timestamp` ``, becomes a link to the page that documents the
+name,
+  or plain code if no page does, because it is internal or belongs to another library. A role with an unknown name of
+  ours is reported, which fails a strict build.
+- ``::`` before code becomes ``:``.
+- One entry for several arguments, ``start, end: ...``, becomes an entry for each.
 
 Roles: https://www.sphinx-doc.org/en/master/usage/domains/python.html#cross-referencing-python-objects
 """
@@ -18,7 +19,7 @@ from typing import Any
 from griffe import Alias, AliasResolutionError, Extension, GriffeLoader, Module, Object, get_logger
 
 PACKAGE = "offloop"
-"""Its names have to exist; what belongs to others is shown as it is written."""
+"""Its names must exist; names of other packages are shown as they are."""
 
 _log = get_logger("docstring_markup")
 
@@ -31,16 +32,15 @@ _SHARED_ENTRY = re.compile(
 
 
 class DocstringMarkup(Extension):
-    """Rewrites the docstrings of every package that is loaded."""
+    """Rewrites the docstrings of every loaded package."""
 
     def on_module_members(self, *, mod: Module, **kwargs: Any) -> None:
-        """Has ``import *`` find the names that a package imports for types and loads when they are used."""
+        # Lets ``import *`` find names that are imported for types and loaded lazily.
         for member in mod.members.values() if mod.is_init_module else ():
             if isinstance(member, Alias):
                 member.runtime = True
 
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **kwargs: Any) -> None:
-        """Rewrites every docstring of the package, members of members included."""
         _rewrite(pkg, loader)
 
 
@@ -71,7 +71,7 @@ def _link(obj: Object, target: str, is_short: bool, loader: GriffeLoader) -> str
 
 
 def _candidates(obj: Object, target: str) -> Iterator[str]:
-    """The full paths that ``target`` may mean: from the top, or as seen from where the docstring is."""
+    """Yield the full paths that ``target`` may mean: absolute, or relative to the docstring."""
     first, _, rest = target.partition(".")
     if first == PACKAGE:
         yield target

@@ -1,8 +1,8 @@
 """An import-linter contract: rooms (packages and modules) import only the rooms that are listed for them.
 
 A line of ``rooms`` is ``bus.net -> bus.errors bus.protocol``, names within ``offloop``. A module belongs to the longest
-name in the list that it begins with; one that belongs to none, such as ``bus/__init__.py``, may import everything and
-be imported by no room.
+listed name that is a prefix of its own. A module without one, such as ``bus/__init__.py``, may import everything, and
+no room may import it.
 """
 
 from collections import defaultdict
@@ -13,12 +13,11 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class RoomsContract(Contract):  # type: ignore[misc]
-    """Broken by an import between rooms that is not listed, by one that is listed and not there, and by a circle."""
+    """Broken by an unlisted import between rooms, by an unused one in the list, and by a circle."""
 
     rooms = fields.ListField(subfield=fields.StringField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Compares the imports with the list."""
         lines = (line.split("->") for line in self.rooms)
         allowed = {room.strip(): set(below.split()) for room, below in lines}
         found: dict[str, dict[str, str]] = defaultdict(dict)
@@ -43,7 +42,6 @@ class RoomsContract(Contract):  # type: ignore[misc]
         return ContractCheck(kept=not problems, metadata={"problems": problems})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Prints what is wrong, a line each."""
         for problem in check.metadata["problems"]:
             output.print_error(problem)
 

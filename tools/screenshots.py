@@ -1,7 +1,7 @@
 """Makes the pictures of the web pages in ``docs/images``: ``python tools/screenshots.py [NAME ...]``.
 
-Trains small networks for some minutes, then takes a picture of each view, light and dark, on a desk and on a phone, or
-of the views that are named. ``--runs DIR`` keeps the runs there, and takes those of before."""
+Trains small networks for some minutes, then takes a picture of each view, or of the named ones: light and dark, on a
+desktop and on a phone. ``--runs DIR`` keeps the runs there, and uses those that exist."""
 
 import argparse
 import io
@@ -29,28 +29,25 @@ ACCURACY = "metrics/eval/MulticlassAccuracy"
 BY_IT = f"sort=-{ACCURACY}.best"
 FEW = "".join(f"&column={name}" for name in (f"{ACCURACY}.best", "config/lr", "status"))
 PLOTS = "document.querySelectorAll('[data-plot]').length > 1"
-"""Those below what is to be seen have nothing drawn."""
+"""Plots below the visible part are not drawn."""
 ROWS = "document.querySelectorAll('tbody .name a').length > 5"
 
 
 def runs_at(*names: str) -> str:
-    """What the address of the page of these runs ends with."""
     return "runs?" + "&".join(f"run={name}" for name in names)
 
 
 class View(NamedTuple):
-    """What there are pictures of."""
-
     name: str
     address: str
-    """Behind the address of the table of all runs."""
+    """Relative to the address of the table of all runs."""
     wait: str
-    """What holds on the page when everything is drawn."""
+    """JavaScript that is true when everything is drawn."""
     height: int = 860
     phone: str | None = None
     """Another address for a phone."""
     top: str = ""
-    """What of the page is to be at the top."""
+    """Selector of the element to scroll to the top."""
 
 
 COMPARED = [f"digits-{rate}-seed-1" for rate in RATES]
@@ -73,13 +70,12 @@ VIEWS = (
 
 
 def trainer(*arguments: str) -> "subprocess.Popen[str]":
-    """Starts a training, by a command that says nothing of this machine where it is shown."""
+    """Start a training, by a command without paths of this machine, which the pages show."""
     code = "import sys; from offloop.commands import trainer; sys.argv[0] = 'trainer'; trainer()"
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
 
 
 def train(runs: Path) -> None:
-    """A dozen runs that have ended, with what people say of some of them."""
     from offloop.bus.index.annotations import annotate
 
     for rate in RATES:
@@ -94,7 +90,6 @@ def train(runs: Path) -> None:
 
 @contextmanager
 def training(runs: Path) -> Iterator[None]:
-    """One that goes on meanwhile."""
     shutil.rmtree(runs / LIVE, ignore_errors=True)
     options = ("--run-name", LIVE, "--seed", "1", "--no-progress")
     process = trainer("digits", "--max-duration", "400ep", *options)
@@ -107,13 +102,7 @@ def training(runs: Path) -> Iterator[None]:
 
 @contextmanager
 def served(runs: Path) -> Iterator[str]:
-    """``offloop ui`` at any free port; gives its address."""
-    code = """
-from offloop.bus.terminal import run_command
-from offloop.consumers.dashboard.web.command import ui
-run_command(ui)
-"""
-    arguments = [sys.executable, "-c", code, "--port", "0", "--every", "2", str(runs)]
+    arguments = [sys.executable, "-m", "offloop", "ui", "--port", "0", "--every", "2", str(runs)]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -129,7 +118,7 @@ run_command(ui)
 
 
 def save(page: Page, path: Path) -> None:
-    """Keeps what is to be seen, in as many colours as fit."""
+    # In as many colours as the size limit allows.
     whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     few = (whole.quantize(count, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE) for count in (256, 128, 64))
     for one in (whole, *few):
@@ -140,7 +129,6 @@ def save(page: Page, path: Path) -> None:
 
 
 def picture(browser: Browser, url: str, view: View, scheme: str, is_phone: bool) -> None:
-    """Opens a page, waits, and keeps what is to be seen."""
     desk: dict[str, Any] = {"viewport": {"width": 1440, "height": view.height}}
     address = view.phone if is_phone and view.phone is not None else view.address
     with browser.new_context(color_scheme=scheme, **(PHONE if is_phone else desk)) as context:
@@ -155,7 +143,6 @@ def picture(browser: Browser, url: str, view: View, scheme: str, is_phone: bool)
 
 
 def main() -> None:
-    """Makes them all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path)
     parser.add_argument("names", nargs="*", choices=[[], *(view.name for view in VIEWS)], metavar="NAME")

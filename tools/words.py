@@ -35,14 +35,14 @@ WORDS = {
     r"stands? still|stood still": "is paused",
     r"(is|are|was|were) over(?=[.,;:)])": "has finished, has ended",
 }
-"""Pattern to what to write instead, in documents and in the packages."""
+"""Pattern to replacement, in documents and in the packages."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FENCE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 
 
 def violations(root: Path = _ROOT) -> Iterator[str]:
-    """A line for each use: where, the word, and what to write instead."""
+    """Yield a line for each use: its place, the word, and the replacement."""
     pages = [
         root / "README.md",
         root / "CONTRIBUTING.md",
@@ -51,7 +51,7 @@ def violations(root: Path = _ROOT) -> Iterator[str]:
     ]
     for page in pages:
         if page.is_file():
-            # Code and addresses keep the names that they have.
+            # Names in code and addresses stay.
             text = _FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), page.read_text("utf-8"))
             yield from _found(page.relative_to(root), enumerate(text.splitlines(), 1))
     for package in ("bus", "trainer", "consumers", "offloop"):
@@ -67,7 +67,6 @@ def _found(path: Path, lines: Iterator[tuple[int, str]] | enumerate[str]) -> Ite
 
 
 def _prose(module: Path) -> Iterator[tuple[int, str]]:
-    """The comments and texts of a module, with their lines."""
     with module.open("rb") as file:
         source = io.BytesIO(file.read())
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}

@@ -1,10 +1,17 @@
-"""A callback that measures how late events reach it."""
+"""Callbacks of the benchmarks."""
 
 import statistics
 import time
 from pathlib import Path
 
 from offloop.consumers import Callback
+
+
+class Sleeper(Callback):
+    """Sleeps 50 ms at the end of every batch."""
+
+    def batch_end(self, state, logger):
+        time.sleep(0.05)
 
 
 class Stopwatch(Callback):
@@ -15,9 +22,7 @@ class Stopwatch(Callback):
         self._delays = []
 
     def batch_end(self, state, logger):
-        """Measures, with a clock of its own, which callbacks otherwise do without."""
         self._delays.append((time.time_ns() - state.time_ns) / 1e6)
 
     def close(self, state, logger):
-        """Writes."""
         self._path.write_text(str(statistics.median(self._delays)))
