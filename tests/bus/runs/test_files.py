@@ -1,15 +1,16 @@
-"""Run directories in which somebody has put what does not belong there, and those of somebody else."""
+"""Run directories with files that do not belong there, and those of other users."""
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from run_folders import write_run
 
 from offloop.bus import Event, Publisher, Recording, RecordingError, RunDirectoryError, find_run
+from offloop.bus.cli.main import bus
 from offloop.bus.runs.directory import list_runs
 from offloop.bus.runs.writing import RunDirectory
 
@@ -23,66 +24,58 @@ def make_link_to_a_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-NO_FILES = pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, make_socket, make_link_to_a_device])
+NO_FILES = (os.mkfifo, Path.mkdir, make_socket, make_link_to_a_device)
 
 
-def record(name: str = "good", *, resume: bool = False) -> Path:
+def record(name: str, *, resume: bool = False) -> Path:
     with Publisher(name, resume=resume) as publisher:
         publisher.publish(Event.BATCH_END)
     return publisher.run_dir
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False
-    )
+def test_a_run_file_that_is_no_file_hides_no_other_run(runs_dir: Path) -> None:
+    write_run(runs_dir, "good")
+    for number, make in enumerate(NO_FILES):
+        (runs_dir / f"bad{number}").mkdir()
+        make(runs_dir / f"bad{number}" / "run.json")
+    listed = CliRunner().invoke(bus, ["runs"], catch_exceptions=False).output.splitlines()[1:]
+    rows = {line.split()[0]: line for line in listed}
+    assert sorted(rows) == ["bad0", "bad1", "bad2", "bad3", "good"]
+    for name in ("bad0", "bad1", "bad2", "bad3"):
+        assert rows[name].split()[1] == "unreadable"
+        assert f"{runs_dir / name / 'run.json'} cannot be read: it is" in rows[name]
 
 
-@NO_FILES
-def test_a_run_file_that_is_no_file_hides_no_other_run_and_stops_no_broker(
-    runs_dir: Path, make: Callable[[Path], None]
-) -> None:
-    record()
-    (runs_dir / "bad").mkdir()
-    make(runs_dir / "bad" / "run.json")
-    listed = command("offloop.bus", "runs")
-    assert listed.returncode == 0
-    assert "good" in listed.stdout
-    [row] = [line for line in listed.stdout.splitlines() if line.startswith("bad ")]
-    assert row.split()[1] == "unreadable"
-    assert f"{runs_dir / 'bad' / 'run.json'} cannot be read: it is" in row
-
-
-@NO_FILES
 @pytest.mark.parametrize(
-    "name", ["broker.lock", "broker.json", "run.json", "broker.log", ".run.json.new", ".run.json.reserve"]
+    ("name", "make"),
+    [
+        *((name, os.mkfifo) for name in ("broker.lock", "broker.json", "run.json", "broker.log", ".run.json.reserve")),
+        *((".run.json.new", make) for make in NO_FILES),
+    ],
 )
-def test_nothing_in_a_run_directory_is_waited_for(runs_dir: Path, make: Callable[[Path], None], name: str) -> None:
+def test_nothing_in_a_run_directory_is_waited_for(runs_dir: Path, name: str, make: Callable[[Path], None]) -> None:
     (runs_dir / "r").mkdir()
     make(runs_dir / "r" / name)
     try:
         record("r", resume=True)
     except RunDirectoryError as error:
         assert str(runs_dir / "r") in str(error)  # noqa: PT017  where it is no error, the run is there
-        assert name in ("broker.lock", "broker.json", "run.json", ".run.json.new", ".run.json.reserve")
+        assert name != "broker.log"
     else:
         assert find_run("r").status == "finished"
 
 
-@NO_FILES
-def test_a_recording_that_is_no_file_is_named(runs_dir: Path, make: Callable[[Path], None]) -> None:
-    recording = record() / "recording-1.mcap"
-    recording.unlink()
-    make(recording)
-    done = command("offloop.consumers", "--replay", recording, "--callbacks", "metrics")
-    assert done.returncode != 0
-    assert f"error: {recording} is " in done.stderr
-    with pytest.raises(RecordingError, match="is not a recording"):
-        Recording(runs_dir / "good")
+def test_a_recording_that_is_no_file_is_refused(runs_dir: Path) -> None:
+    for number, make in enumerate(NO_FILES):
+        recording = write_run(runs_dir, f"r{number}") / "recording-1.mcap"
+        recording.unlink()
+        make(recording)
+        with pytest.raises(RecordingError, match="is not a recording"):
+            Recording(recording.parent)
 
 
 def test_a_run_that_is_listed_says_nothing_of_files_elsewhere(runs_dir: Path) -> None:
-    run_file = record() / "run.json"
+    run_file = write_run(runs_dir, "r") / "run.json"
     run_file.write_text(run_file.read_text().replace("recording-1.mcap", "../other/recording-1.mcap"))
     assert list_runs() == []
 
@@ -99,18 +92,16 @@ def test_what_is_written_follows_no_links(runs_dir: Path, tmp_path: Path) -> Non
     assert find_run("r").recording.name == "recording-2.mcap"
 
 
-def test_a_run_directory_that_is_a_link_is_refused(runs_dir: Path, tmp_path: Path) -> None:
+def test_a_run_directory_that_is_a_link_is_refused_and_a_runs_directory_may_be_one(
+    runs_dir: Path, tmp_path: Path
+) -> None:
     (runs_dir / "r").symlink_to(tmp_path)
-    with pytest.raises(RunDirectoryError, match="it is a symbolic link, which is not followed: name the directory"):
+    with pytest.raises(RunDirectoryError, match="symbolic link"):
         Publisher("r")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_runs_directory_may_be_a_link(tmp_path: Path, runs_dir: Path) -> None:
-    (runs_dir / "link").symlink_to(tmp_path)
-    with Publisher("r", runs_dir=runs_dir / "link") as publisher:
+    with Publisher("r", runs_dir=runs_dir / "r") as publisher:
         publisher.publish(Event.BATCH_END)
-    assert find_run("r", runs_dir / "link").status == "finished"
+    assert find_run("r", runs_dir / "r").status == "finished"
 
 
 def owned_by_another(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -131,7 +122,7 @@ def test_a_directory_of_another_user_is_refused_and_left_as_it_is(
     directory.mkdir(mode=0o777)
     directory.chmod(0o777)
     owned_by_another(monkeypatch, directory)
-    with pytest.raises(RunDirectoryError, match=f"it belongs to user {os.geteuid() + 1}, and this process is of user"):
+    with pytest.raises(RunDirectoryError, match=f"belongs to user {os.geteuid() + 1}"):
         RunDirectory(tmp_path, "r")
     assert list(directory.iterdir()) == []
     assert directory.stat().st_mode & 0o777 == 0o777

@@ -1,11 +1,10 @@
-"""What ``run.json`` may hold, and what becomes of one that is damaged; what is read of a run while its broker writes;
-whether it is live, and how it is described to readers elsewhere."""
+"""``run.json``: its limits, damage, reading while a broker writes it, locks, and entries for readers elsewhere."""
 
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,34 +40,23 @@ def write(content: bytes) -> Callable[[Path], None]:
 
 DAMAGE = {
     "infinite": change(started=float("inf")),
-    "not a number": change(started=float("nan")),
     "no date": change(started=1e300),
-    "negative": change(started=-1e300),
     "before 1970": change(ended=-5.0),
     "many digits": change(started=10**400),
     "year 10000": change(paused={"since": 253402300800.0, "batch": 1}),
     "attempt of 65 bits": change(attempt=2**64),
-    "negative attempt": change(attempt=-1),
     "boolean attempt": change(attempt=True),
-    "attempt in words": change(attempt="1"),
     "fractional attempt": change(attempt=1.5),
-    "map as error": change(error={"a": 1}),
     "surrogate": change(reason="\udcff"),
     "list as status": change(status=["finished"]),
     "status of no attempt": change(status="live"),
-    "number as publisher": change(publishers=[5]),
     "batch of 71 bits": change(reached={"epoch": 0, "batch": 2**70, "sample": 0, "planned": None}),
     "nothing reached": change(reached={"epoch": 0}),
-    "ranks in words": change(world_size="two"),
-    "list as description": change(info=[]),
     "recording elsewhere": change(recording="../other/recording-1.mcap"),
     "empty": write(b""),
-    "list": write(b"[]"),
-    "attempts are a number": write(b'{"name": "r", "attempts": 5}'),
     "attempt is a number": write(b'{"name": "r", "attempts": [5]}'),
     "not UTF-8": write(b'{"name": "\xff", "attempts": []}'),
     "nested": write(b'{"name": "r", "attempts": [], "more": ' + b"[" * 100_000),
-    "zeros": write(bytes(4096)),
     "20 GB": lambda path: os.truncate(path, 20 << 30),
 }
 
@@ -192,19 +180,14 @@ def test_a_host_is_called_as_the_environment_says_or_as_the_machine(monkeypatch:
     assert host_name() == "node-7"
 
 
-@pytest.fixture(params=[run_lock.CAN_ASK, False])
-def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The same file, opened three times; also as on a system where a lock cannot be asked about."""
-    monkeypatch.setattr(run_lock, "CAN_ASK", request.param)
-    descriptors = [os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2)]
-    descriptors.append(os.open(tmp_path / "lock", os.O_RDONLY))
-    yield descriptors
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def test_one_has_it_and_everybody_may_ask(opened: list[int]) -> None:
-    first, second, asking = opened
+@pytest.mark.parametrize("can_ask", [run_lock.CAN_ASK, False])
+def test_one_process_has_the_lock_and_all_may_ask_until_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
+) -> None:
+    # Also as on a system where a lock cannot be asked about.
+    monkeypatch.setattr(run_lock, "CAN_ASK", can_ask)
+    first, second = (os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    asking = os.open(tmp_path / "lock", os.O_RDONLY)
     assert not run_lock.is_held(asking)
     assert run_lock.take(first)
     assert run_lock.is_held(asking)
@@ -213,33 +196,19 @@ def test_one_has_it_and_everybody_may_ask(opened: list[int]) -> None:
     # Opened and closed again elsewhere in the same process, it stays.
     os.close(os.open(f"/dev/fd/{asking}", os.O_RDONLY))
     assert run_lock.is_held(asking)
-
-
-def test_it_goes_with_its_holder(opened: list[int], tmp_path: Path) -> None:
-    _, second, asking = opened
-    holder = os.open(tmp_path / "lock", os.O_RDWR)
-    assert run_lock.take(holder)
-    os.close(holder)
+    os.close(first)
     assert not run_lock.is_held(asking)
     assert run_lock.take(second)
+    os.close(second)
+    os.close(asking)
 
 
 SAID = {"run": "r", "attempt": 1, "status": "live"}
 
 
-def decode(said):
-    return msgspec.json.decode(json.dumps(said), type=ListedRun)
-
-
-def test_what_is_not_said_is_there_as_nothing():
-    known = decode({**SAID, "reached": {"epoch": 1, "batch": 2, "sample": 3, "unknown": 4}, "unknown": 5})
+def test_an_entry_of_a_newer_bridge_is_read() -> None:
+    said = {**SAID, "reached": {"epoch": 1, "batch": 2, "sample": 3, "unknown": 4}, "unknown": 5}
+    known = msgspec.json.decode(json.dumps(said), type=ListedRun)
+    assert known.reached is not None
     assert (known.reached.batch, known.reached.planned) == (2, None)
     assert (known.error, known.ranks, known.live, known.bridge, known.is_silent) == (None, (), False, None, True)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"status": None}, {"ranks": 3}, {"ended": -1}, {"reached": {"epoch": 1}}, {"error": "\udcff"}]
-)
-def test_another_form_is_no_run(wrong):
-    with pytest.raises(ValueError, match=r"."):
-        decode({**SAID, **wrong})
