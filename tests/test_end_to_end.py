@@ -79,7 +79,7 @@ def test_the_recording_holds_the_reference_trace_row_for_row(runs_dir, name):
     assert rows == [expected for expected in reference["trace"] if not expected[0].endswith("close()")]
 
 
-def test_attached_before_in_the_middle_and_after_the_files_are_the_same_to_the_byte(runs_dir, tmp_path):
+def test_consumers_attached_before_during_and_after_write_equal_bytes(runs_dir, tmp_path):
     def follow(name, *options):
         path = tmp_path / f"{name}.jsonl"
         command = (
@@ -157,7 +157,7 @@ def train(publish, at_batch_20=None, callbacks=None):
     return weights(trainer), losses
 
 
-def test_the_stream_changes_nothing_not_even_when_its_broker_is_killed(runs_dir, monkeypatch):
+def test_weights_are_equal_with_the_stream_off_on_and_its_broker_killed(runs_dir, monkeypatch):
     def kill():
         os.kill(json.loads((runs_dir / "killed" / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
 
@@ -178,7 +178,7 @@ def test_the_stream_changes_nothing_not_even_when_its_broker_is_killed(runs_dir,
     ("command", "code"),
     [(("consumer", "--run", "nope"), 1), (("offloop", "show", "nope"), 1), (("trainer", "digts"), 2)],
 )
-def test_a_mistake_ends_each_command_with_one_line_and_its_code(runs_dir, command, code):
+def test_mistakes_end_a_command_with_one_line_and_its_exit_code(runs_dir, command, code):
     process = start(*command)
     _, err = process.communicate(timeout=100)
     assert process.returncode == code

@@ -55,7 +55,7 @@ def test_every_module_imports_without_the_extras():
 @pytest.mark.parametrize(
     "module", ["offloop.bus.broker.__main__", "offloop.bus.publisher.publisher", "offloop.consumers.cli.attached"]
 )
-def test_a_module_that_every_run_starts_with_costs_little_processor_time(module):
+def test_modules_of_every_run_import_quickly(module):
     # Processor time, of which all of them need 0.2 s: that other programs run beside this one does not matter.
     code = f"import time, {module}; print(time.process_time())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -84,7 +84,7 @@ for line in sys.argv[1:]:
 """
 
 
-def test_the_help_of_a_command_loads_nothing_heavy() -> None:
+def test_help_imports_no_heavy_package() -> None:
     of_bus = [f"offloop {name}" for name in bus.list_commands(click.Context(bus))]
     of_server = [f"offloop server {name}" for name in server.commands]
     programs = ["offloop", "trainer", "trainer digits", "trainer chars", "consumer"]
@@ -94,7 +94,7 @@ def test_the_help_of_a_command_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("code", ["from offloop.trainer import Trainer", "from offloop import watch"])
-def test_a_training_loads_nothing_of_commands_displays_and_metrics(code: str) -> None:
+def test_a_training_imports_no_commands_displays_or_metrics(code: str) -> None:
     displays = {"click", "rich", "nicegui", "offloop.consumers.dashboard"}
     assert not loaded_by(code) & {*displays, "torchmetrics", "transformers"}
 
@@ -112,7 +112,7 @@ def test_the_errors_can_be_imported_without_the_rest() -> None:
 
 
 @pytest.mark.parametrize("package", ["bus", "consumers", "consumers.callbacks", "consumers.loggers"])
-def test_a_package_names_what_it_offers_and_loads_it_when_it_is_used(package: str) -> None:
+def test_public_names_are_listed_and_loaded_on_use(package: str) -> None:
     package = f"offloop.{package}"
     found = importlib.import_module(package)
     assert set(found.__all__) <= set(dir(found))

@@ -34,7 +34,7 @@ def test_runs_dir_is_gone():
 """
 
 
-def test_a_test_that_leaves_something_behind_fails(pytester):
+def test_a_test_that_leaves_processes_or_files_behind_fails(pytester):
     for file in (SUPPORT.parent / "conftest.py", SUPPORT / "leaks.py", SUPPORT / "paths.py"):
         shutil.copy(file, pytester.path)
     pytester.makepyfile(LEAKING_TESTS)

@@ -32,7 +32,7 @@ def measured(*arguments: object) -> "subprocess.CompletedProcess[str]":
     "name",
     [pytest.param(name, marks=() if name == "hot_loop" else pytest.mark.soak) for name in NAMES],
 )
-def test_it_measures_a_first_figure_and_keeps_it_when_interrupted(name: str, tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_keeps_its_figures(name: str, tmp_path: Path) -> None:
     code = f"import sys; sys.argv.pop(0);{INTERRUPTED_AFTER_THE_FIRST_FIGURE}"
     file = tmp_path / "figures.json"
     done = measured("-c", code, BENCHMARKS / f"{name}.py", "--quick", "--json", file)

@@ -30,7 +30,7 @@ def check(words: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_PODS)
-def test_a_pod_runs_what_can_be_typed_and_has_what_that_names(name: str) -> None:
+def test_a_pod_has_valid_commands_and_volumes(name: str) -> None:
     made = WITH_PODS[name]
     pod = made["spec"]["template"]["spec"]
     labels = made["spec"]["template"]["metadata"]["labels"]
@@ -58,7 +58,7 @@ def test_a_pod_runs_what_can_be_typed_and_has_what_that_names(name: str) -> None
 
 
 @pytest.mark.parametrize("config", [CONFIGS["nats"], (ROOT / "containers" / "nats" / "server.conf").read_text()])
-def test_servers_take_their_configuration(config: str, tmp_path: Path) -> None:
+def test_servers_accept_their_configuration(config: str, tmp_path: Path) -> None:
     file = tmp_path / "server.conf"
     file.write_text(config)
     done = subprocess.run([BESIDE_PYTHON, "-t", "-c", file], check=False, capture_output=True, text=True, timeout=60)

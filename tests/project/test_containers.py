@@ -61,7 +61,7 @@ def mounts(service: Mapping[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_a_service_runs_can_be_typed_and_whom_it_asks_is_there(name: str) -> None:
+def test_services_have_valid_commands_and_addresses(name: str) -> None:
     service = SERVICES[name]
     check = service.get("healthcheck", {"test": ["CMD"]})["test"]
     for command in (service.get("command"), check[1:]):
@@ -87,14 +87,14 @@ def make_keys(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.needs("openssl")
-def test_a_dashboards_keys_are_private_and_stay(tmp_path: Path) -> None:
+def test_tokens_of_a_dashboard_are_private_and_kept(tmp_path: Path) -> None:
     made = make_keys(tmp_path)
     assert sorted(path.name for path in made) == ["certificate.pem", "tokens"]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in made)
     assert make_keys(tmp_path) == made
 
 
-def test_the_dockerfile_names_what_there_is() -> None:
+def test_the_dockerfile_names_existing_files_and_extras() -> None:
     names, extras = stages(), PROJECT["optional-dependencies"]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
@@ -117,7 +117,7 @@ def test_the_dockerfile_names_what_there_is() -> None:
         assert set(asked.split(",")) <= set(extras), asked
 
 
-def test_the_images_are_pinned_and_run_as_nobody_in_particular() -> None:
+def test_images_are_pinned_and_run_without_root() -> None:
     installing = [
         part for line in instructions("RUN") for part in line.split("&&") if re.search(r"pip .*\binstall ", part)
     ]
@@ -133,7 +133,7 @@ def test_the_images_are_pinned_and_run_as_nobody_in_particular() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_has_no_more_than_it_needs(name: str) -> None:
+def test_services_have_minimal_rights(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
@@ -145,7 +145,7 @@ def test_a_service_has_no_more_than_it_needs(name: str) -> None:
     assert ("keys" in mounts(service).values()) == ("with-keys" in words(service.get("command", "")))
 
 
-def test_the_trainers_memory_can_be_mapped_by_the_checkpoint_consumer() -> None:
+def test_the_checkpoint_consumer_can_map_the_trainers_memory() -> None:
     """Both see the same process numbers, which outlive them, and are the same user."""
     together = [name for name, service in SERVICES.items() if service.get("pid") == "service:pause"]
     watching = [name for name in SERVICES if mounts(SERVICES[name]).get("/runs") == "runs"]

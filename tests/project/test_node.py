@@ -54,7 +54,7 @@ def assert_published(run, told, events):
     assert [attempt.status for attempt in find_run(run).attempts] == ["finished"]
 
 
-def test_it_starts_a_broker_for_its_run_again_when_that_is_killed(runs_dir):
+def test_the_client_restarts_a_killed_broker(runs_dir):
     with node("serve", runs_dir, "r", 1000) as publisher:
         assert json.loads(publisher.stdout.readline()) == {"ready": 1}
         subscriber = Subscriber("r")
@@ -68,7 +68,7 @@ def test_it_starts_a_broker_for_its_run_again_when_that_is_killed(runs_dir):
     assert_published("r", told, 1000)
 
 
-def test_it_follows_a_run_that_it_attaches_to_late(runs_dir):
+def test_the_client_attaches_to_a_running_training(runs_dir):
     publisher = Publisher("r")
 
     def publish(first, last):
@@ -99,7 +99,7 @@ def test_it_follows_a_run_that_it_attaches_to_late(runs_dir):
     assert (told[-1]["event"], told[-1]["fields"]["status"]) == ("$end", "finished")
 
 
-def test_it_commands_and_obeys(runs_dir):
+def test_the_client_sends_and_receives_commands(runs_dir):
     with Publisher("ours") as ours, node("stop", ours.address, "ours") as commander:
         batch = 0
 

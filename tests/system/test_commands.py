@@ -79,7 +79,7 @@ def train_beside(work):
     return trainer
 
 
-def test_a_learning_rate_is_set_and_the_sender_told_from_which_batch_on(runs_dir):
+def test_set_lr_reports_the_batch_from_which_it_counts(runs_dir):
     _, (outcome,), snapshots = train(("set", "lr", 0.025))
     assert outcome.event in ("batch_checkpoint", "epoch_checkpoint")
     assert outcome.error is None
@@ -92,7 +92,7 @@ def test_a_learning_rate_is_set_and_the_sender_told_from_which_batch_on(runs_dir
     assert at[0] <= recorded.time_ns
 
 
-def test_a_schedule_goes_on_from_a_rate_that_was_set(runs_dir):
+def test_a_schedule_continues_from_a_rate_that_was_set(runs_dir):
     from offloop.trainer.schedulers import ConstantScheduler
 
     trainer, (outcome, stop), snapshots = train(
@@ -105,7 +105,7 @@ def test_a_schedule_goes_on_from_a_rate_that_was_set(runs_dir):
     assert trainer.state.optimizers[0].param_groups[0]["initial_lr"] == pytest.approx(0.3)
 
 
-def test_what_is_refused_is_told_and_the_training_goes_on(runs_dir):
+def test_refused_commands_are_reported_and_the_training_continues(runs_dir):
     def set_temperature(state, value):
         raise ValueError(f"{value} is too hot")
 
@@ -115,7 +115,7 @@ def test_what_is_refused_is_told_and_the_training_goes_on(runs_dir):
     assert all(outcome.error for outcome in outcomes)
 
 
-def test_a_checkpoint_and_an_evaluation_are_made_at_once(runs_dir, tmp_path):
+def test_checkpoint_and_evaluation_commands_act_at_once(runs_dir, tmp_path):
     _, (saved, evaluated), snapshots = train(
         ("checkpoint",), ("set", "eval", "now"),
         save_folder=tmp_path, save_interval=0, eval_dataloader=gold_evaluators(EVALUATORS), eval_interval=0,
@@ -126,7 +126,7 @@ def test_a_checkpoint_and_an_evaluation_are_made_at_once(runs_dir, tmp_path):
     assert ends == [evaluated.batch]
 
 
-def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
+def test_a_pause_takes_no_training_time(runs_dir):
     sender, batches, shown = Sender(), [], []
 
     def step(event, state, logger):
@@ -168,7 +168,7 @@ def test_a_pause_stands_still_and_takes_no_training_time(runs_dir):
 
 
 @pytest.mark.parametrize("broker_dies", [False, True])
-def test_a_callback_that_asks_for_a_stop_again_and_again_sends_one_and_is_told_how_late(runs_dir, broker_dies):
+def test_repeated_stop_requests_send_one_command_and_report_its_delay(runs_dir, broker_dies):
     sent = []
 
     def watch():
@@ -188,7 +188,7 @@ def test_a_callback_that_asks_for_a_stop_again_and_again_sends_one_and_is_told_h
     assert outcome.delay == outcome.batch - 5
 
 
-def test_commands_of_one_training_are_applied_again_in_another(runs_dir):
+def test_commands_from_applies_the_commands_of_another_run(runs_dir):
     first, (outcome, _), _ = train(("set", "lr", 0.025), ("stop",))
     batches = first.state.timestamp.values[2]
     second = gold_trainer(24, 6, commands_from=runs_dir / "r", max_duration="100000ba", publish=True, run_name="again")
@@ -201,7 +201,7 @@ def test_commands_of_one_training_are_applied_again_in_another(runs_dir):
     assert [(one.command.name, one.batch, one.event) for one in recorded[:1]] == [("set", outcome.batch, outcome.event)]
 
 
-def test_the_command_line_says_what_became_of_it(runs_dir):
+def test_send_prints_the_outcome(runs_dir):
     def bus(*arguments):
         return subprocess.run(
             [sys.executable, "-m", "offloop.bus", "send", "r", *arguments], capture_output=True, text=True, timeout=100
@@ -248,9 +248,7 @@ def consumer(runs_dir):
 
 
 @pytest.mark.parametrize(("name", "event", "batch"), [("judge", Event.BATCH_END, 7), (None, Event.EVAL_END, 12)])
-def test_a_trainer_that_waits_is_stopped_at_the_very_batch_and_so_is_its_repetition(
-    runs_dir, consumer, name, event, batch
-):
+def test_a_waiting_trainer_stops_at_the_exact_batch_and_so_does_its_repetition(runs_dir, consumer, name, event, batch):
     options = {"max_duration": "10ep", "eval_dataloader": gold_evaluators(EVALUATORS)}
 
     with gold_trainer(
@@ -267,7 +265,7 @@ def test_a_trainer_that_waits_is_stopped_at_the_very_batch_and_so_is_its_repetit
     assert second.state.timestamp.values[2] == batch
 
 
-def test_a_trainer_waits_for_nobody_longer_than_it_was_told(runs_dir, consumer, caplog):
+def test_a_trainer_waits_no_longer_than_wait_seconds(runs_dir, consumer, caplog):
     stalled = []
 
     def begin(_event, state, logger):
@@ -298,7 +296,7 @@ with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", barr
 """
 
 
-def test_what_a_consumer_that_is_waited_for_asks_for_comes_from_the_first_batch_on(runs_dir):
+def test_an_awaited_consumer_receives_its_fields_from_the_first_batch(runs_dir):
     process = []
 
     def begin(_event, state, logger):
@@ -330,18 +328,18 @@ class Elsewhere(Callback):
         {"settings": {"lr": print}},
     ],
 )
-def test_what_cannot_be_waited_for_or_set_is_refused(runs_dir, arguments):
+def test_invalid_wait_for_and_settings_are_refused(runs_dir, arguments):
     with pytest.raises(ConfigurationError):
         gold_trainer(24, 6, **({"publish": True} | arguments))
     assert not list(runs_dir.iterdir())
 
 
-def test_a_consumer_that_decides_at_what_it_is_not_sent_is_refused(runs_dir):
+def test_a_barrier_event_outside_the_requested_events_is_refused(runs_dir):
     with Publisher("r"), pytest.raises(ConfigurationError):
         Subscriber("r", events=[Event.BATCH_END], barrier_events=[Event.EVAL_END])
 
 
-def test_a_consumer_that_never_comes_is_named(runs_dir, caplog):
+def test_an_absent_consumer_is_named(runs_dir, caplog):
     with gold_trainer(24, 6, publish=True, run_name="r", wait_for=["judge"], wait_seconds=0.1) as trainer:
         trainer.fit()
     assert "no consumer 'judge' has come within 0.1 s" in caplog.text
@@ -351,7 +349,7 @@ def test_a_consumer_that_never_comes_is_named(runs_dir, caplog):
     ("name", "arguments"),
     [("halt", ()), ("stop", (1,)), ("set", ("lr", "x" * 2000)), ("set", ("lr", 2**70)), ("set", ("lr", [1]))],
 )  # fmt: skip
-def test_a_command_that_makes_no_sense_is_refused(name, arguments):
+def test_invalid_commands_are_refused(name, arguments):
     with pytest.raises(ConfigurationError):
         check_command(name, arguments)
 
@@ -364,7 +362,7 @@ PLAIN = (
 @given(
     st.sampled_from(list(COMMANDS)), st.lists(PLAIN, max_size=8), st.text(max_size=20), st.none() | st.integers(0, 9)
 )
-def test_commands_come_out_as_they_went_in(name, arguments, identity, decided_at):
+def test_commands_round_trip(name, arguments, identity, decided_at):
     command = Command(name, tuple(arguments), identity, decided_at)
     assert Command.from_wire(json.loads(json.dumps(command.to_wire()))) == command
     assert str(Outcome(command, "batch_end", 3))
@@ -374,12 +372,12 @@ JUNK = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.te
 
 
 @given(JUNK | st.fixed_dictionaries({"command": JUNK, "arguments": JUNK}, optional={"id": JUNK, "decided_at": JUNK}))
-def test_whatever_comes_is_a_command_or_refused(content):
+def test_malformed_commands_are_refused(content):
     with suppress(ProtocolError):
         Command.from_wire(content)
 
 
-def test_a_command_that_the_trainer_did_not_live_to_see_is_answered(runs_dir):
+def test_a_command_to_an_ended_training_is_answered(runs_dir):
     """By the broker, when the run is over."""
     outcomes = []
     with Publisher("r") as publisher:

@@ -52,7 +52,7 @@ def train(counted, at_each_batch):
     trainer.close()
 
 
-def test_a_field_is_computed_as_often_as_it_is_asked_for_until_the_consumer_dies(runs_dir):
+def test_a_field_is_computed_at_the_requested_interval_until_the_consumer_dies(runs_dir):
     counted, watchers = Counted(), []
 
     def step(batch):
@@ -81,7 +81,7 @@ def test_a_field_is_computed_as_often_as_it_is_asked_for_until_the_consumer_dies
     assert [int(snapshot.timestamp.batch) for snapshot in recorded] == counted.batches
 
 
-def test_what_consumers_ask_for_is_published_on_through_a_restart_of_the_broker(runs_dir):
+def test_requested_events_continue_after_a_restart_of_the_broker(runs_dir):
     def lease(address):
         context = zmq.Context()
         consumer = context.socket(zmq.DEALER)

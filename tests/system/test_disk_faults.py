@@ -57,7 +57,7 @@ def full_disk(publisher: Publisher, room: int = 0) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("room", [0, 1000])
-def test_what_was_published_while_the_disk_was_full_is_recorded_afterwards(
+def test_events_published_while_the_disk_is_full_are_recorded_later(
     runs_dir: Path, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
     with Publisher("r") as publisher:
@@ -79,7 +79,7 @@ def test_what_was_published_while_the_disk_was_full_is_recorded_afterwards(
     assert caplog.text.count("not recorded at the moment") == caplog.text.count("is recorded again") == 1
 
 
-def test_what_the_ring_could_not_hold_while_the_disk_was_full_is_a_named_gap(
+def test_events_beyond_the_send_buffer_on_a_full_disk_are_a_gap(
     runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("r", backlog_bytes=100_000) as publisher:
@@ -132,7 +132,7 @@ publisher.close()
     shutil.which("unshare") is None or subprocess.run([*MOUNT, "true"], stderr=subprocess.DEVNULL).returncode != 0,
     reason="no file system of its own can be mounted here",
 )
-def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_missing(runs_dir: Path) -> None:
+def test_a_run_on_a_full_file_system_reports_its_end_and_gaps(runs_dir: Path) -> None:
     runs_dir.mkdir(exist_ok=True)
     steps = (
         f'mount -t tmpfs -o size=3m none "{runs_dir}"',
@@ -155,7 +155,7 @@ def test_a_run_whose_file_system_has_no_byte_left_says_how_it_ended_and_what_is_
     assert "cannot be written down" not in done.stderr
 
 
-def test_a_run_is_not_begun_on_a_full_disk(runs_dir: Path) -> None:
+def test_a_run_does_not_start_on_a_full_disk(runs_dir: Path) -> None:
     script = """
 import resource
 from offloop.bus import OffloopError, Publisher
@@ -170,7 +170,7 @@ except OffloopError as error:
     assert done.stderr == ""
 
 
-def test_a_recording_that_is_moved_back_goes_on(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recording_that_is_moved_back_continues(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Publisher("r") as publisher:
         on_disk(publisher, publish(publisher, 100))
         away = publisher.recording.rename(runs_dir / "away.mcap")

@@ -123,7 +123,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c,d", 'e"\n']), st.f
 
 @settings(max_examples=15, deadline=None)
 @given(rows=ROWS, commit_every=st.integers(1, 4))
-def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(
+def test_a_consumer_killed_at_any_moment_resumes_to_equal_bytes(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, float]], commit_every: int
 ) -> None:
     stream = [batch_end(batch, rows=row) for batch, row in enumerate(rows, 1)]
@@ -147,7 +147,7 @@ class Breaks(Averages):
             raise ValueError("not this one")
 
 
-def test_a_corrected_callback_is_tried_again_from_before_the_event_that_stopped_it(tmp_path: Path) -> None:
+def test_a_corrected_callback_resumes_before_the_event_that_stopped_it(tmp_path: Path) -> None:
     stream = [batch_end(batch, rows={"a": batch}) for batch in range(1, 9)]
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
@@ -159,7 +159,7 @@ def test_a_corrected_callback_is_tried_again_from_before_the_event_that_stopped_
 
 
 @pytest.mark.parametrize(("on_error", "errors"), [("continue", 3), ("disable", 1)])
-def test_errors_are_counted_over_all_starts_and_shown_once(
+def test_errors_are_counted_over_restarts_and_shown_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], on_error: str, errors: int
 ) -> None:
     stream = [batch_end(batch, rows={"a": batch}) for batch in range(1, 9)]
@@ -170,7 +170,7 @@ def test_errors_are_counted_over_all_starts_and_shown_once(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_destination_that_failed_gets_everything_when_the_consumer_is_started_again(tmp_path: Path) -> None:
+def test_a_failed_destination_gets_everything_after_a_restart(tmp_path: Path) -> None:
     class Full(Photographer):
         def log_rows(self, rows: Any, state: Snapshot) -> None:
             if state.seq == 4:
@@ -205,7 +205,7 @@ class Store(StateStore):
     def close(self) -> None: ...
 
 
-def test_a_state_that_cannot_be_written_is_said_and_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_that_cannot_be_written_is_reported_and_retried(capsys: pytest.CaptureFixture[str]) -> None:
     stream = [batch_end(batch) for batch in range(1, 6)]
 
     def run(store: Store) -> RunnerStatistics:
@@ -247,7 +247,7 @@ def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
     ],
     ids=["gone", "shorter", "changed"],
 )
-def test_a_file_that_is_not_as_it_was_left_is_refused_and_not_touched(
+def test_a_changed_output_file_is_refused_and_left_unchanged(
     tmp_path: Path, name: str, spoil: Callable[[Path], None]
 ) -> None:
     run_named([batch_end(1, rows={"a": 1}), batch_end(2, rows={"a": 1})], tmp_path)
@@ -258,7 +258,7 @@ def test_a_file_that_is_not_as_it_was_left_is_refused_and_not_touched(
     assert [path.read_bytes() for path in tmp_path.glob(name)] == found
 
 
-def test_a_file_that_somebody_else_writes_is_refused(tmp_path: Path) -> None:
+def test_a_file_written_by_another_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics"
 
     def logged() -> Iterator[Snapshot]:
@@ -274,7 +274,7 @@ def test_a_file_that_somebody_else_writes_is_refused(tmp_path: Path) -> None:
 # -- the state file ---------------------------------------------------------------------------------------------------
 
 
-def test_the_state_is_private_and_each_attempt_has_its_own(tmp_path: Path) -> None:
+def test_each_attempt_has_a_private_state_file(tmp_path: Path) -> None:
     for attempt in (1, 2):
         with StateFile(tmp_path / "consumers", "mine", "run", attempt) as progress:
             Runner([batch_end(1)], [LRMonitor()], progress=progress).run()
@@ -285,7 +285,7 @@ def test_the_state_is_private_and_each_attempt_has_its_own(tmp_path: Path) -> No
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in (tmp_path / "consumers").iterdir())
 
 
-def test_a_damaged_state_is_refused_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     run_named([batch_end(1, rows={"a": 1})], tmp_path)
     path = tmp_path / "mine-1.state"
     whole = path.read_bytes()
@@ -353,7 +353,7 @@ KILLS = [3, pytest.param(25, marks=pytest.mark.soak)]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kills", KILLS)
-def test_killed_at_moments_of_a_replay_the_files_are_the_same_to_the_byte(
+def test_kills_during_a_replay_leave_equal_bytes(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path, kills: int
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(batches=4000))
@@ -381,7 +381,7 @@ def kill_when_written(command: list[str], path: Path, size: int) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kills", KILLS)
-def test_killed_at_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
+def test_kills_during_a_live_run_leave_equal_bytes(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path, kills: int
 ) -> None:
     named = command("killed", "--run", "r", "--name", "mine", "--commit-every", 20)
@@ -413,7 +413,7 @@ def test_killed_at_moments_of_a_live_run_the_files_are_the_same_to_the_byte(
     assert outputs(tmp_path, "killed") == outputs(tmp_path, "undisturbed")
 
 
-def test_a_run_that_was_lost_is_read_on_when_more_of_it_turns_up(
+def test_a_lost_run_is_continued_when_more_events_appear(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(batches=40))
@@ -439,7 +439,7 @@ def test_a_second_consumer_of_one_name_is_refused(
     assert not list(tmp_path.glob("second.*"))
 
 
-def test_a_name_begun_with_other_callbacks_or_loggers_is_refused(
+def test_a_name_used_with_other_callbacks_or_loggers_is_refused(
     command: Callable[..., list[str]], runs_dir: Path
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)

@@ -57,7 +57,7 @@ def test_a_broker_killed_at_random_moments_loses_nothing(runs_dir: Path, times: 
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-def test_a_broker_that_ends_and_is_started_again_loses_nothing(runs_dir: Path) -> None:
+def test_a_restarted_broker_loses_nothing(runs_dir: Path) -> None:
     with (
         HandBroker(runs_dir) as broker,
         Training(runs_dir, broker=broker.address) as training,
@@ -77,7 +77,7 @@ def test_a_broker_that_ends_and_is_started_again_loses_nothing(runs_dir: Path) -
         assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-def test_a_broker_that_stands_still_is_not_waited_for_and_gets_everything_later(runs_dir: Path) -> None:
+def test_a_suspended_broker_does_not_delay_and_gets_everything_later(runs_dir: Path) -> None:
     with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
         training.await_recorded(1000)
         with stopped(training.broker_pid):
@@ -88,7 +88,7 @@ def test_a_broker_that_stands_still_is_not_waited_for_and_gets_everything_later(
     read_recording(runs_dir / "r", told["events"])
 
 
-def test_what_exceeds_the_backlog_of_a_broker_that_stands_still_is_a_gap_with_a_name(runs_dir: Path) -> None:
+def test_events_beyond_the_send_buffer_of_a_suspended_broker_are_a_gap(runs_dir: Path) -> None:
     with (
         # Each event is a message of its own, so that the connection's queue, which counts messages, is soon full.
         Training(runs_dir, rate=5000, backlog_bytes=200_000, max_delay=0, size=400) as training,
@@ -114,7 +114,7 @@ def test_what_exceeds_the_backlog_of_a_broker_that_stands_still_is_a_gap_with_a_
         assert f"events {gap.first} to {gap.last} are not recorded, because they were lost" in log
 
 
-def test_a_second_publisher_of_a_rank_is_refused_also_while_the_first_one_has_no_broker(runs_dir: Path) -> None:
+def test_a_second_publisher_of_a_rank_is_refused_even_without_a_broker(runs_dir: Path) -> None:
     with HandBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as training:
         training.await_recorded(100)
         with pytest.raises(BrokerError, match="rank 0 of run 'r'"):

@@ -10,7 +10,7 @@ MEBIBYTES = 32
 """By how much the memory of a process may grow of which is said that it stays flat: queues that fill, caches."""
 
 
-def test_a_consumer_that_stood_still_catches_up_while_memory_stays_flat(runs_dir: Path) -> None:
+def test_a_suspended_consumer_catches_up_in_bounded_memory(runs_dir: Path) -> None:
     with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower, Follower(runs_dir) as other:
         training.await_recorded(2000)
         pids = (training.pid, training.broker_pid)
@@ -26,7 +26,7 @@ def test_a_consumer_that_stood_still_catches_up_while_memory_stays_flat(runs_dir
 
 
 @pytest.mark.soak
-def test_a_consumer_may_lag_by_100_000_events_while_memory_stays_flat(runs_dir: Path) -> None:
+def test_a_lag_of_100_000_events_takes_bounded_memory(runs_dir: Path) -> None:
     with Training(runs_dir, rate=50_000, events=102_000, ending="stay") as training:
         training.await_recorded(1000)
         pids = (training.pid, training.broker_pid)

@@ -36,7 +36,7 @@ def kill_broker_of(training: Training) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 21))])
-def test_a_trainer_killed_at_a_random_moment_is_recorded_and_its_consumers_are_told(runs_dir: Path, seed: int) -> None:
+def test_a_killed_trainer_is_recorded_and_reported_to_consumers(runs_dir: Path, seed: int) -> None:
     with Training(runs_dir) as training, Follower(runs_dir) as follower:
         training.await_recorded(100)
         # The moment is the fault itself: nothing is waited for with it.
@@ -80,7 +80,7 @@ class Witness(Callback):
 """
 
 
-def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(runs_dir: Path, tmp_path: Path) -> None:
+def test_consumers_of_a_killed_trainer_end_with_complete_files(runs_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "witness.py").write_text(WITNESS)
     log = tmp_path / "log.jsonl"
     with Training(runs_dir) as training:
@@ -106,7 +106,7 @@ def test_consumers_of_a_killed_trainer_end_in_order_with_complete_files(runs_dir
 @pytest.mark.parametrize(
     ("how", "ending"), [("raise", "failed: RuntimeError: no more data"), ("memory", "failed: MemoryError: ")]
 )
-def test_a_trainer_that_an_error_ends_has_everything_recorded(runs_dir: Path, how: str, ending: str) -> None:
+def test_a_trainer_that_raises_has_everything_recorded(runs_dir: Path, how: str, ending: str) -> None:
     with Training(runs_dir, events=1000, ending=how) as training, Follower(runs_dir) as follower:
         told = follower.result()
         assert_complete(told, 1000, ending)
@@ -117,7 +117,7 @@ def test_a_trainer_that_an_error_ends_has_everything_recorded(runs_dir: Path, ho
     assert f"{find_run('r').status}: {find_run('r').last.error}" == ending
 
 
-def test_a_forked_child_that_outlives_a_killed_trainer_does_not_keep_the_run_alive(runs_dir: Path) -> None:
+def test_a_surviving_fork_does_not_keep_a_killed_run_live(runs_dir: Path) -> None:
     script = """
 import os, time
 from offloop.bus import Event, Publisher
@@ -195,7 +195,7 @@ print(json.dumps(raised))
 
 
 @pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
-def test_closing_in_a_signal_handler_at_any_line_of_a_publish_ends_the_run_in_order(runs_dir: Path, every: int) -> None:
+def test_a_signal_handler_may_close_at_any_line_of_publish(runs_dir: Path, every: int) -> None:
     done = run_script(CLOSED_ANYWHERE, every, timeout=300)
     assert done.returncode == 0, done.stderr
     raised = json.loads(done.stdout)
@@ -228,7 +228,7 @@ class Rows(torch.utils.data.Dataset):
 
 # Python 3.12 and newer warn about any fork beside threads.
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_workers_of_a_dataloader_neither_publish_nor_keep_the_run(runs_dir: Path) -> None:
+def test_dataloader_workers_do_not_publish_or_keep_the_run_live(runs_dir: Path) -> None:
     data = torch.utils.data.DataLoader(Rows(), batch_size=6, num_workers=1, multiprocessing_context="fork")
     with gold_trainer(publish=True, run_name="r", train_dataloader=data, max_duration="2ep") as trainer:
         trainer.fit()

@@ -81,7 +81,7 @@ def assert_hangs_in_backward(dump: Path) -> None:
     assert not Recording(dump).damage
 
 
-def test_a_hanging_loop_is_dumped_when_it_is_asked_and_again_when_it_is_killed(hung: Any) -> None:
+def test_a_hung_loop_is_dumped_on_request_and_when_killed(hung: Any) -> None:
     process, run = hung
     outcome = send_command(find_run(str(run)), "dump", reason="it hangs")
     assert str(outcome).startswith("'dump' wrote flight-1-1.mcap: ")
@@ -119,7 +119,7 @@ def described(one: Snapshot) -> tuple[Any, ...]:
     return one.event, one.seq, values, fields
 
 
-def test_the_stream_and_the_weights_are_those_without(runs_dir: Path, train: Callable[..., State]) -> None:
+def test_stream_and_weights_are_equal_without_a_flight_recorder(runs_dir: Path, train: Callable[..., State]) -> None:
     without, recorded = train("without"), train("with", flight_recorder="5ba")
     for one, other in zip(without.model.parameters(), recorded.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -129,7 +129,7 @@ def test_the_stream_and_the_weights_are_those_without(runs_dir: Path, train: Cal
     assert not list_dumps(runs_dir / "with")
 
 
-def test_nan_is_dumped_once_and_said(runs_dir: Path, train: Callable[..., State]) -> None:
+def test_nan_is_dumped_and_reported_once(runs_dir: Path, train: Callable[..., State]) -> None:
     def spoil(event: Event, state: State, logger: object) -> None:
         if state.timestamp.batch in (12, 14):
             state.loss = state.loss * float("nan")
@@ -141,6 +141,6 @@ def test_nan_is_dumped_once_and_said(runs_dir: Path, train: Callable[..., State]
 
 
 @pytest.mark.parametrize("given", ["2ep", "many", -1])
-def test_what_is_no_number_of_batches_is_refused(given: Any) -> None:
+def test_an_invalid_number_of_batches_is_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="flight_recorder"):
         gold_trainer(publish=True, flight_recorder=given)

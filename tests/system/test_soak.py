@@ -48,7 +48,7 @@ HALF_A_GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first_words", [b"", HALF_A_GREETING])
-def test_ten_thousand_connections_that_say_nothing_hold_up_nobody(runs_dir: Path, first_words: bytes) -> None:
+def test_ten_thousand_silent_connections_do_not_delay_a_run(runs_dir: Path, first_words: bytes) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as opened:
@@ -89,9 +89,7 @@ def subscribe_without_reading(peer: "zmq.Socket[bytes]", run: RunInfo) -> None:
 @pytest.mark.parametrize(
     ("kind", "misbehave", "room"), [(zmq.DEALER, ask_without_reading, 100), (zmq.SUB, subscribe_without_reading, 60)]
 )
-def test_a_peer_that_does_not_read_costs_little_and_holds_up_nobody(
-    runs_dir: Path, kind: int, misbehave: Peer, room: int
-) -> None:
+def test_a_peer_that_does_not_read_does_not_delay_a_run(runs_dir: Path, kind: int, misbehave: Peer, room: int) -> None:
     publisher = Publisher("r")
     pid = json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
     begin(publisher)

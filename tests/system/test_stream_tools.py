@@ -55,7 +55,7 @@ def test_the_recording_is_rebuilt_byte_for_byte(server, run, tmp_path):
             pass
 
 
-def test_export_and_diff_give_what_they_give_of_the_directory(server, run, tmp_path):
+def test_export_and_compare_of_a_stream_equal_those_of_its_directory(server, run, tmp_path):
     here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     command("export", run, "--to", "jsonl", "-o", here)
     command("export", "r", "--stream", server.address, "--to", "jsonl", "-o", there)
@@ -72,7 +72,7 @@ def test_a_replay_is_served_to_consumers(server, run, tmp_path):
     assert "the same in 3000 events" in command("compare", run, runs_dir / "again", "--events")
 
 
-def test_the_table_of_all_runs_has_those_of_the_stream(server, run):
+def test_the_table_of_runs_has_those_in_nats(server, run):
     with NatsConnection.shared(server.servers) as there:
         place = NatsRuns(there.address)
         library = RunLibrary(place)

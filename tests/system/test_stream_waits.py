@@ -37,7 +37,7 @@ print(json.dumps([str(outcome) for outcome in stream.outcomes]))
 """Stops the training at its batch 7, and says what its weights are at batch 5."""
 
 
-def test_a_training_waits_for_a_reader_elsewhere_obeys_it_and_hands_it_tensors(server, runs_dir):
+def test_a_reader_on_another_host_is_awaited_commands_and_receives_tensors(server, runs_dir):
     begun, weights, rates = [], {}, []
 
     def begin(_event, state, logger):

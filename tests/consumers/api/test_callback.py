@@ -10,11 +10,11 @@ from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger, Runner
 
 
-def test_public_names_are_what_the_package_says() -> None:
+def test_public_names_are_listed_by_the_package() -> None:
     assert all(getattr(consumers, name).__name__ == name for name in consumers.__all__)
 
 
-def test_a_callback_wants_the_events_whose_methods_it_overrides() -> None:
+def test_a_callback_requests_the_events_whose_methods_it_overrides() -> None:
     class Base(Callback):
         def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
 
@@ -27,7 +27,7 @@ def test_a_callback_wants_the_events_whose_methods_it_overrides() -> None:
     assert Derived().demand().events == {Event.BATCH_END, Event.EVAL_END}
 
 
-def test_run_event_replaces_the_methods_and_wants_everything() -> None:
+def test_overriding_run_event_requests_every_event() -> None:
     class Everything(Callback):
         def __init__(self) -> None:
             self.seen: list[Event] = []
@@ -45,7 +45,7 @@ def test_run_event_replaces_the_methods_and_wants_everything() -> None:
     assert callback.seen == [snapshot.event for snapshot in stream]
 
 
-def test_run_event_wants_only_the_events_that_the_class_names() -> None:
+def test_run_event_requests_only_the_events_that_the_class_names() -> None:
     class Some(Callback):
         events = ("epoch_end", Event.FIT_END)
 
@@ -91,14 +91,14 @@ class Scalar:
         return self.values[0]
 
 
-def test_values_that_are_one_number_are_logged_as_that_number() -> None:
+def test_single_element_values_are_logged_as_numbers() -> None:
     logger = Logger()
     logger.log_metrics({"x": Scalar(0.5), "y": "text"}, step=1)
     assert logger.take(batch_end(1)).rows[0].metrics == {"x": 0.5, "y": "text"}
 
 
 @pytest.mark.parametrize("metrics", [{"x": Scalar(1, 2)}, {"x": None}, {"time": 1}])
-def test_what_is_no_metric_is_refused(metrics: dict[str, object]) -> None:
+def test_invalid_metrics_are_refused(metrics: dict[str, object]) -> None:
     logger = Logger()
     with pytest.raises(ConfigurationError, match=f"'{next(iter(metrics))}'"):
         logger.log_metrics({"fine": 1, **metrics}, step=1)

@@ -44,7 +44,7 @@ def test_images_of_every_form_become_height_width_and_channels() -> None:
     assert shapes([torch.zeros(4, 6), np.zeros((3, 5, 5))]) == [(4, 6, 1), (5, 5, 3)]
 
 
-def test_pixels_are_copied_and_keep_their_values() -> None:
+def test_pixels_are_copied_unchanged() -> None:
     image = torch.rand(3, 4, 6)
     entry = logged_images(image)
     expected = image.permute(1, 2, 0).numpy().copy()
@@ -63,12 +63,12 @@ def test_pixels_are_copied_and_keep_their_values() -> None:
         (np.array([[256]]), False),
     ],
 )
-def test_what_is_no_image_is_refused(images: Any, channels_last: bool) -> None:
+def test_invalid_images_are_refused(images: Any, channels_last: bool) -> None:
     with pytest.raises(ConfigurationError, match="'Images'"):
         logger_at(1).log_images(images, channels_last=channels_last)
 
 
-def test_masks_have_to_fit_the_images() -> None:
+def test_masks_must_have_the_size_of_the_images() -> None:
     images = torch.zeros(2, 3, 4, 6)
     entry = logged_images(images, masks={"truth": np.ones((2, 4, 6), int)}, mask_class_labels={1: "cat"})
     assert [mask.shape for mask in entry.masks["truth"]] == [(4, 6)] * 2
@@ -78,14 +78,14 @@ def test_masks_have_to_fit_the_images() -> None:
             logger_at(1).log_images(images, masks={"truth": wrong})
 
 
-def test_floats_as_bytes() -> None:
+def test_floats_become_bytes() -> None:
     assert as_bytes(np.array([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
     assert as_bytes(np.array([-1.0, 0.0, 3.0])).tolist() == [0, 64, 255]
     assert as_bytes(np.array([np.nan, 1.0])).tolist() == [0, 255]
     assert as_bytes(np.array([7.0, 7.0])).tolist() == [0, 0]
 
 
-def test_tables_texts_and_files_are_gathered_with_step_and_time(tmp_path: Path) -> None:
+def test_tables_texts_and_files_are_collected_with_step_and_time(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     logger = logger_at(3)
@@ -105,7 +105,7 @@ def test_tables_texts_and_files_are_gathered_with_step_and_time(tmp_path: Path) 
     assert not logger.pending
 
 
-def test_what_cannot_be_logged_is_refused(tmp_path: Path) -> None:
+def test_unsupported_values_are_refused(tmp_path: Path) -> None:
     logger = logger_at(1)
     for log in (
         lambda: logger.log_table(["a", "b"], [[1, 2], [3]], name="T"),
@@ -158,7 +158,7 @@ class Unchecked(Collector):
         raise ConfigurationError("not installed")
 
 
-def test_nothing_is_left_open_when_one_cannot_be_opened() -> None:
+def test_loggers_are_closed_when_one_cannot_be_opened() -> None:
     first = Collector()
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         Fanout({"first": first, "second": Closed()}, raise_here).open(RunContext("run", 1, None))

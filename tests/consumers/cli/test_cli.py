@@ -34,7 +34,7 @@ def last_line(text: str) -> str:
     return text.splitlines()[-1]
 
 
-def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
+def test_name_directory_file_and_replay_of_a_run_write_equal_bytes(
     consumer: Run, runs_dir: Path, tmp_path: Path
 ) -> None:
     directory = record_run(runs_dir, "digits-1", snapshots_of_training())
@@ -48,7 +48,7 @@ def test_a_run_by_name_by_directory_and_by_file_and_a_replay_write_equal_bytes(
     assert set(written) == {written[0]}
 
 
-def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Run, runs_dir: Path) -> None:
+def test_files_are_written_into_the_run_directory_and_not_overwritten(consumer: Run, runs_dir: Path) -> None:
     directory = record_run(runs_dir, "digits-1", snapshots_of_training())
     assert consumer("--last", "--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
@@ -66,7 +66,7 @@ def test_files_go_to_the_run_s_directory_and_are_not_overwritten(consumer: Run, 
         (None, None, 3, "run r was lost, its end is unknown: 8 events handled"),
     ],
 )
-def test_the_last_line_tells_how_the_run_ended(
+def test_the_last_line_has_the_run_status(
     consumer: Run, runs_dir: Path, status: str | None, error: str | None, code: int, line: str
 ) -> None:
     record_run(runs_dir, "r", snapshots_of_training(), status, error)
@@ -85,7 +85,7 @@ def served(directory: Path) -> Iterator[None]:
         yield
 
 
-def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Run, runs_dir: Path) -> None:
+def test_a_replay_of_a_live_run_has_the_events_recorded_so_far(consumer: Run, runs_dir: Path) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
     with served(directory):
         result = consumer("--replay", directory, "--callbacks", "lr")
@@ -93,7 +93,7 @@ def test_a_replay_of_a_live_run_gives_what_is_recorded_so_far(consumer: Run, run
     assert (result.code, last_line(result.err)) == (0, expected)
 
 
-def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consumer: Run, runs_dir: Path) -> None:
+def test_a_truncated_recording_is_read_to_its_damage_which_is_reported(consumer: Run, runs_dir: Path) -> None:
     recording = record_run(runs_dir, "r", snapshots_of_training(batches=40)) / "recording-1.mcap"
     os.truncate(recording, recording.stat().st_size // 2)
     result = consumer("--replay", recording, "--callbacks", "lr")
@@ -104,7 +104,7 @@ def test_a_truncated_recording_gives_what_is_whole_and_says_where_it_ends(consum
     assert "Traceback" not in result.err
 
 
-def test_events_that_nobody_has_are_named(consumer: Run, runs_dir: Path) -> None:
+def test_lost_events_are_reported(consumer: Run, runs_dir: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training(), without=(4, 5))
     result = consumer("--run", "r", "--callbacks", "lr")
     assert result.code == 1
@@ -125,7 +125,7 @@ def test_events_that_nobody_has_are_named(consumer: Run, runs_dir: Path) -> None
         (["--max-delay", "nan"], 1, "error: --max-delay is nan"),
     ],
 )
-def test_wrong_input_is_one_line_that_says_what_is_allowed(
+def test_wrong_input_is_refused_in_one_line(
     consumer: Run, tmp_path: Path, runs_dir: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "text").write_text("some text that is no recording\n")
@@ -158,7 +158,7 @@ def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--wait", "--run", "next"]])
-def test_while_it_waits_it_leaves_old_runs_alone(
+def test_a_waiting_consumer_does_not_attach_to_old_runs(
     consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     def the_next_run(_seconds: float) -> None:
@@ -172,7 +172,7 @@ def test_while_it_waits_it_leaves_old_runs_alone(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--run", "r"]])
-def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
+def test_a_consumer_waits_for_a_run_whose_broker_is_starting(
     consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
@@ -187,7 +187,7 @@ def test_a_run_that_its_broker_has_begun_and_does_not_serve_yet_is_waited_for(
     assert result.err.splitlines()[0].startswith("waiting for ")
 
 
-def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(consumer: Run, runs_dir: Path, tmp_path: Path) -> None:
+def test_a_callback_without_event_methods_is_refused(consumer: Run, runs_dir: Path, tmp_path: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training())
     (tmp_path / "slip.py").write_text(
         "from offloop.consumers import Callback\nclass Slip(Callback):\n    def batch_ended(self, state, logger): ...\n"
@@ -198,7 +198,7 @@ def test_a_callback_that_handles_nothing_is_a_slip_of_the_pen(consumer: Run, run
     assert "did you mean batch_end" in result.err
 
 
-def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir: Path) -> None:
+def test_the_newest_live_run_is_chosen_and_the_others_are_named(runs_dir: Path) -> None:
     said: list[str] = []
     with contextlib.ExitStack() as locks:
         for started, name in enumerate(["older", "newest", "over"]):
@@ -212,7 +212,7 @@ def test_of_several_live_runs_it_takes_the_newest_and_names_the_others(runs_dir:
     assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 
 
-def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attached(runs_dir: Path) -> None:
+def test_a_waiting_consumer_ends_on_a_signal_like_an_attached_one(runs_dir: Path) -> None:
     command = [sys.executable, "-m", "offloop.consumers", "--wait", "--run", "next"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
@@ -222,7 +222,7 @@ def test_a_consumer_that_is_told_to_end_while_it_waits_ends_as_one_that_is_attac
     assert (waiting.returncode, err) == (0, "detached before a run began\n")
 
 
-def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(runs_dir: Path) -> None:
+def test_a_closed_pipe_ends_the_module_without_a_message(runs_dir: Path) -> None:
     record_run(runs_dir, "r", snapshots_of_training(batches=2000))
     command = f"{sys.executable} -m offloop.consumers --run r -o console.every=0 | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100, check=True)
@@ -231,7 +231,7 @@ def test_it_runs_as_a_module_and_leaves_a_pipe_that_nobody_reads_without_a_word(
     assert "Exception ignored" not in done.stderr
 
 
-def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Run, runs_dir: Path) -> None:
+def test_a_consumer_ends_if_its_stopper_can_never_work(consumer: Run, runs_dir: Path) -> None:
     snapshots = [
         Snapshot.build(Event.EVAL_END, dataloader_label="eval", eval_metrics={"eval": {"accuracy": 0.75}}),
         Snapshot.build(Event.FIT_END),
@@ -247,7 +247,7 @@ def test_a_stopper_that_can_never_work_ends_its_consumer(consumer: Run, runs_dir
     assert "  accuracy  " in beside.out
 
 
-def test_a_replay_says_which_fields_are_not_in_it(consumer: Run, runs_dir: Path) -> None:
+def test_a_replay_names_fields_that_were_not_recorded(consumer: Run, runs_dir: Path) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training())
     assert (
         "the field 'activations' is not in this recording"

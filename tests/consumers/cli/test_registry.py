@@ -46,7 +46,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) -> None:
+def test_options_are_converted_to_the_types_of_the_constructor(tmp_path: Path) -> None:
     texts = ["speed.window_size=1", "speed.gpu_flops_available=1e12", "speed.time_unit=seconds"]
     [speed], _ = create_selected(["speed"], [], texts)
     assert vars(speed)["_gpu_flops_available"] == 1e12
@@ -68,7 +68,7 @@ def test_options_reach_the_constructor_as_values_of_its_types(tmp_path: Path) ->
         ("json:JSONDecoder", [], "offloop.consumers.Callback"),
     ],
 )
-def test_what_is_not_allowed_is_refused_with_what_is(callback: str, options: list[str], hint: str) -> None:
+def test_invalid_options_are_refused_with_the_allowed_ones(callback: str, options: list[str], hint: str) -> None:
     with pytest.raises(ConfigurationError, match=hint):
         create_selected([callback], ["console"], options)
 
@@ -80,19 +80,19 @@ def test_a_class_is_found_in_a_file_and_in_a_module_of_the_current_directory(plu
     assert (vars(peaks)["height"], vars(peaks)["name"]) == (2.5, "summit")
 
 
-def test_an_option_that_has_to_be_given_is_asked_for(plugin: Path) -> None:
+def test_a_missing_required_option_is_named(plugin: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"-o plugin_under_test.py:Peaks.height="):
         create_selected([f"{plugin.name}:Peaks"], [], [])
 
 
-def test_what_a_class_refuses_and_a_class_that_is_not_complete_are_named(plugin: Path) -> None:
+def test_errors_of_a_constructor_and_abstract_classes_are_reported(plugin: Path) -> None:
     with pytest.raises(ConfigurationError, match="size 3 is too much"):
         create_selected([f"{plugin.name}:Fussy"], [], ["Fussy.size=3"])
     with pytest.raises(ConfigurationError, match="measure"):
         create_selected([f"{plugin.name}:Unfinished"], [], [])
 
 
-def test_a_file_with_a_mistake_is_named_with_the_mistake(plugin: Path) -> None:
+def test_an_error_in_a_callback_file_is_reported_with_the_file(plugin: Path) -> None:
     plugin.write_text("class Peaks(:\n")
     with pytest.raises(ConfigurationError, match=r"plugin_under_test.py: SyntaxError"):
         create_selected([f"{plugin.name}:Peaks"], [], [])

@@ -72,7 +72,7 @@ def last_line(text: str) -> str:
     return text.splitlines()[-1]
 
 
-def test_at_any_pace_the_same_is_logged(consumer: Run, folder: Path) -> None:
+def test_the_pace_does_not_change_logged_values(consumer: Run, folder: Path) -> None:
     record(folder / "ranks.mcap", ranks=2, inner=True)
     written = []
     ways = (["--replay", "ranks.mcap"], *(["--replay", "ranks.mcap", "--rate", rate] for rate in ("max", "10")))
@@ -85,14 +85,14 @@ def test_at_any_pace_the_same_is_logged(consumer: Run, folder: Path) -> None:
     assert set(written) == {written[0]}
 
 
-def test_a_part_of_it(consumer: Run) -> None:
+def test_a_range_is_replayed(consumer: Run) -> None:
     done = consumer("--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "2023-11-14T22:13:22.7Z")
     assert done.code == 0
     assert done.out.splitlines() == [*("event 1 init", "event 2 fit_start", "event 21 batch_end", "closed")]
     assert done.err == "run r was replayed until 2023-11-14T22:13:22.7Z: 3 events handled\n"
 
 
-def test_a_named_consumer_goes_on_in_a_replay(consumer: Run, folder: Path) -> None:
+def test_a_named_consumer_resumes_in_a_replay(consumer: Run, folder: Path) -> None:
     arguments = ["--replay", "r.mcap", "-c", "mine.py:Passes", "--rate", "1e6", "-l", "jsonl", "--name", "mine"]
     first = consumer(*arguments, "--until", "5ba")
     assert last_line(first.err) == "run r was replayed until 5ba: 5 events handled"
@@ -105,7 +105,7 @@ def test_a_named_consumer_goes_on_in_a_replay(consumer: Run, folder: Path) -> No
     assert third.code == 0
 
 
-def test_in_a_loop_each_pass_has_new_callbacks(consumer: Run) -> None:
+def test_each_pass_of_a_loop_has_new_callbacks(consumer: Run) -> None:
     done = consumer("--replay", "r.mcap", "-c", "mine.py:Passes", "--loop", "--rate", "1e5")
     assert [line for line in done.out.splitlines() if line.startswith("pass")] == [
         *("pass 1: 12 batches", "pass 2: 12 batches", "pass 3: 12 batches")
@@ -124,13 +124,13 @@ def test_in_a_loop_each_pass_has_new_callbacks(consumer: Run) -> None:
         (["--replay", "r.mcap", "--loop", "-c", "mine.py:Evaluations"], 1),
     ],
 )
-def test_mistakes_are_told_in_one_line(consumer: Run, runs_dir: Path, arguments: Sequence[str], code: int) -> None:
+def test_mistakes_are_reported_in_one_line(consumer: Run, runs_dir: Path, arguments: Sequence[str], code: int) -> None:
     told = consumer(*arguments)
     assert (told.code, told.out) == (code, "")
     assert "Traceback" not in told.err
 
 
-def test_it_is_left_at_once_while_it_waits_for_a_time_that_is_far_away(folder: Path) -> None:
+def test_a_replay_that_waits_ends_at_once_on_a_signal(folder: Path) -> None:
     command = [sys.executable, "-P", "-m", "offloop.consumers", "--replay", "r.mcap"]
     command += ["-c", "mine.py:Tell", "--rate", "1e-9"]
     with subprocess.Popen(

@@ -59,7 +59,7 @@ def test_the_unchanged_example_runs_in_a_consumer(consumer: Run, runs_dir: Path)
     ]
 
 
-def test_the_example_that_asks_for_too_much_is_told_what_there_is_instead(consumer: Run, runs_dir: Path) -> None:
+def test_an_example_that_needs_the_training_is_refused_with_the_alternative(consumer: Run, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training())
     name = f"{EXAMPLES / 'composer_callback_too_much.py'}:DeadUnits"
     done = consumer("--replay", run, "--callbacks", f"{name},lr")
@@ -85,7 +85,7 @@ def with_duration(snapshot: Snapshot) -> Snapshot:
 # -- what is offered --------------------------------------------------------------------------------------------------
 
 
-def test_a_state_has_values_in_the_forms_that_such_callbacks_read() -> None:
+def test_a_state_has_values_in_composers_forms() -> None:
     snapshot = Snapshot.build(
         Event.EVAL_END,
         timestamp=Timestamp(epoch=1, batch=4),
@@ -113,7 +113,7 @@ def test_a_state_has_values_in_the_forms_that_such_callbacks_read() -> None:
     assert (empty.loss, empty.dataloader_len, empty.max_duration, empty.train_metrics) == (None, None, None, {})
 
 
-def test_a_stop_asked_for_becomes_a_command() -> None:
+def test_a_requested_stop_becomes_a_command() -> None:
     commands: list[Any] = []
     snapshot = Snapshot.build(Event.BATCH_END, on_command=lambda *command: commands.append(command))
     ComposerState(snapshot).stop_training()
@@ -128,19 +128,19 @@ def test_a_stop_asked_for_becomes_a_command() -> None:
         ("fsdp_enabled", "fields"),
     ],
 )
-def test_what_only_the_training_has_is_named_with_what_there_is_instead(name: str, instead: str) -> None:
+def test_values_that_only_the_training_has_are_named_with_alternatives(name: str, instead: str) -> None:
     state = ComposerState(batch_end(1))
     with pytest.raises(FieldNotAvailableError, match=instead):
         getattr(state, name)
     assert not hasattr(state, name)
 
 
-def test_the_loss_of_a_microbatch_is_not_mistaken_for_that_of_the_batch_before() -> None:
+def test_the_loss_of_a_microbatch_is_not_that_of_the_previous_batch() -> None:
     with pytest.raises(FieldNotAvailableError):
         _ = ComposerState(Snapshot.build(Event.AFTER_LOSS, loss=0.5)).loss
 
 
-def test_a_state_is_not_written_to() -> None:
+def test_a_state_is_read_only() -> None:
     with pytest.raises(FrozenSnapshotError):
         ComposerState(batch_end(1)).loss = 3  # type: ignore[assignment,misc]
 
@@ -186,7 +186,7 @@ THEIRS = """
 """
 
 
-def test_such_a_callback_is_one_of_ours_with_the_options_and_the_docstring_that_it_has(write: Any) -> None:
+def test_an_adapted_callback_keeps_its_options_and_docstring(write: Any) -> None:
     path = write(THEIRS)
     made = CALLBACKS.create(f"{path}:Theirs", {"interval": "5ba", "scale": "0.5"})
     assert isinstance(made, AdaptedCallback)
@@ -197,7 +197,7 @@ def test_such_a_callback_is_one_of_ours_with_the_options_and_the_docstring_that_
         CALLBACKS.create(f"{path}:Theirs", {"scale": "much"})
 
 
-def test_it_is_run_closed_and_taken_up_like_any_other(write: Any) -> None:
+def test_an_adapted_callback_is_closed_and_resumed_like_any_other(write: Any) -> None:
     made = CALLBACKS.create(f"{write(THEIRS)}:Theirs", {})
     made.load_state_dict({"batches": 10})
     seen = Collector()
@@ -210,7 +210,7 @@ def test_it_is_run_closed_and_taken_up_like_any_other(write: Any) -> None:
     assert made.state_dict() == {"batches": 12}
 
 
-def test_one_that_overrides_run_event_is_sent_every_event(write: Any) -> None:
+def test_an_adapted_callback_with_run_event_receives_every_event(write: Any) -> None:
     code = """
         from composer import Callback
         class All(Callback):
@@ -227,7 +227,7 @@ def test_one_that_overrides_run_event_is_sent_every_event(write: Any) -> None:
     assert made.callback.seen == [Event.INIT, Event.FIT_END, "through"]
 
 
-def test_nothing_is_left_of_the_stand_in_once_a_file_is_loaded(write: Any) -> None:
+def test_the_stand_in_for_composer_is_removed_after_loading(write: Any) -> None:
     before = [*sys.meta_path]
     CALLBACKS.create(f"{write(THEIRS)}:Theirs", {})
     assert sys.meta_path == before
@@ -237,7 +237,7 @@ def test_nothing_is_left_of_the_stand_in_once_a_file_is_loaded(write: Any) -> No
 
 
 @pytest.mark.parametrize("name", ["Trainer", "models.Model", "utils.dist.all_reduce"])
-def test_more_than_callbacks_need_is_refused(write: Any, name: str) -> None:
+def test_imports_beyond_callbacks_are_refused(write: Any, name: str) -> None:
     package, _, member = f"composer.{name}".rpartition(".")
     path = write(f"from {package} import {member}")
     with pytest.raises(ConfigurationError, match="Error: "):

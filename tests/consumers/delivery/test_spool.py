@@ -139,7 +139,7 @@ def spool_directories(context: RunContext) -> list[Path]:
     return sorted((context.run_dir / "consumers").glob("*"))
 
 
-def test_everything_arrives_as_it_was_logged(context: RunContext, model: Path) -> None:
+def test_entries_arrive_in_order_and_unchanged(context: RunContext, model: Path) -> None:
     server = Server()
     spool = wrap_in_spool(server)
     spool.check()
@@ -173,7 +173,9 @@ def test_everything_arrives_as_it_was_logged(context: RunContext, model: Path) -
     assert spool_directories(context) == []
 
 
-def test_a_destination_that_hangs_delays_nobody(context: RunContext, hanging: tuple[Fault, threading.Event]) -> None:
+def test_a_hung_destination_does_not_delay_the_consumer(
+    context: RunContext, hanging: tuple[Fault, threading.Event]
+) -> None:
     server = Server(hanging[0])
     spool = opened(context, server)
     log(spool, *range(1, 301))
@@ -183,7 +185,7 @@ def test_a_destination_that_hangs_delays_nobody(context: RunContext, hanging: tu
     assert server.steps == [*range(1, 301)]
 
 
-def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
+def test_a_failed_delivery_is_retried_after_growing_pauses(
     context: RunContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempts, pauses = 0, []
@@ -207,7 +209,7 @@ def test_a_destination_that_is_down_is_tried_again_after_growing_pauses(
     assert "accepts entries again" in takes_again
 
 
-def test_after_a_failure_it_goes_on_behind_what_was_taken(context: RunContext) -> None:
+def test_a_retry_continues_after_the_accepted_entries(context: RunContext) -> None:
     fail_at = iter((3, 5))
     due = next(fail_at)
 
@@ -228,7 +230,7 @@ def test_after_a_failure_it_goes_on_behind_what_was_taken(context: RunContext) -
     assert len(server.loaded) == 2
 
 
-def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(context: RunContext) -> None:
+def test_unconfirmed_entries_are_sent_again_after_a_failure(context: RunContext) -> None:
     failures = iter((OSError("broken"),))
 
     def fail(method: str) -> None:
@@ -246,7 +248,7 @@ def test_what_is_safe_only_at_the_end_is_given_again_after_a_failure(context: Ru
     assert server.loaded == [{1: 0}]
 
 
-def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rejected_entry_is_skipped(context: RunContext, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(method: str) -> None:
         if method == "log_table":
             raise ConfigurationError("no tables here")
@@ -263,7 +265,7 @@ def test_an_entry_that_can_never_be_taken_is_left_out(context: RunContext, capsy
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_destination_that_cannot_be_opened_at_all_is_given_up(context: RunContext) -> None:
+def test_a_destination_that_never_opens_is_abandoned(context: RunContext) -> None:
     def refuse(method: str) -> None:
         raise ConfigurationError("no such project")
 
@@ -279,7 +281,9 @@ def test_a_destination_that_cannot_be_opened_at_all_is_given_up(context: RunCont
     wait_for(is_refused, "the error in the consumer's thread")
 
 
-def test_what_did_not_arrive_is_said_with_what_to_do(context: RunContext, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undelivered_entries_are_reported_with_a_remedy(
+    context: RunContext, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse(method: str) -> None:
         raise ConnectionError("refused")
 
@@ -309,7 +313,7 @@ class Stderr(io.StringIO):
         return super().write(text)
 
 
-def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
+def test_one_interrupt_keeps_pending_entries_at_the_end_of_a_run(
     hanging: tuple[Fault, threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offloop.consumers.delivery.spool._PATIENCE_SECONDS", 0.01)
@@ -319,7 +323,7 @@ def test_a_single_interrupt_leaves_what_is_to_be_sent_at_the_end_of_a_run(
     assert "8 of 8 entries did not arrive" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_consumer_that_keeps_its_progress_sends_what_is_committed(context: RunContext) -> None:
+def test_a_named_consumer_sends_committed_entries_only(context: RunContext) -> None:
     server = Server()
     spool = opened(context, server)
     spool.state_dict()
@@ -347,9 +351,7 @@ def abandon(spool: Spool, server: Server) -> None:
     spool.close()
 
 
-def test_a_consumer_that_goes_on_sends_nothing_twice(
-    context: RunContext, hanging: tuple[Fault, threading.Event]
-) -> None:
+def test_a_resumed_consumer_sends_nothing_twice(context: RunContext, hanging: tuple[Fault, threading.Event]) -> None:
     first = Server()
     spool = opened(context, first)
     log_committed(spool, 1, 2)
@@ -377,7 +379,7 @@ def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
     return state
 
 
-def test_a_consumer_that_goes_on_in_another_working_directory_finds_its_files(
+def test_a_consumer_resumed_in_another_directory_finds_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -396,7 +398,7 @@ def test_a_consumer_that_goes_on_in_another_working_directory_finds_its_files(
     assert server.steps == [1]
 
 
-def test_what_was_sent_at_the_very_end_is_not_sent_again(context: RunContext) -> None:
+def test_entries_sent_at_close_are_not_sent_again(context: RunContext) -> None:
     first = Server()
     spool = opened(context, first)
     state = log_committed(spool, 1, 2)
@@ -413,7 +415,7 @@ def test_what_was_sent_at_the_very_end_is_not_sent_again(context: RunContext) ->
     assert second.steps == []
 
 
-def test_an_interrupted_consumer_keeps_what_did_not_arrive(
+def test_an_interrupted_consumer_keeps_undelivered_entries(
     context: RunContext, capsys: pytest.CaptureFixture[str], hanging: tuple[Fault, threading.Event]
 ) -> None:
     down = Server(hanging[0])
@@ -428,9 +430,7 @@ def test_an_interrupted_consumer_keeps_what_did_not_arrive(
     assert server.steps == [1, 2]
 
 
-def test_what_a_slow_destination_has_taken_does_not_fill_the_disk(
-    context: RunContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delivered_entries_are_removed_from_the_disk(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offloop.consumers.delivery.spool_file._FILE_BYTES", 1000)
     may_take = threading.Semaphore(0)
 
@@ -479,7 +479,7 @@ class Last(Callback):
         logger.log_metrics({"last": 1.0})
 
 
-def test_what_is_logged_at_the_close_of_a_run_that_has_ended_arrives(tmp_path: Path) -> None:
+def test_entries_logged_at_close_arrive(tmp_path: Path) -> None:
     recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(4)) / "recording-1.mcap")
     server = Server()
     with StateFile(tmp_path / "state", "sender", "demo", 1) as progress:
@@ -487,7 +487,7 @@ def test_what_is_logged_at_the_close_of_a_run_that_has_ended_arrives(tmp_path: P
     assert server.steps == [4]
 
 
-def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, model: Path) -> None:
+def test_kept_files_are_deleted_after_delivery(context: RunContext, model: Path) -> None:
     for server in (Server(), Unsafe()):
         spool = opened(context, server)
         state = spool.state_dict()
@@ -499,7 +499,7 @@ def test_kept_files_are_deleted_when_they_are_safe(context: RunContext, model: P
         assert list(Path(state["path"], "files").iterdir()) == []
 
 
-def test_a_spool_that_is_gone_is_named(context: RunContext) -> None:
+def test_a_missing_spool_is_reported(context: RunContext) -> None:
     spool = opened(context, Server())
     state = log_committed(spool, 1)
     spool.close()
@@ -508,7 +508,7 @@ def test_a_spool_that_is_gone_is_named(context: RunContext) -> None:
         go_on(state, Server(), context)
 
 
-def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
+def test_a_stream_without_a_directory_is_spooled_in_a_temporary_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -522,7 +522,7 @@ def test_a_stream_without_a_directory_is_spooled_among_temporary_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_odd_entries_arrive_and_hold_nothing_up(context: RunContext, tmp_path: Path) -> None:
+def test_unusual_entries_are_delivered(context: RunContext, tmp_path: Path) -> None:
     target = tmp_path / "weights-5"
     target.write_bytes(b"weights")
     link = tmp_path / "latest"
@@ -550,7 +550,7 @@ def close_while_it_works(spool: Spool, working: threading.Event, go_on: threadin
     ending.join(60)
 
 
-def test_what_a_destination_has_yet_to_send_is_waited_for(context: RunContext) -> None:
+def test_pending_entries_of_a_destination_are_awaited(context: RunContext) -> None:
     # Like wandb, which takes everything in at once.
     closing, go_on = threading.Event(), threading.Event()
 
@@ -569,7 +569,7 @@ def test_what_a_destination_has_yet_to_send_is_waited_for(context: RunContext) -
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
 
 
-def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: RunContext, model: Path) -> None:
+def test_a_slow_image_or_file_is_awaited_at_the_end(context: RunContext, model: Path) -> None:
     uploading, go_on = threading.Event(), threading.Event()
 
     def wait(method: str) -> None:
@@ -585,7 +585,7 @@ def test_an_image_or_a_file_that_takes_long_at_the_end_is_waited_for(context: Ru
     assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
 
 
-def test_a_file_that_fails_again_and_again_is_given_up(context: RunContext, model: Path) -> None:
+def test_a_file_that_always_fails_is_abandoned(context: RunContext, model: Path) -> None:
     def refuse(method: str) -> None:
         if method == "upload_file":
             raise TimeoutError("no answer")
@@ -598,7 +598,7 @@ def test_a_file_that_fails_again_and_again_is_given_up(context: RunContext, mode
     assert spool.problem == "lacks 1 of 1 entries"
 
 
-def test_what_was_kept_before_the_disk_was_full_arrives(
+def test_entries_kept_before_the_disk_was_full_arrive(
     context: RunContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = 0
@@ -621,7 +621,7 @@ def test_what_was_kept_before_the_disk_was_full_arrives(
     assert "No space left on device" in capsys.readouterr().err
 
 
-def test_nothing_arrives_twice_when_the_disk_is_full_for_the_note_of_what_was_sent(
+def test_nothing_arrives_twice_if_the_position_cannot_be_written(
     context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = Server()
@@ -675,7 +675,7 @@ def test_a_destination_that_has_failed_is_closed_like_the_others(capsys: pytest.
     assert "still no space" not in capsys.readouterr().err
 
 
-def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once_more(
+def test_undelivered_entries_are_kept_while_another_destination_replays(
     tmp_path: Path,
 ) -> None:
     recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
@@ -699,7 +699,7 @@ def test_what_a_server_lacks_is_kept_when_another_destination_needs_the_run_once
     assert server.steps == [*range(1, 9)]
 
 
-def test_a_server_is_sent_everything_while_another_destination_has_failed(tmp_path: Path) -> None:
+def test_a_failed_destination_does_not_affect_another(tmp_path: Path) -> None:
     recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(40)) / "recording-1.mcap")
 
     class Waits(LogsLoss):

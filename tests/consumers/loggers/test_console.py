@@ -19,7 +19,7 @@ def log(destination: ConsoleLogger, *snapshots: Snapshot) -> None:
     Runner(list(snapshots), [LogsWhatItSees()], [destination]).run()
 
 
-def test_images_tables_and_texts_are_a_short_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_tables_and_texts_are_shown_in_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     images: dict[str, Any] = {"images": np.zeros((3, 1, 8, 9)), "name": "inputs"}
     images["masks"] = {"truth": np.zeros((3, 8, 9), int)}
     table = {"columns": ["name", "score"], "rows": [["a", 1], ["b", 2]], "name": "scores"}
@@ -45,14 +45,14 @@ def shown_names(line: str) -> list[str]:
     return [word for word in line.split() if "/" in word]
 
 
-def test_times_and_what_there_is_of_each_parameter_are_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_and_metrics_of_single_parameters_are_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     hidden = ("time/epoch", "time/total", "l2_norm/grad/net.0.weight", "activations/max/net.0_input.0")
     shown = ["time/remaining_estimate", "l2_norm/grad/global"]
     log(ConsoleLogger(), batch_end(1, rows=[[1, dict.fromkeys((*hidden, *shown), 1.0)]]))
     assert shown_names(capsys.readouterr().out) == shown
 
 
-def test_the_last_pattern_that_fits_a_name_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_matching_pattern_counts(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"a/b": 1.0, "a/c": 1.0, "a/cd": 1.0}
     log(ConsoleLogger(hide=["a/*", "!a/c*", "a/cd"]), batch_end(1, rows=[[1, row]]))
     assert shown_names(capsys.readouterr().out) == ["a/c"]
@@ -69,7 +69,7 @@ def test_metrics_have_their_short_names_and_are_hidden_by_them(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("columns", [80, 30])
-def test_lines_fit_the_width_and_no_number_is_cut(
+def test_lines_fit_the_width_without_cutting_numbers(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {
@@ -94,7 +94,7 @@ def test_lines_fit_the_width_and_no_number_is_cut(
     assert {"-1.234e-100", "0.9889", "123456789", "1.235e+07", "1.5e+09"} <= {*words}
 
 
-def test_a_line_has_a_dozen_metrics_and_says_how_many_there_are_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_has_twelve_metrics_and_the_number_of_further_ones(capsys: pytest.CaptureFixture[str]) -> None:
     row = {f"a/{number}": number for number in range(152)} | {"metrics/eval/a/b": 0.5, "loss/train/a/b": 1.0}
     log(ConsoleLogger(), batch_end(1, rows=[[1, row]]))
     short = capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_a_recording_read_fast_does_not_flood_a_terminal(
     assert lines[-1].startswith("step   4000")
 
 
-def test_a_consumer_that_goes_on_prints_what_was_to_come(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_consumer_prints_pending_lines(capsys: pytest.CaptureFixture[str]) -> None:
     first, again = ConsoleLogger(), ConsoleLogger()
     for step in (1, 2):
         first.log_rows([Row(step, 0.0, {"loss": 1 / step})], batch_end(step))

@@ -67,7 +67,7 @@ def taken_by_server(directory: Path) -> list[int]:
     return [int(line) for line in (directory / "taken").read_text().split()]
 
 
-def test_files_have_whole_entries_and_are_complete_when_there_is_room_again_and_a_server_gets_each_once(
+def test_after_a_full_disk_files_are_complete_and_servers_get_entries_once(
     tmp_path: Path,
 ) -> None:
     loggers = "jsonl,csv,tensorboard,Server"
@@ -93,7 +93,7 @@ def test_files_have_whole_entries_and_are_complete_when_there_is_room_again_and_
     assert taken_by_server(full) == [*range(1, BATCHES + 1)]
 
 
-def test_a_table_that_cannot_be_made_wider_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_cannot_be_widened_stays_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -57,7 +57,7 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(rows=st.lists(st.dictionaries(NAMES, VALUES, min_size=1, max_size=4), min_size=1, max_size=4))
-def test_jsonl_reads_back_as_what_was_logged(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_jsonl_round_trip(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     path = tmp_path / "metrics.jsonl"
     log(JsonlLogger(str(path), overwrite=True), *rows)
     read = [strict_json(line) for line in path.read_text().splitlines()]
@@ -77,7 +77,7 @@ def test_jsonl_reads_back_as_what_was_logged(tmp_path: Path, rows: list[dict[str
     data=st.data(),
     values=st.sampled_from([st.floats(), st.floats(1e-6, 2e-4), VALUES, VALUES | st.floats().map(np.float64)]),
 )
-def test_jsonl_of_many_rows_is_that_of_each(names: list[str], data: st.DataObject, values: Any) -> None:
+def test_jsonl_of_many_rows_equals_single_rows(names: list[str], data: st.DataObject, values: Any) -> None:
     entries = st.fixed_dictionaries(dict.fromkeys(names, values))
     rows = [Row(n, n / 7, entry) for n, entry in enumerate(data.draw(st.lists(entries, max_size=20)))]
     assert "".join(jsonl_lines(rows)) == "".join(
@@ -85,7 +85,7 @@ def test_jsonl_of_many_rows_is_that_of_each(names: list[str], data: st.DataObjec
     )
 
 
-def test_jsonl_keeps_hyperparameters_on_a_line_of_their_own(tmp_path: Path) -> None:
+def test_jsonl_has_hyperparameters_on_a_separate_line(tmp_path: Path) -> None:
     class Seeds(Callback):
         def batch_end(self, state: Snapshot, logger: Logger) -> None:
             logger.log_hyperparameters({"seed": 17, "limit": math.inf})
@@ -95,7 +95,7 @@ def test_jsonl_keeps_hyperparameters_on_a_line_of_their_own(tmp_path: Path) -> N
     assert strict_json(path.read_text())["hyperparameters"] == {"seed": 17, "limit": "Infinity"}
 
 
-def test_every_row_is_in_the_file_as_soon_as_its_event_is_over(tmp_path: Path) -> None:
+def test_rows_are_in_the_file_after_their_event(tmp_path: Path) -> None:
     path, seen = tmp_path / "metrics.jsonl", []
 
     class Looks(Callback):
@@ -110,7 +110,7 @@ def test_every_row_is_in_the_file_as_soon_as_its_event_is_over(tmp_path: Path) -
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 @pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
-def test_what_is_planted_in_a_runs_directory_is_neither_followed_nor_waited_for(
+def test_links_and_pipes_in_a_run_directory_are_refused(
     tmp_path: Path, logger: type[LoggerDestination], name: str, kind: str
 ) -> None:
     victim, run = tmp_path / "victim", tmp_path / "run"
@@ -126,7 +126,7 @@ def test_what_is_planted_in_a_runs_directory_is_neither_followed_nor_waited_for(
 # -- csv --------------------------------------------------------------------------------------------------------------
 
 
-def test_csv_widens_the_table_when_a_metric_appears(tmp_path: Path) -> None:
+def test_csv_adds_a_column_for_a_new_metric(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     log(CsvLogger(str(path)), {"a": 1.5, "text": 'one, "two"\nthree'}, {"b": 2, "a": math.inf}, {"c": True, "b": 3})
     with path.open(newline="") as file:
@@ -141,7 +141,7 @@ def test_csv_widens_the_table_when_a_metric_appears(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(), min_size=1), min_size=1, max_size=5))
-def test_csv_reads_back_as_what_was_logged(tmp_path: Path, rows: list[dict[str, float]]) -> None:
+def test_csv_round_trip(tmp_path: Path, rows: list[dict[str, float]]) -> None:
     path = tmp_path / "metrics.csv"
     log(CsvLogger(str(path), overwrite=True), *rows)
     with path.open(newline="") as file:
@@ -157,7 +157,7 @@ FILES = pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
 
 
 @FILES
-def test_a_file_that_exists_is_refused_unless_it_may_be_replaced(make: Any, tmp_path: Path) -> None:
+def test_an_existing_file_is_refused_without_overwrite(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     path.write_text("precious\n")
     with pytest.raises(ConfigurationError, match="overwrite=true"):
@@ -177,7 +177,7 @@ def test_the_default_place_is_the_run_s_directory_and_attempts_do_not_share_a_fi
 
 
 @FILES
-def test_without_a_place_to_write_the_message_says_how_to_give_one(make: Any, tmp_path: Path) -> None:
+def test_a_missing_path_is_refused_with_the_option_to_set(make: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for destination in (make(), make(str(tmp_path / "file" / "metrics"))):
         with pytest.raises(ConfigurationError, match="path=FILE"):
@@ -187,7 +187,7 @@ def test_without_a_place_to_write_the_message_says_how_to_give_one(make: Any, tm
 # -- console ----------------------------------------------------------------------------------------------------------
 
 
-def test_console_prints_a_line_a_second_of_the_run_s_own_time_and_the_last_row(
+def test_console_prints_one_line_a_second_of_training_time_and_the_last_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log(ConsoleLogger(), *({"loss": 1 / n} for n in range(1, 12)))
@@ -224,7 +224,7 @@ def test_numbers_are_short(value: Any, text: str) -> None:
         (WandBLogger, "wandb"),
     ],
 )
-def test_without_its_package_a_logger_says_how_to_install_it(
+def test_a_logger_without_its_package_names_the_install_command(
     make: type[LoggerDestination], module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

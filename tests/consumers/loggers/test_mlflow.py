@@ -75,7 +75,7 @@ def test_runs_of_one_name_from_two_folders_are_two_runs_and_attempts_are_one(dat
     assert found == {here: [1.0], there: [2.0, 3.0]}
 
 
-def test_everything_is_read_back_and_a_recording_sent_later_adds_nothing(database: str, tmp_path: Path) -> None:
+def test_a_replay_into_the_same_run_adds_nothing(database: str, tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.write_bytes(b"weights")
     snapshots = snapshots_of_training(4)
@@ -126,7 +126,7 @@ def pixels(png: bytes) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(database: str, tmp_path: Path) -> None:
+def test_after_a_kill_no_step_is_missing_or_twice(database: str, tmp_path: Path) -> None:
     recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"
     logger_job.send_and_die("mlflow", recording, database)
     run = only_run(database, "killed")
@@ -169,7 +169,7 @@ def test_hyperparameters_that_changed_become_tags(database: str) -> None:
     assert "same" not in run.data.tags
 
 
-def test_every_name_of_a_metric_is_taken(database: str) -> None:
+def test_any_metric_name_is_accepted(database: str) -> None:
     logger = MLFlowLogger(tracking_uri=database)
     logger.open(RunContext("names", 1, None))
     state = batch_end(1)
@@ -179,7 +179,7 @@ def test_every_name_of_a_metric_is_taken(database: str) -> None:
     assert sorted(found) == sorted(["plain", "a/_/b", "_/up", "_/root", "loss _total_", "é" * 250])
 
 
-def test_files_stay_among_the_run_s_own_and_replace_each_other_when_told(database: str, tmp_path: Path) -> None:
+def test_files_stay_within_the_run_and_are_replaced_on_request(database: str, tmp_path: Path) -> None:
     logger = MLFlowLogger(tracking_uri=database)
     logger.open(RunContext("files", 1, None))
     file = tmp_path / "model.pt"
@@ -208,7 +208,7 @@ def test_a_file_may_take_longer_than_other_requests(
     assert allowed == [20, 600, 20]
 
 
-def test_what_mlflow_refuses_is_a_configuration_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_mlflow_is_a_configuration_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = MLFlowLogger(tracking_uri=database)
     logger.open(RunContext("refused", 1, None))
     rows = [Row(1, 1.0, {"loss": 1.0})]

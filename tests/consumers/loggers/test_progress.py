@@ -77,7 +77,7 @@ def run(
 # -- a file -----------------------------------------------------------------------------------------------------------
 
 
-def test_lines_come_at_the_rate_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_printed_at_the_chosen_rate(capsys: pytest.CaptureFixture[str]) -> None:
     run(training(), ProgressLogger(every=5))
     assert capsys.readouterr().err.splitlines() == [
         "total                     0% 0/2 ep [00:00]",
@@ -90,7 +90,7 @@ def test_lines_come_at_the_rate_that_was_asked_for(capsys: pytest.CaptureFixture
     ]
 
 
-def test_a_fast_run_leaves_few_lines_and_its_last_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fast_run_prints_few_lines_and_its_last_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     stream = [state for number in range(1000) for state in fast(epoch(number, 0, max_duration="1000ep"), number)]
     run(stream, ProgressLogger(every=1))
     lines = capsys.readouterr().err.splitlines()
@@ -242,7 +242,7 @@ def advance(clock: list[float]) -> None:
     clock[0] += 1
 
 
-def test_events_that_come_fast_are_drawn_ten_times_a_second(clock: list[float]) -> None:
+def test_fast_events_are_drawn_ten_times_a_second(clock: list[float]) -> None:
     def look(state: Snapshot) -> None:
         clock[0] += 0.001
 
@@ -256,7 +256,7 @@ def test_events_that_come_fast_are_drawn_ten_times_a_second(clock: list[float]) 
     assert seconds - 1 <= text.count("train/Accuracy") <= seconds + 2
 
 
-def test_the_terminal_is_given_back_as_it_was(clock: list[float]) -> None:
+def test_the_terminal_is_restored(clock: list[float]) -> None:
     with Terminal() as terminal:
         logger = ProgressLogger()
         logger.open(RunContext("run", 1, None))

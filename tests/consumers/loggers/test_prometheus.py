@@ -63,7 +63,7 @@ def test_the_latest_values_are_gauges_with_names_that_prometheus_allows(promethe
     assert samples["last_step_timestamp_seconds"].value == 1.7e9 + 0.5
 
 
-def test_names_that_become_the_same_stay_apart_and_never_take_ours(prometheus: PrometheusLogger) -> None:
+def test_colliding_names_stay_distinct(prometheus: PrometheusLogger) -> None:
     log(prometheus, 1, {"a/b": 1, "a.b": 2, "last/step": 3, "run_info": 4})
     samples = scrape(prometheus.url)
     assert [(samples[name].name, samples[name].value) for name in ("a/b", "a.b")] == [("a_b", 1), ("a_b", 2)]
@@ -81,7 +81,7 @@ def test_hyperparameters_are_labels_of_the_run_s_information(prometheus: Prometh
     assert (info.labels, info.value) == (expected, 1)
 
 
-def test_it_answers_while_a_run_goes_on_and_not_after(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_endpoint_answers_until_the_run_ends(capsys: pytest.CaptureFixture[str]) -> None:
     destination, seen = PrometheusLogger(port=0), []
 
     def stream() -> Iterator[Snapshot]:
@@ -98,7 +98,7 @@ def test_it_answers_while_a_run_goes_on_and_not_after(capsys: pytest.CaptureFixt
     assert not [thread for thread in threading.enumerate() if "serve_forever" in thread.name]
 
 
-def test_a_consumer_that_goes_on_shows_what_it_showed(prometheus: PrometheusLogger) -> None:
+def test_a_resumed_consumer_shows_its_latest_values(prometheus: PrometheusLogger) -> None:
     log(prometheus, 4, {"x": 1})
     prometheus.log_hyperparameters({"seed": 17}, batch_end(4))
     other = PrometheusLogger(port=0)
@@ -110,7 +110,7 @@ def test_a_consumer_that_goes_on_shows_what_it_showed(prometheus: PrometheusLogg
         other.close()
 
 
-def test_a_port_in_use_is_refused_with_what_to_do() -> None:
+def test_a_port_in_use_is_refused_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=r"prometheus\.port=PORT"):

@@ -90,7 +90,7 @@ def test_hyperparameters_are_a_table_and_an_entry_of_the_dashboard(tmp_path: Pat
     assert found.hparams["lr"].number_value == 0.1
 
 
-def test_images_come_back_pixel_for_pixel(tmp_path: Path) -> None:
+def test_images_are_read_back_pixel_for_pixel(tmp_path: Path) -> None:
     colours = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
     grey = np.linspace(0, 1, 6).reshape(1, 2, 3)
     read = log(
@@ -104,7 +104,7 @@ def test_images_come_back_pixel_for_pixel(tmp_path: Path) -> None:
     assert read.Images("inputs/0")[0].step == 3
 
 
-def test_masks_lie_over_their_image_in_a_colour_for_each_class(tmp_path: Path) -> None:
+def test_masks_are_drawn_over_images_with_a_colour_for_each_class(tmp_path: Path) -> None:
     image = np.full((1, 2, 2), 0.5, np.float32)
     mask = np.array([[0, 1], [2, 1]])
     images = {"images": image, "name": "cells", "masks": {"truth": mask}, "mask_class_labels": {1: "cell", 2: "wall"}}
@@ -120,9 +120,7 @@ def test_masks_lie_over_their_image_in_a_colour_for_each_class(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("behind", "hyperparameters"), [(0, {}), (1, {"seed": 17})])
-def test_an_attempt_that_goes_back_leaves_no_step_twice(
-    behind: int, hyperparameters: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_resumed_attempt_has_no_step_twice(behind: int, hyperparameters: dict[str, Any], tmp_path: Path) -> None:
     """Whether rows have the step at which their batch ends or, as losses do, the one at which it began."""
     for attempt, batches in ((1, range(1, 9)), (2, range(6, 12))):
         destination = TensorboardLogger()
@@ -139,13 +137,13 @@ def test_an_attempt_that_goes_back_leaves_no_step_twice(
     assert found == [*((batch, 1) for batch in range(1, 6)), *((batch, 2) for batch in range(6, 12))]
 
 
-def test_a_consumer_killed_at_any_moment_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_consumer_killed_at_any_moment_resumes_to_equal_bytes(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"a": 1.0}, {"a": 2.0, "b": "text"}, {}, {"b": 3.0}, {"a": 5.0}]
     stream = [batch_end(n, rows=[[n, row]], text={"text": str(n), "name": "t"}) for n, row in enumerate(rows, 1)]
     goes_on_after_every_kill(stream, lambda place: TensorboardLogger(str(place)), tmp_path, commit_every=2)
 
 
-def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_one_name_have_separate_folders(tmp_path: Path) -> None:
     folders = {}
     for folder in ("here", "there", "here"):
         with Publisher("demo", runs_dir=tmp_path / folder, resume=True) as publisher:
@@ -157,7 +155,7 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     assert written == {f"demo-{folders['here'][:6]}": 2, f"demo-{folders['there'][:6]}": 1}
 
 
-def test_what_exists_is_refused_and_the_message_says_where_to_go(tmp_path: Path) -> None:
+def test_an_existing_folder_is_refused_with_an_alternative(tmp_path: Path) -> None:
     log(tmp_path, batch_end(1, rows=[[1, {"x": 1}]]))
     with pytest.raises(ConfigurationError, match=r"tensorboard\.overwrite=true.*-o tensorboard\.log_dir=DIR"):
         log(tmp_path, batch_end(1, rows=[[1, {"x": 1}]]))

@@ -65,7 +65,7 @@ def run_all(stream: Any, directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_everything_is_read_back_and_a_recording_sent_later_gives_the_same(tmp_path: Path) -> None:
+def test_a_replay_gives_the_same_run(tmp_path: Path) -> None:
     snapshots = snapshots_of_training(4)
     found = run_all(snapshots, tmp_path / "live")
     (run,) = [record["run"] for record in found if record["type"] == "run"]
@@ -109,7 +109,7 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_consumer_that_is_killed_goes_on_with_no_step_twice_and_none_missing(tmp_path: Path) -> None:
+def test_after_a_kill_no_step_is_missing_or_twice(tmp_path: Path) -> None:
     recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"
     logger_job.send_and_die("wandb", recording, str(tmp_path / "sent"))
     logger_job.send("wandb", str(recording), str(tmp_path / "sent"))
@@ -158,7 +158,7 @@ def send_online(monkeypatch: pytest.MonkeyPatch, logger: WandBLogger, run: Onlin
     logger.close()
 
 
-def test_what_the_server_has_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_the_server_has_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     # A consumer of which the server had taken three entries when it was killed is given everything again.
     own = OnlineRun(rows=3, last_step=2)
     killed = WandBLogger(mode="online")
@@ -179,7 +179,7 @@ def test_what_the_server_has_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert later.rows == [(5, 5)]
 
 
-def test_what_wandb_refuses_is_a_configuration_error(tmp_path: Path) -> None:
+def test_an_error_of_wandb_is_a_configuration_error(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.touch()
     logger = WandBLogger(dir=tmp_path)
@@ -189,7 +189,7 @@ def test_what_wandb_refuses_is_a_configuration_error(tmp_path: Path) -> None:
     logger.close()
 
 
-def test_a_missing_account_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_account_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     netrc = tmp_path / "netrc"
     netrc.touch()
     monkeypatch.setenv("NETRC", str(netrc))

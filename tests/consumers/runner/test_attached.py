@@ -42,7 +42,7 @@ def attached(payload: bytes) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, input=payload, capture_output=True, timeout=100, check=False)
 
 
-def test_classes_of_the_user_s_own_modules_arrive_through_the_pipe(
+def test_classes_of_user_modules_are_sent_through_the_pipe(
     runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "user_module_under_test.py").write_text(USER_MODULE)
@@ -56,12 +56,12 @@ def test_classes_of_the_user_s_own_modules_arrive_through_the_pipe(
     assert b"loss/train/total" not in done.stdout
 
 
-def test_what_comes_with_offloop_can_be_sent() -> None:
+def test_built_in_classes_can_be_sent() -> None:
     for kind in (SpeedMonitor, LRMonitor, TrainerMetrics, ConsoleLogger, JsonlLogger, CsvLogger):
         assert type(pickle.loads(pickle.dumps(kind()))) is kind
 
 
-def test_loggers_get_what_the_trainer_says_too_and_not_twice(runs_dir: Path) -> None:
+def test_loggers_receive_the_trainers_metrics_once(runs_dir: Path) -> None:
     for name, callbacks in ("r", [LRMonitor()]), ("s", [LRMonitor(), TrainerMetrics()]):
         run = record_run(runs_dir, name, snapshots_of_training())
         assert run_attached(str(run), callbacks, [JsonlLogger()]) == 0
@@ -79,13 +79,13 @@ def test_loggers_get_what_the_trainer_says_too_and_not_twice(runs_dir: Path) -> 
         b'{"sys_path": [], "run": "r"}\ncno_such_module\nThing\n.',
     ],
 )
-def test_an_order_that_cannot_be_read_is_refused(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_order_is_refused(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ConfigurationError):
         read_order(io.BytesIO(payload))
 
 
-def test_ctrl_c_in_the_terminal_does_not_cost_it_the_end_of_the_run(runs_dir: Path, tmp_path: Path) -> None:
+def test_an_attached_consumer_survives_ctrl_c_until_the_run_ends(runs_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "interrupting_callback.py").write_text(
         "import os, signal\n"
         "from offloop.consumers import Callback\n"

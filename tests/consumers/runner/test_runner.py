@@ -69,7 +69,7 @@ async def as_async(snapshots: list[Snapshot]) -> AsyncIterator[Snapshot]:
 
 
 @pytest.mark.parametrize("wrap", [list, iter, as_async])
-def test_callbacks_are_called_one_after_the_other_in_the_order_given(wrap: Any) -> None:
+def test_callbacks_are_called_in_the_given_order(wrap: Any) -> None:
     calls: list[str] = []
     callbacks = [Witness("a", calls), AsyncWitness("b", calls), Witness("c", calls)]
     statistics = Runner(wrap([batch_end(1), batch_end(2)]), callbacks).run()
@@ -90,7 +90,7 @@ class EveryRank(Ranks):
     all_ranks = True
 
 
-def test_of_several_ranks_a_callback_sees_the_first_unless_it_asks_for_all() -> None:
+def test_a_callback_receives_rank_0_unless_it_requests_all() -> None:
     first, every, collector = Ranks(), EveryRank(), Collector()
     stream = [batch_end(1), batch_end(1, rank=1), batch_end(2, rank=1), batch_end(2)]
     Runner(stream, [first, every], [collector]).run()
@@ -99,7 +99,7 @@ def test_of_several_ranks_a_callback_sees_the_first_unless_it_asks_for_all() -> 
     assert [row.metrics.get("Ranks/rank") for row in collector.rows] == [0, None, None, 0]
 
 
-def test_closing_goes_on_past_a_callback_that_raises_and_only_that_one_misses_post_close(
+def test_a_callback_that_raises_at_close_misses_only_its_own_post_close(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[str] = []
@@ -118,7 +118,7 @@ def test_closing_goes_on_past_a_callback_that_raises_and_only_that_one_misses_po
     assert "Bad gives up" in capsys.readouterr().err
 
 
-def test_a_callback_that_raises_is_shown_once_counted_and_leaves_its_neighbours_alone(
+def test_an_error_of_a_callback_is_shown_once_counted_and_contained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     calls: list[str] = []
@@ -146,7 +146,7 @@ class CancellingDestination(LoggerDestination):
         raise asyncio.CancelledError
 
 
-def test_what_a_callback_or_destination_has_cancelled_is_an_error_of_theirs() -> None:
+def test_a_cancelled_callback_or_destination_is_an_error() -> None:
     calls: list[str] = []
     callbacks = [Cancelling(), Witness("b", calls)]
     collector = Collector()
@@ -159,7 +159,7 @@ def test_what_a_callback_or_destination_has_cancelled_is_an_error_of_theirs() ->
     ]
 
 
-async def test_a_consumer_that_is_cancelled_while_a_callback_waits_ends() -> None:
+async def test_a_cancelled_consumer_ends_while_a_callback_waits() -> None:
     class Waiting(Callback):
         async def batch_end(self, state: Snapshot, logger: Logger) -> None:
             waits.set()
@@ -174,7 +174,7 @@ async def test_a_consumer_that_is_cancelled_while_a_callback_waits_ends() -> Non
     assert calls == ["close b", "post_close b"]
 
 
-def test_a_disabled_callback_is_given_no_more_events_but_is_closed() -> None:
+def test_a_disabled_callback_receives_only_close() -> None:
     calls: list[str] = []
     callbacks = [Witness("a", calls, raises_at="batch_end"), Witness("b", calls)]
     Runner([batch_end(1), batch_end(2)], callbacks, on_error="disable").run()
@@ -182,7 +182,7 @@ def test_a_disabled_callback_is_given_no_more_events_but_is_closed() -> None:
     assert "close a" in calls
 
 
-def test_stopping_at_an_error_finishes_the_event_closes_everything_and_raises() -> None:
+def test_on_error_stop_finishes_the_event_closes_and_raises() -> None:
     calls: list[str] = []
     callbacks = [Witness("a", calls, raises_at="batch_end"), Witness("b", calls)]
     with pytest.raises(CallbackError) as raised:
@@ -191,7 +191,7 @@ def test_stopping_at_an_error_finishes_the_event_closes_everything_and_raises() 
     assert calls == ["batch_end a", "batch_end b", "close a", "close b", "post_close a", "post_close b"]
 
 
-def test_what_is_logged_while_closing_reaches_the_destinations() -> None:
+def test_rows_logged_at_close_reach_the_destinations() -> None:
     class Summary(Callback):
         def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
 
@@ -204,7 +204,7 @@ def test_what_is_logged_while_closing_reaches_the_destinations() -> None:
     assert collector.closed
 
 
-def test_the_stream_s_own_error_comes_out_after_everything_is_closed() -> None:
+def test_an_error_of_the_stream_is_raised_after_closing() -> None:
     def broken() -> Any:
         yield batch_end(1)
         raise OffloopError("the stream broke")
@@ -222,7 +222,7 @@ def test_a_runner_runs_once() -> None:
         runner.run()
 
 
-def test_tasks_that_a_callback_starts_run_while_a_long_recording_is_read() -> None:
+def test_tasks_of_a_callback_run_while_a_recording_is_read() -> None:
     class Background(Callback):
         def __init__(self) -> None:
             self.finished_at: int | None = None
@@ -258,7 +258,7 @@ class Kills(Witness):
 
 
 @pytest.mark.parametrize(("number", "wrap"), [(signal.SIGINT, list), (signal.SIGTERM, as_async)])
-def test_a_signal_lets_the_event_be_finished_and_everything_be_closed(number: int, wrap: Any) -> None:
+def test_a_signal_finishes_the_event_and_closes(number: int, wrap: Any) -> None:
     calls: list[str] = []
     before = signal.getsignal(number)
     stream = wrap([batch_end(1), batch_end(2)])
@@ -281,7 +281,7 @@ def test_a_signal_ends_the_wait_for_the_next_event() -> None:
     assert calls == ["batch_end a", "close a", "post_close a"]
 
 
-def test_a_second_signal_interrupts_a_callback_that_hangs() -> None:
+def test_a_second_signal_interrupts_a_hung_callback() -> None:
     class Hangs(Callback):
         async def batch_end(self, state: Snapshot, logger: Logger) -> None:
             loop = asyncio.get_running_loop()
@@ -324,6 +324,6 @@ assert Runner(Stream(), [Watch()], []).run().interrupted
 """
 
 
-def test_a_signal_ends_it_also_while_nothing_else_wakes_it() -> None:
+def test_a_signal_wakes_an_idle_consumer() -> None:
     done = subprocess.run([sys.executable, "-c", STANDING_STILL], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

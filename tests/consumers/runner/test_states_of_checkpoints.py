@@ -54,7 +54,7 @@ def counts(path: Path) -> dict[int, dict[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_killed_training_resumes_with_what_its_callbacks_knew_at_the_checkpoint(
+def test_a_killed_training_resumes_with_the_callback_states_of_the_checkpoint(
     tmp_path: Path, runs_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     watch = [sys.executable, "-m", "offloop.consumers", "--run", "killed", "--runs-dir", str(runs_dir)]
@@ -113,9 +113,7 @@ def resumed_twice(runs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return Path(shutil.copytree(kept, runs_dir / "r", dirs_exist_ok=True))
 
 
-def test_each_attempt_continues_from_the_checkpoint_and_not_from_where_the_one_before_ended(
-    resumed_twice: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_attempt_continues_from_the_checkpoint(resumed_twice: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
     for attempt in (1, 2, 3):
         counter = Counter()
@@ -130,7 +128,7 @@ def test_each_attempt_continues_from_the_checkpoint_and_not_from_where_the_one_b
 
 
 @pytest.mark.parametrize("known", ["", "ba4-"])
-def test_a_consumer_that_had_not_come_to_the_checkpoint_reads_up_to_it_first(
+def test_a_late_consumer_reads_up_to_the_checkpoint_first(
     resumed_twice: Path, known: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch(resumed_twice, 1, Counter())
@@ -147,7 +145,7 @@ def test_a_consumer_that_had_not_come_to_the_checkpoint_reads_up_to_it_first(
     assert len(capsys.readouterr().err.splitlines()) == (1 if known == "ba4-" else 2)
 
 
-def test_callbacks_begin_anew_and_that_is_said_where_no_state_can_be_had(
+def test_callbacks_without_a_state_start_anew_with_a_warning(
     runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # As of a checkpoint that was saved without a stream.
@@ -161,7 +159,7 @@ def test_callbacks_begin_anew_and_that_is_said_where_no_state_can_be_had(
     )
 
 
-def test_a_checkpoint_of_another_run_brings_what_callbacks_knew_there(runs_dir: Path) -> None:
+def test_a_checkpoint_of_another_run_brings_its_callback_states(runs_dir: Path) -> None:
     publish("first", range(1, 4), saved=(2,))
     watch(runs_dir / "first", 1, Counter())
     publish("second", range(3, 5), loaded={"timestamp": time_of(2), "run": "first"})
@@ -171,7 +169,7 @@ def test_a_checkpoint_of_another_run_brings_what_callbacks_knew_there(runs_dir: 
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_a_run_that_was_renamed_finds_what_its_callbacks_knew_under_its_old_name(
+def test_a_renamed_run_finds_its_callback_states(
     runs_dir: Path, is_kept: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish("old", range(1, 4), saved=(2,))
@@ -185,7 +183,7 @@ def test_a_run_that_was_renamed_finds_what_its_callbacks_knew_under_its_old_name
     assert ("up to the checkpoint" in capsys.readouterr().err) is not is_kept
 
 
-def test_a_kept_state_that_is_damaged_is_named_and_made_again_from_the_recording(
+def test_a_damaged_state_is_reported_and_rebuilt_from_the_recording(
     resumed_twice: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch(resumed_twice, 1, Counter())

@@ -56,7 +56,7 @@ def recording(runs_dir):
     return lambda: Recording(directory)
 
 
-def test_a_slow_callback_delays_nobody_and_misses_nothing(recording):
+def test_a_slow_callback_does_not_delay_others_and_misses_nothing(recording):
     slow, rows = Slow(), Rows()
     thread = threading.Thread(target=run_session, args=(lambda callbacks, after: recording(), [Quick(), slow], [rows]))
     thread.start()
@@ -70,7 +70,7 @@ def test_a_slow_callback_delays_nobody_and_misses_nothing(recording):
     assert (rows.opened, rows.closed, slow.closed) == (1, 1, True)
 
 
-def test_leaving_ends_what_runs_beside_too():
+def test_leaving_ends_worker_threads():
     class Leaving(Quick):
         def batch_end(self, state, logger):
             super().batch_end(state, logger)
@@ -116,7 +116,7 @@ class Releasing(Quick):
                 callback.released.set()
 
 
-def test_an_asynchronous_callback_that_waits_delays_nobody_and_needs_no_thread(recording):
+def test_a_waiting_asynchronous_callback_needs_no_thread(recording):
     waiting, rows = [Waiting(name="one"), Waiting(name="two")], Rows()
     run_session(lambda callbacks, after: recording(), [*waiting, Releasing(*waiting)], [rows])
     assert rows.rows[:8] == [(n, "quick", n) for n in range(1, 9)]
@@ -127,7 +127,7 @@ def test_an_asynchronous_callback_that_waits_delays_nobody_and_needs_no_thread(r
 
 
 @pytest.mark.parametrize(("on_error", "count"), [("continue", 8), ("disable", 1)])
-def test_what_an_asynchronous_callback_raises_is_counted_and_shown_once(recording, capsys, on_error, count):
+def test_an_error_of_an_asynchronous_callback_is_counted_and_shown_once(recording, capsys, on_error, count):
     waiting, rows = Waiting(ValueError("no answer")), Rows()
     callbacks = [waiting, Releasing(waiting)]
     _, statistics = run_session(lambda callbacks, after: recording(), callbacks, [rows], on_error=on_error)
@@ -177,7 +177,7 @@ class Task(Callback):
 
 
 @pytest.mark.slow
-def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
+def test_a_named_consumer_resumes_each_of_its_streams(runs_dir, tmp_path):
     (tmp_path / "snails.py").write_text(SNAILS)
     directory = record_run(runs_dir, "r", snapshots_of_training(80))
     command = [
@@ -197,7 +197,7 @@ def test_a_named_consumer_goes_on_with_each_of_its_streams(runs_dir, tmp_path):
     assert [row["step"] for row in rows if "lr-SGD/group0" in row] == list(range(1, 81))
 
 
-def test_an_error_of_ours_is_one_line_with_the_place_that_is_the_user_s(recording, capsys):
+def test_an_offloop_error_is_one_line_with_the_users_line(recording, capsys):
     class Curious(Callback):
         def batch_end(self, state, logger):
             state.no_such_field  # noqa: B018

@@ -65,7 +65,7 @@ def test_any_text_is_equal_to_itself(tmp_path: Path, text: str) -> None:
     Golden(tmp_path).check(found, "name")
 
 
-def test_first_what_differs_is_told_and_how_to_take_it_over(golden: Golden, tmp_path: Path) -> None:
+def test_the_difference_is_reported_with_the_option_to_accept_it(golden: Golden, tmp_path: Path) -> None:
     told = differences(golden, logged({"a": 1.0, "c": 2}, {"a": math.inf}, {"a": 3.0}, {"a": 4.0}))
     assert told == [
         f"what was logged differs from {tmp_path / 'name.jsonl'} in 3 of 3 lines:",
@@ -115,7 +115,7 @@ def test_everything_that_can_be_logged_is_compared(tmp_path: Path) -> None:
     assert told[2].startswith("  line 4, step 1: sha256 is ")
 
 
-def test_files_that_are_as_they_were_are_not_written(tmp_path: Path) -> None:
+def test_unchanged_files_are_not_written(tmp_path: Path) -> None:
     update = Golden(tmp_path, update=True)
     update.check(logged({"a": 1.0}), "deep/er")
     update.check(logged({"a": 1.0}), "deep/er")
@@ -123,7 +123,7 @@ def test_files_that_are_as_they_were_are_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("", 0.0), ("/tmp/other", 0.0), ("a/../../b", 0.0), ("a", math.nan)])
-def test_a_name_that_leads_out_of_the_folder_and_a_tolerance_that_is_none_are_refused(
+def test_names_outside_the_folder_and_invalid_tolerances_are_refused(
     tmp_path: Path, name: str, tolerance: float
 ) -> None:
     with pytest.raises(ConfigurationError):

@@ -57,7 +57,7 @@ def test_a_recording_is_replayed_from_a_path_an_object_and_snapshots_alike() -> 
         assert other.rows == first.rows
 
 
-def test_commands_are_kept_with_the_batch_at_which_they_were_sent() -> None:
+def test_commands_are_kept_with_their_batch() -> None:
     stream = MemoryStream(loss=lambda batch: math.nan if batch == 3 else 1.0)
     stream.train(4)
     logged = replay([Loss(), Loss()], stream)
@@ -65,7 +65,7 @@ def test_commands_are_kept_with_the_batch_at_which_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize("where", ["batch_end", "close"])
-def test_what_a_callback_raises_is_raised_with_its_own_traceback(where: str) -> None:
+def test_an_error_of_a_callback_is_raised_with_its_traceback(where: str) -> None:
     stream = MemoryStream()
     stream.train(3)
     with pytest.raises(ValueError, match="a bug") as raised:
@@ -77,7 +77,7 @@ def test_what_a_callback_raises_is_raised_with_its_own_traceback(where: str) -> 
     assert [value for _, value in logged.metrics["batch"]] == [1, 2, 3]
 
 
-def test_a_logger_of_ones_own_is_given_the_rows_too_and_a_failing_one_fails_the_test(tmp_path: Path) -> None:
+def test_a_given_logger_receives_rows_and_its_failure_fails_the_test(tmp_path: Path) -> None:
     class Failing(LoggerDestination):
         def log_rows(self, rows: Any, state: Snapshot) -> None:
             raise RuntimeError("the disk is full")
@@ -93,7 +93,7 @@ def test_a_logger_of_ones_own_is_given_the_rows_too_and_a_failing_one_fails_the_
 # -- a made-up training -----------------------------------------------------------------------------------------------
 
 
-def test_it_is_a_training_as_a_real_one_is_recorded() -> None:
+def test_a_simulated_training_equals_a_recorded_one() -> None:
     made = MemoryStream(
         batches_per_epoch=12, batch_size=32, max_duration="2ep", evaluation={"eval": {"MulticlassAccuracy": 0.5}}
     )
@@ -116,7 +116,7 @@ def test_it_is_a_training_as_a_real_one_is_recorded() -> None:
     assert times == sorted(times)
 
 
-def test_inner_events_come_as_in_a_real_one() -> None:
+def test_inner_events_are_those_of_a_recorded_one() -> None:
     made = MemoryStream(batches_per_epoch=8, evaluation={"eval": {}})
     made.train(8)
     made.finish()
@@ -149,7 +149,7 @@ def test_losses_rates_fields_and_metrics_are_functions_of_the_batch() -> None:
     assert [one.time - 1_700_000_000 for one in ends] == [0.5, 1.0, 2.0, 2.5]
 
 
-def test_fields_are_seen_by_those_that_ask_for_them_alone() -> None:
+def test_fields_are_sent_only_to_callbacks_that_request_them() -> None:
     class Asks(Callback):
         fields = ("gradient_norm",)
         every = 2
@@ -171,7 +171,7 @@ def test_fields_are_seen_by_those_that_ask_for_them_alone() -> None:
     assert replay(NaNMonitor(action="stop"), MemoryStream()).statistics.handled == 0
 
 
-def test_ranks_publish_every_event_with_what_is_others_there() -> None:
+def test_every_rank_publishes_every_event() -> None:
     class Ranks(Callback):
         all_ranks = True
 
@@ -201,12 +201,12 @@ def test_ranks_publish_every_event_with_what_is_others_there() -> None:
         lambda: MemoryStream().emit("batch_ends"),
     ],
 )
-def test_a_training_that_cannot_be_is_refused(mistake: Any) -> None:
+def test_impossible_trainings_are_refused(mistake: Any) -> None:
     with pytest.raises(OffloopError):
         mistake()
 
 
-def test_a_training_that_has_ended_takes_nothing_more() -> None:
+def test_a_finished_training_accepts_nothing() -> None:
     stream = MemoryStream()
     stream.finish("failed", "out of memory")
     with pytest.raises(ClosedError, match="has failed: make a new MemoryStream"):
@@ -236,7 +236,7 @@ async def test_within_an_event_loop_callbacks_log_the_same_and_raise() -> None:
         replay(Raises("batch_end"), stream)
 
 
-async def test_a_made_up_training_is_a_stream_for_async_for() -> None:
+async def test_a_simulated_training_supports_async_for() -> None:
     stream = MemoryStream()
     stream.train(batches=2)
     assert [snapshot.seq async for snapshot in stream] == [snapshot.seq for snapshot in stream]

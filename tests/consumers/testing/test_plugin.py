@@ -122,7 +122,7 @@ def test_the_fixtures_work_in_asynchronous_tests(project: pytest.Pytester, mode:
 # -- golden files -----------------------------------------------------------------------------------------------------
 
 
-def test_a_golden_file_is_asked_for_written_compared_and_left_alone(project: pytest.Pytester) -> None:
+def test_golden_files_are_requested_written_and_compared(project: pytest.Pytester) -> None:
     project.makepyfile(test_it=GOLDEN_TEST)
     path = project.path / "golden" / "losses.jsonl"
     result = project.runpytest_inprocess()
@@ -161,7 +161,7 @@ assert not heavy, heavy
 """
 
 
-def test_the_plug_in_loads_next_to_nothing() -> None:
+def test_the_plug_in_imports_little() -> None:
     subprocess.run([sys.executable, "-c", IMPORTED], check=True, timeout=100)
 
 
