@@ -13,7 +13,7 @@ from offloop.bus.recording.writer import RecordingWriter
 PARTS = 6
 
 
-@pytest.mark.parametrize("parts", [1, 10_000, 30_000])
+@pytest.mark.parametrize("parts", [1, 30_000])
 def test_a_backlog_of_days_takes_little_memory(parts: int) -> None:
     tracemalloc.start()
     backlog = Backlog()

@@ -1,11 +1,8 @@
 """Recordings of every released version: this one reads them, and callbacks log the same numbers as ever."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from make_recordings import FACTS, RECORDINGS, facts_of
@@ -77,26 +74,3 @@ def test_callbacks_log_the_same_numbers_as_ever(name: str, replay: Callable[...,
     assert {callback for callback, errors in logged.statistics.errors.items() if errors} <= STOPPERS
     assert logged.rows
     golden.check(logged, f"recordings/{name}")
-
-
-@pytest.mark.parametrize("version", sorted({name.partition("/")[0] for name in FACTS_OF}))
-def test_the_command_replays_them_and_says_how_they_ended(version: str, tmp_path: Path) -> None:
-    ran: dict[str, Any] = {}
-    for name in ("fields", "cut"):
-        command = [
-            sys.executable,
-            "-m",
-            "offloop.consumers",
-            "--replay",
-            str(path_of(f"{version}/{name}")),
-            "--log",
-            "jsonl",
-        ]
-        command += ["-o", f"jsonl.path={tmp_path / name}.jsonl", "--callbacks", "metrics,lr,speed,optimizer"]
-        command += ["-o", "optimizer.batch_log_interval=4"]
-        ran[name] = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (ran["fields"].returncode, ran["cut"].returncode) == (0, 3), ran
-    assert "run fields finished: " in ran["fields"].stderr
-    assert "run evaluated was lost" in ran["cut"].stderr
-    rows = [json.loads(line) for line in (tmp_path / "fields.jsonl").read_text().splitlines()]
-    assert {"loss/train/total", "lr-AdamW/group0", "l2_norm/grad/global"} <= set().union(*rows)

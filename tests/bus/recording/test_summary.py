@@ -61,7 +61,7 @@ def buckets_of(metric):
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), VALUES), max_size=400), st.integers(1, 30))
 def test_each_bucket_holds_minimum_maximum_and_last_of_all_its_values(points, most):
     points.sort(key=lambda point: point[0])
@@ -120,26 +120,21 @@ def test_events_that_are_taken_twice_change_nothing(tmp_path):
     }
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "folder", "large", "nonsense"])
-def test_a_damaged_summary_is_made_again(tmp_path, damage, caplog):
+def test_a_damaged_summary_is_made_again(tmp_path, caplog):
     path = tmp_path / "recording-1.mcap"
     record(path, [float(batch) for batch in range(300)]).close()
     expected, beside = summary_of(path), path_beside(path)
     good = beside.read_bytes()
+    nonsense = summaries.msgspec.msgpack.encode([1, "run", 1, None, -5])
+    checked = summaries._MAGIC + summaries.zlib.crc32(nonsense).to_bytes(4, "big") + nonsense
+    flipped = good[:200] + bytes([good[200] ^ 1]) + good[201:]
+    for content in (good[:-9], flipped, b"", b"hello", checked, good + bytes(5 << 20)):
+        beside.write_bytes(content)
+        assert Summary.load(path) is None
+        assert summary_of(path) == expected == Summary.load(path)
     beside.unlink()
-    if damage == "folder":
-        beside.mkdir()
-    else:
-        nonsense = summaries.msgspec.msgpack.encode([1, "run", 1, None, -5])
-        checked = summaries._MAGIC + summaries.zlib.crc32(nonsense).to_bytes(4, "big") + nonsense
-        flipped = good[:200] + bytes([good[200] ^ 1]) + good[201:]
-        content = {"cut": good[:-9], "flipped": flipped, "empty": b"", "text": b"hello", "nonsense": checked}
-        beside.write_bytes(content.get(damage, good + bytes(5 << 20)))
+    beside.mkdir()
     assert Summary.load(path) is None
-    if damage == "folder":
-        beside.rmdir()
-    assert summary_of(path) == expected
-    assert Summary.load(path) == expected
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
@@ -152,14 +147,9 @@ def test_the_summary_of_another_recording_is_not_used(tmp_path):
     assert Summary.load(second) is None
     record(tmp_path / "recording-3.mcap", [2.0] * 300, run="other").close()
     assert summary_of(second).metrics["loss/train/total"].buckets[0].last == 2.0
-
-
-def test_a_shorter_recording_is_summed_up_anew(tmp_path):
-    path = tmp_path / "recording-1.mcap"
-    record(path, [1.0] * 300).close()
-    summary_of(path)
-    os.truncate(path, 900)
-    assert Summary.load(path) is None
+    # Nor is that of a longer one.
+    os.truncate(second, 900)
+    assert Summary.load(second) is None
 
 
 @pytest.mark.slow
@@ -200,12 +190,3 @@ def test_a_broker_that_is_killed_leaves_a_summary_that_the_next_one_continues(ru
     path_beside(recording).unlink()
     assert continued == summary_of(recording, "r", 1, find_run("r").id)
     assert max(one.high for one in continued.metrics["loss/train/total"].buckets.values()) == 50.0
-
-
-@pytest.mark.slow
-def test_a_short_run_has_none(runs_dir):
-    with Publisher("r") as publisher:
-        for batch in range(1, 100):
-            publisher.publish(Event.BATCH_END, batch=batch, loss=1.0)
-    wait_for(lambda: not find_run("r").live, "the broker to end")
-    assert not list((runs_dir / "r").glob("summary*"))
