@@ -71,21 +71,12 @@ def test_only_publishers_of_the_run_are_read(pool: SegmentPool) -> None:
         read_piece([os.getpid()], requested({**reference, "size": 1 << 40}))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"offset": -1},
-        {"offset": SIZE + 1},
-        {"offset": 1 << 80},
-        {"offset": "0"},
-        {"segment": None},
-        {"segment": {"pid": 1}},
-    ],
-    ids=str,
-)
-def test_a_request_that_makes_no_sense_is_refused(pool: SegmentPool, changes: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError):
-        read_piece([os.getpid()], {**requested(filled(pool, SIZE, 1)), **changes})
+def test_a_request_that_makes_no_sense_is_refused(pool: SegmentPool) -> None:
+    request = requested(filled(pool, SIZE, 1))
+    offsets = [{"offset": offset} for offset in (-1, SIZE + 1, 1 << 80, "0")]
+    for changes in (*offsets, {"segment": None}, {"segment": {"pid": 1}}):
+        with pytest.raises(ProtocolError):
+            read_piece([os.getpid()], {**request, **changes})
 
 
 def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool) -> None:
@@ -117,18 +108,10 @@ def test_half_of_an_image_is_no_image(pool: SegmentPool) -> None:
         fetch_segment(ask, "first", filled(pool, SIZE, 1) or {})
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {},
-        {"run": "first", "offset": 0, "data": b""},
-        {"run": "first", "offset": 0, "data": "text"},
-        {"run": "first", "offset": 1, "data": b"1"},
-        {"run": "second", "offset": 0, "data": b"1"},
-        {"run": "first", "offset": 0, "data": bytes(SIZE + 1)},
-    ],
-    ids=range(6),
-)
-def test_an_answer_that_makes_no_sense_ends_it(pool: SegmentPool, answer: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="the broker"):
-        fetch_segment(lambda kind, content: answer, "first", filled(pool, SIZE, 1) or {})
+def test_an_answer_that_makes_no_sense_ends_it(pool: SegmentPool) -> None:
+    reference = filled(pool, SIZE, 1) or {}
+    right = {"run": "first", "offset": 0, "data": b"1"}
+    changes: list[dict[str, Any]] = [{"data": data} for data in (b"", "text", bytes(SIZE + 1))]
+    for answer in ({}, *({**right, **one} for one in (*changes, {"offset": 1}, {"run": "second"}))):
+        with pytest.raises(ProtocolError, match="the broker"):
+            fetch_segment(lambda kind, content, answer=answer: answer, "first", reference)

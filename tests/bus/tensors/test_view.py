@@ -109,20 +109,15 @@ def test_further_metadata_stay_in_their_order() -> None:
     assert load(layout.header + bytes(4))["a"].shape == ()
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if not dtype.startswith("F8")])
-def test_numpy_has_the_values_that_torch_has(dtype: str) -> None:
-    values = torch.tensor([[0, 1, 2], [3, 5, 7]]).to(DTYPES[dtype])
-    array = Tensors.from_image(save_torch({"a": values}))["a"].numpy()
-    np.testing.assert_array_equal(array, values.float().numpy() if dtype == "BF16" else values.numpy())
-    assert array.shape == (2, 3)
-    if dtype != "BF16":
-        assert array.dtype == values.numpy().dtype
-
-
-def test_bfloat16_is_exact_in_float32() -> None:
+def test_numpy_has_the_values_that_torch_has() -> None:
+    for dtype in (dtype for dtype in DTYPES if not dtype.startswith("F8")):
+        values = torch.tensor([[0, 1, 2], [3, 5, 7]]).to(DTYPES[dtype])
+        array = Tensors.from_image(save_torch({"a": values}))["a"].numpy()
+        np.testing.assert_array_equal(array, values.float().numpy() if dtype == "BF16" else values.numpy())
+        assert array.shape == (2, 3)
+        assert array.dtype == (np.float32 if dtype == "BF16" else values.numpy().dtype)
     values = torch.tensor([float("inf"), float("nan"), -0.0, 1e-40, 3.14159]).bfloat16()
     array = Tensors.from_image(save_torch({"a": values}))["a"].numpy()
-    assert array.dtype == np.float32
     assert array.tobytes() == values.float().numpy().tobytes()
 
 
@@ -133,10 +128,10 @@ def test_a_dtype_that_numpy_lacks_is_named() -> None:
     assert bytes(view.data) == bytes(2)
 
 
-@pytest.mark.parametrize("length", range(len(SMALL)))
-def test_a_file_that_is_cut_off_is_refused(length: int) -> None:
-    with pytest.raises(ProtocolError):
-        Tensors.from_image(SMALL[:length])
+def test_a_file_that_is_cut_off_is_refused() -> None:
+    for length in range(len(SMALL)):
+        with pytest.raises(ProtocolError):
+            Tensors.from_image(SMALL[:length])
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(image_of))
@@ -146,7 +141,7 @@ def test_bytes_that_are_anything_are_refused(image: bytes) -> None:
 
 
 @given(st.integers(0, len(SMALL) - 1), st.binary(min_size=1, max_size=4))
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_a_damaged_file_is_refused_or_is_within_its_bytes(place: int, noise: bytes) -> None:
     image = (SMALL[:place] + noise + SMALL[place + len(noise) :])[: len(SMALL)]
     try:
@@ -183,55 +178,54 @@ def test_any_json_is_a_header_or_refused(header: Any, data: bytes) -> None:
 FOUR = b"1234"
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        *(
-            image_of({"a": one}, FOUR)
-            for one in (
-                entry("F33"),
-                entry(["F32"]),
-                entry(shape=[2]),
-                entry(shape=[-1, -1]),
-                entry(shape=[True]),
-                entry(shape={"1": 1}),
-                entry(shape=[1] * 65),
-                entry(offsets=[0, 4, 8]),
-                entry(offsets=[-4, 0]),
-                entry(offsets=[1 << 70, (1 << 70) + 4]),
-                {"dtype": "F32", "shape": [1]},
-                [1, 2],
-            )
-        ),
-        *(
-            image_of({"a": entry(shape=shape, offsets=[0, 0])})
-            for shape in ([1 << 62, 4], [0, 1 << 49], [1 << 30, 1 << 30, 0])
-        ),
-        image_of({"a": entry("F4", shape=[1], offsets=[0, 0])}),
-        image_of({"a": entry(), "b": entry()}, FOUR),
-        image_of({"a": entry(), "b": entry(offsets=[2, 6])}, FOUR + FOUR),
-        image_of({"a": entry(offsets=[1, 5])}, FOUR + b"5"),
-        image_of({"a": entry()}, FOUR + b"5"),
-        image_of({"a": entry()}, b"123"),
-        image_of({"__metadata__": {"a": 1}}),
-        image_of({"__metadata__": ["a"]}),
-        image_of(b'{"__metadata__":{"\\ud800":""}}'),
-        image_of(b"\xff{}"),
-        image_of(b" {}"),
-        image_of(b"[]"),
-        image_of(b"[" * 500_000),
-        image_of(b'{"a":' * 500_000),
-        image_of(b'{"a":[' + b"1," * ((1 << 22) + 1) + b"1]}"),
-        image_of(b'{"a":' + b"1" * 5000 + b"}"),
-        struct.pack("<Q", 1 << 63) + b"{}",
-        struct.pack("<Q", 3) + b"{}",
-        b"",
-    ],
-    ids=lambda _: "",
-)
-def test_a_malformed_header_is_refused(image: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        Tensors.from_image(image)
+MALFORMED = [
+    *(
+        image_of({"a": one}, FOUR)
+        for one in (
+            entry("F33"),
+            entry(["F32"]),
+            entry(shape=[2]),
+            entry(shape=[-1, -1]),
+            entry(shape=[True]),
+            entry(shape={"1": 1}),
+            entry(shape=[1] * 65),
+            entry(offsets=[0, 4, 8]),
+            entry(offsets=[-4, 0]),
+            entry(offsets=[1 << 70, (1 << 70) + 4]),
+            {"dtype": "F32", "shape": [1]},
+            [1, 2],
+        )
+    ),
+    *(
+        image_of({"a": entry(shape=shape, offsets=[0, 0])})
+        for shape in ([1 << 62, 4], [0, 1 << 49], [1 << 30, 1 << 30, 0])
+    ),
+    image_of({"a": entry("F4", shape=[1], offsets=[0, 0])}),
+    image_of({"a": entry(), "b": entry()}, FOUR),
+    image_of({"a": entry(), "b": entry(offsets=[2, 6])}, FOUR + FOUR),
+    image_of({"a": entry(offsets=[1, 5])}, FOUR + b"5"),
+    image_of({"a": entry()}, FOUR + b"5"),
+    image_of({"a": entry()}, b"123"),
+    image_of({"__metadata__": {"a": 1}}),
+    image_of({"__metadata__": ["a"]}),
+    image_of(b'{"__metadata__":{"\\ud800":""}}'),
+    image_of(b"\xff{}"),
+    image_of(b" {}"),
+    image_of(b"[]"),
+    image_of(b"[" * 500_000),
+    image_of(b'{"a":' * 500_000),
+    image_of(b'{"a":[' + b"1," * ((1 << 22) + 1) + b"1]}"),
+    image_of(b'{"a":' + b"1" * 5000 + b"}"),
+    struct.pack("<Q", 1 << 63) + b"{}",
+    struct.pack("<Q", 3) + b"{}",
+    b"",
+]
+
+
+def test_a_malformed_header_is_refused() -> None:
+    for image in MALFORMED:
+        with pytest.raises(ProtocolError):
+            Tensors.from_image(image)
 
 
 def test_a_file_without_tensors_is_one() -> None:
@@ -242,22 +236,11 @@ def test_a_file_without_tensors_is_one() -> None:
 # -- laying out -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"),
-    [
-        ("a", ("float32", [1])),
-        ("a", ("F32", [-1])),
-        ("a", ("F32", [1.5])),
-        ("a", ("F4", [3])),
-        ("a", ("U8", [1 << 49])),
-        ("__metadata__", ("F32", [1])),
-        ("\ud800", ("F32", [1])),
-    ],
-    ids=str,
-)
-def test_what_cannot_stand_in_an_image_is_named(name: str, spec: Any) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be sent"):
-        tensor_places({name: spec}).layout()
+def test_what_cannot_stand_in_an_image_is_refused() -> None:
+    specs: list[Any] = [("float32", [1]), ("F32", [-1]), ("F32", [1.5]), ("F4", [3]), ("U8", [1 << 49])]
+    for name, spec in (*(("a", spec) for spec in specs), ("__metadata__", ("F32", [1])), ("\ud800", ("F32", [1]))):
+        with pytest.raises(ConfigurationError, match="cannot be sent"):
+            tensor_places({name: spec}).layout()
 
 
 # -- the value of a field ---------------------------------------------------------------------------------------------
@@ -272,25 +255,14 @@ def test_only_the_map_stands_for_tensors() -> None:
 REFERENCE = {"pid": 1, "fd": 1, "token": bytes(16), "number": 1, "size": 8}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        {},
-        {"$tensors": 2, "bytes": len(SMALL), "image": SMALL},
-        {"$tensors": 1, "bytes": len(SMALL)},
-        {"$tensors": 1, "image": SMALL},
-        {"$tensors": 1, "bytes": len(SMALL) + 1, "image": SMALL},
-        {"$tensors": 1, "bytes": 5, "image": "bytes"},
-        {"$tensors": 1, "bytes": 9, "segment": REFERENCE},
-        {"$tensors": 1, "bytes": 8, "segment": {}},
-        {"$tensors": 1, "bytes": 8, "segment": {**REFERENCE, "pid": -1}},
-    ],
-    ids=range(10),
-)
-def test_a_value_that_makes_no_sense_is_refused(value: Any) -> None:
-    with pytest.raises(ProtocolError):
-        open_tensors(value)
+def test_a_value_that_makes_no_sense_is_refused() -> None:
+    right = {"$tensors": 1, "bytes": len(SMALL), "image": SMALL}
+    wrong: list[dict[str, Any]] = [{"$tensors": 2}, {"image": None}, {"bytes": None}, {"bytes": len(SMALL) + 1}]
+    segments = ({}, {"pid": 1}, {**REFERENCE, "pid": -1}, {**REFERENCE, "size": 9})
+    in_memory = [{"$tensors": 1, "bytes": 8, "segment": segment} for segment in segments]
+    for value in (None, {}, *({**right, **changes} for changes in wrong), *in_memory):
+        with pytest.raises(ProtocolError):
+            open_tensors(value)
 
 
 @pytest.fixture
