@@ -493,15 +493,6 @@ def test_an_event_that_cannot_be_is_refused_by_name_and_is_a_gap_and_the_rest_is
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r").snapshots([Event.BATCH_END])] == [4, 6]
 
 
-def test_a_publisher_that_counts_base_events_wrongly_loses_no_event_silently(stranger, runs_dir):
-    peer = Peer(stranger)
-    for seq in range(1, 11):
-        peer.send("batch_end", seq, 1)
-    peer.hears("refused", "event 10 (batch_end) has the base_seq 1, where 2 to 10 belongs")
-    peer.end(11, 2)
-    assert recorded(runs_dir) == ([1], [(0, 2, 10)], "finished")
-
-
 def test_a_mark_that_publishers_do_not_send_takes_no_number_and_is_a_gap_where_it_comes_again(stranger, runs_dir):
     peer = Peer(stranger)
     for name in ("$beat", "$cut", "$mine"):

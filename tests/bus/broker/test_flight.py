@@ -71,26 +71,6 @@ def test_memory_is_bounded_by_batches_and_by_bytes(ring):
     assert len(frames_of(ring)) == 16
 
 
-def test_a_block_that_is_overwritten_while_it_is_read_is_left_out(ring, monkeypatch):
-    for batch in range(1, 33):
-        put_batch(ring, batch, 30_000)
-    assert len(frames_of(ring)) == 32
-    read = os.pread
-
-    def slow(descriptor, size, offset):
-        data = read(descriptor, size, offset)
-        if size == BLOCK:
-            put_batch(ring, 100, 60_000)
-        return data
-
-    monkeypatch.setattr(os, "pread", slow)
-    frames = frames_of(ring)
-    monkeypatch.undo()
-    # The one that was read while it was entered is missing; none is half of this and half of that.
-    assert len(frames) < 32
-    assert all(len(frame) in (len(frames[0]), len(frames[-1])) for frame in frames)
-
-
 @pytest.fixture
 def recorder(tmp_path, ring):
     made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1)
@@ -232,16 +212,6 @@ def test_events_that_come_while_a_ring_is_copied_leave_no_hole(ring, monkeypatch
     monkeypatch.undo()
     numbers = [decode_whole_event(split_frame(frame)[1]).seq for frame in frames]
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
-
-
-def test_a_disk_that_fails_ends_no_broker(recorder, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(errno.ESTALE, "stale file handle")
-
-    for name in ("stat", "lstat"):
-        monkeypatch.setattr(os, name, fail)
-    recorder.note_end(LiveRank(0), {"status": "failed", "error": "no luck"})
-    settle(recorder)
 
 
 def test_a_run_that_failed_has_ended_before_its_flight_recorder_is_written(runs_dir):

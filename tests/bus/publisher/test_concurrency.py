@@ -251,26 +251,26 @@ def test_a_signal_handler_may_publish_at_any_line_of_a_call(runs_dir: Path) -> N
     assert (str(recording.ending), recording.gaps) == ("finished", ())
 
 
+class Raised(BaseException):
+    """What a signal handler raises: where a function begins, and where one of C has returned."""
+
+
+def raise_at(number: int) -> Callable[[Any, str, Any], None]:
+    left = number
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal left
+        left -= event in ("call", "c_return") and "publisher" in frame.f_code.co_filename
+        if not left:
+            raise Raised
+
+    return profile
+
+
 def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before_or_comes_after(runs_dir: Path) -> None:
-    """Python runs handlers where a function begins and where one of C has returned."""
-
-    class Raised(BaseException):
-        pass
-
-    def raise_at(number: int) -> Callable[[Any, str, Any], None]:
-        left = number
-
-        def profile(frame: Any, event: str, argument: Any) -> None:
-            nonlocal left
-            left -= event in ("call", "c_return") and "publisher" in frame.f_code.co_filename
-            if not left:
-                raise Raised
-
-        return profile
-
-    raised, given = 0, []
+    raised, numbers = 0, list(range(1, 301))
     with Publisher("r", max_delay=0) as publisher:
-        for number in range(1, 301):
+        for number in numbers:
             sys.setprofile(raise_at(number))
             try:
                 for batch in range(3):
@@ -283,29 +283,17 @@ def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before
                 sys.setprofile(None)
             publisher.publish(Event.BATCH_END, batch=number, who="loop")
             publisher.log({"loop": number}, step=number)
-            given.append(number)
     published, logged = read(publisher)
     assert raised > 100
-    assert [batch for who, batch in published if who == "loop"] == given
-    assert set(given) <= set(logged)
+    assert [batch for who, batch in published if who == "loop"] == numbers
+    assert set(numbers) <= set(logged)
 
 
 def test_where_a_signal_handler_raises_what_others_have_published_meanwhile_is_not_lost(runs_dir: Path) -> None:
-    class Raised(BaseException):
-        pass
-
     def publish(number: int) -> None:
         publisher.publish(Event.EPOCH_END, batch=number, who="other")
         publisher.log({"other": number}, step=number)
-        left = number
-
-        def raise_there(frame: Any, event: str, argument: Any) -> None:
-            nonlocal left
-            left -= event in ("call", "c_return") and "publisher" in frame.f_code.co_filename
-            if not left:
-                raise Raised
-
-        sys.setprofile(raise_there)
+        sys.setprofile(raise_at(number))
 
     raised, numbers = 0, list(range(1, 150))
     with Publisher("r", max_delay=0) as publisher:

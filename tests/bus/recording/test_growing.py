@@ -4,8 +4,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from recording_files import append
 
-from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.recording.growing import Backlog, GrowingRecording
 from offloop.bus.recording.records import next_check_record
 from offloop.bus.recording.writer import RecordingWriter
@@ -28,18 +28,11 @@ def test_a_backlog_of_days_takes_little_memory(parts: int) -> None:
     assert backlog.seconds == 0.0
 
 
-def append(writer: RecordingWriter, seq: int) -> None:
-    topic = Topic("run", "batch_end", 0)
-    now = (0, 0, seq, *(0,) * 11)
-    frame = event_encoder(topic, 1)(seq, seq, seq, now, None, {"loss": 1.0}, pack_map({}))
-    writer.append(topic.encode()[:-1], seq, seq, seq, frame[len(topic.encode()) :])
-
-
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[Path, list[int]]:
     """A recording that is being written, and where its parts end."""
     path = tmp_path / "recording-1.mcap"
-    writer = RecordingWriter(path, "run", 1)
+    writer = RecordingWriter(path, "r", 1)
     ends = [writer.size]
     for seq in range(1, PARTS + 1):
         append(writer, seq)
@@ -83,11 +76,11 @@ def test_a_reader_begins_at_the_check_record_behind_an_offset(parts: tuple[Path,
 
 def test_what_takes_the_place_of_a_footer_is_seen(parts: tuple[Path, list[int]]) -> None:
     path, ends = parts
-    RecordingWriter(path, "run", 1, resume=True).close()
+    RecordingWriter(path, "r", 1, resume=True).close()
     growing = GrowingRecording(path)
     before = growing.look()
     assert before > ends[-1]
-    writer = RecordingWriter(path, "run", 1, resume=True)
+    writer = RecordingWriter(path, "r", 1, resume=True)
     append(writer, PARTS + 1)
     writer.flush()
     assert growing.look() == writer.size

@@ -85,20 +85,6 @@ def test_a_flipped_bit_anywhere_costs_at_most_its_chunk_and_is_named(tmp_path, f
     assert flips / 5 < losses < flips
 
 
-def test_a_file_cut_anywhere_keeps_every_whole_chunk(tmp_path):
-    written = Written(tmp_path / "a.mcap", finished=True, chunks=3)
-    cut, mended = tmp_path / "cut.mcap", tmp_path / "mended.mcap"
-    begin, end, last = written.chunks[-1]
-    before = written.records[: -len(last)]
-    for length in sorted({begin, begin + 1, end - 1, end, written.data_end, *range(begin, len(written.data), 9)}):
-        cut.write_bytes(written.data[:length])
-        done = convert([cut], mended)
-        assert done.lost is (begin < length < end), length
-        assert official(mended) == (written.records if length >= end else before)
-        assert bool(done.damage) or not done.lost
-        mended.unlink()
-
-
 def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)

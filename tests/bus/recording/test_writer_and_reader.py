@@ -45,13 +45,6 @@ def seqs(path: Path) -> list[int]:
 # -- what is written is read ------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_read_in_order(tmp_path):
-    write(tmp_path / "a.mcap", [3, 4])
-    recording = Recording(tmp_path / "a.mcap")
-    assert [snapshot.seq for snapshot in recording] == list(range(1, 8))
-    assert (recording.run_name, recording.attempt, recording.damage) == ("r", 1, None)
-
-
 @pytest.mark.parametrize("seeking", [True, False])
 def test_other_tools_read_it(tmp_path, seeking):
     path = tmp_path / "a.mcap"
@@ -200,30 +193,6 @@ class Source:
         """Nothing is open."""
 
 
-class Arriving(Source):
-    """A recording of which only the front is there yet."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.there = 0
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        return self.data[: self.there][offset : offset + size]
-
-
-@pytest.mark.parametrize("step", [1, 13, 500])
-def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tmp_path, step):
-    write(tmp_path / "a.mcap", [2, 3, 4])
-    source = Arriving((tmp_path / "a.mcap").read_bytes())
-    reader = RecordingReader(source, "the recording from afar")
-    found = []
-    while not reader.finished:
-        found += [record for chunk in reader.read() for record in chunk]
-        assert (reader.damage, reader.cut is None or "ends within" in reader.cut) == ([], True)
-        source.there += step
-    assert found == read(tmp_path / "a.mcap")
-
-
 class Copied(Source):
     """A recording of which a copy is read that grows with :meth:`fetch`."""
 
@@ -239,6 +208,19 @@ class Copied(Source):
 
     def forget(self, offset: int) -> None:
         self.copy = self.copy[:offset]
+
+
+@pytest.mark.parametrize("step", [1, 13, 500])
+def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tmp_path, step):
+    write(tmp_path / "a.mcap", [2, 3, 4])
+    source, data = Copied(tmp_path / "a.mcap"), (tmp_path / "a.mcap").read_bytes()
+    reader = RecordingReader(source, "the recording from afar")
+    found = []
+    while not reader.finished:
+        found += [record for chunk in reader.read() for record in chunk]
+        assert (reader.damage, reader.cut is None or "ends within" in reader.cut) == ([], True)
+        source.copy = data[: len(source.copy) + step]
+    assert found == read(tmp_path / "a.mcap")
 
 
 def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
@@ -321,18 +303,6 @@ def test_a_file_cut_at_any_byte_gives_every_whole_chunk_and_says_where_it_ends(t
         between_records += reader.cut is None
     # Only a cut between records leaves nothing torn: before the first chunk, after each and its check record.
     assert between_records == 1 + 3 * 2
-
-
-def test_a_damaged_chunk_is_named_and_the_others_are_read(tmp_path):
-    sizes = write(tmp_path / "a.mcap", [5, 5, 5])
-    spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
-    spoilt[sizes[0] + 60] ^= 0xFF
-    (tmp_path / "a.mcap").write_bytes(spoilt)
-    recording = Recording(tmp_path / "a.mcap")
-    assert [snapshot.seq for snapshot in recording] == [*range(1, 6), *range(11, 16)]
-    assert f"offset {sizes[0]}" in recording.damage
-    assert "lost 5 messages" in recording.damage
-    assert recording.gaps == ((0, 6, 10),)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 8])
@@ -576,7 +546,8 @@ def test_with_closes_the_file_of_an_iteration_that_was_left(tmp_path):
         return path in [Path(one.path) for one in psutil.Process().open_files()]
 
     with Recording(path) as recording:
-        next(iter(recording))
+        iteration = iter(recording)
+        next(iteration)
         assert is_open()
     assert not is_open()
     recording.close()

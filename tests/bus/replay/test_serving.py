@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,12 @@ from offloop.bus import Publisher, find_run
 from offloop.bus.cli.describe import describe_run, lines
 from offloop.bus.cli.main import bus
 from offloop.bus.cli.recordings import replay
-from offloop.bus.errors import BrokerError
-from offloop.bus.protocol.frames import Control, Topic, decode_event, event_encoder, pack_map
-from offloop.bus.publisher.outbox import Outbox
-from offloop.bus.publisher.session import BrokerSession
-from offloop.bus.publisher.session_state import SessionState
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.source import Recorded
-from offloop.bus.replay.serving import BACKLOG_BYTES, Feed
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
 from offloop.bus.types.event import Event
-from offloop.bus.types.timeouts import Timeouts
 from offloop.consumers.runner.places import FolderRuns, find_or_wait, live_or_wait
 
 SLOW = 0.001
@@ -208,50 +198,3 @@ def test_a_mistake_is_one_line(
         with pytest.raises(SystemExit) as ended:
             run_command(replay)
         assert (ended.value.code, len(capsys.readouterr().err.splitlines())) == (code, 1)
-
-
-BODY = event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, 1, [0] * 14, None, {}, pack_map({})).partition(b"\0")[2]
-
-
-class Session(BrokerSession):
-    """A session whose broker says what the test puts in :attr:`says`."""
-
-    def __init__(self) -> None:
-        self.says: deque[Control] = deque()
-        self.run_name, self.welcome, self.process = "r", {"attempt": 1}, None
-        outbox = Outbox(self._send, BACKLOG_BYTES)
-        self.state = SessionState("r", self.welcome, outbox, Timeouts.default, time.monotonic())
-
-    def _next(self) -> Control | None:
-        return self.says.popleft() if self.says else None
-
-    def _send(self, message: bytes, flags: int = 0) -> None:
-        pass
-
-    def _renew(self, demand: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def session() -> Session:
-    return Session()
-
-
-@pytest.fixture
-def feed(session: Session) -> Feed:
-    feed = Feed(session, 0)
-    feed.put(Recorded(Topic("r", "batch_end", 0), decode_event(BODY), BODY))
-    feed.exchange()
-    return feed
-
-
-def test_a_broker_that_ended_the_replay_in_the_meantime_takes_nothing_more(feed: Feed, session: Session) -> None:
-    session.says += [Control("unknown", {}), Control("welcome", {"acknowledged": 1, "ended": 2})]
-    with pytest.raises(BrokerError, match="does not take it up again"):
-        feed.exchange()
-
-
-def test_a_broker_that_has_all_of_it_has_not_ended_it_for_us(feed: Feed, session: Session) -> None:
-    session.says += [Control("unknown", {}), Control("welcome", {"acknowledged": 1, "ended": 1})]
-    feed.exchange()
-    assert feed.is_settled

@@ -129,15 +129,6 @@ async def test_a_command_is_awaited_while_the_stream_is_read(training: Publisher
     assert batches(seen) == list(range(1, 10))
 
 
-async def test_commands_of_several_tasks_get_their_own_outcomes(training: Publisher) -> None:
-    publish(training, 1, 1)
-    async with asyncio.timeout(30), Subscriber("r") as stream:
-        names = ["pause", "stop", "checkpoint", "stop", "resume"]
-        outcomes = await asyncio.gather(*(stream.command(name) for name in names))
-    assert [outcome.command.name for outcome in outcomes] == names
-    assert [outcome.error is None for outcome in outcomes] == [name == "stop" for name in names]
-
-
 async def test_a_command_that_is_cancelled_or_too_late_leaves_nothing_open(runs_dir: object) -> None:
     with Publisher("r") as publisher:  # which does not look for commands
         publish(publisher, 1, 1)

@@ -12,9 +12,7 @@ import pytest
 from helpers import wait_for
 
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
-from offloop.bus.subscriber.subscription import LiveSubscription
 from offloop.bus.types.demand import Demand, EventDemand
-from offloop.bus.types.timeouts import Timeouts
 
 
 def publish(publisher, first, last, event=Event.BATCH_END):
@@ -72,27 +70,6 @@ def test_inner_events_are_published_from_when_a_consumer_requests_them(runs_dir)
     assert batches(watcher.got) == [1, 2, 3] == batches(Recording(publisher.recording))
 
 
-def test_frames_lost_on_the_way_are_read_from_the_recording(runs_dir, monkeypatch):
-    receive = LiveSubscription.receive
-    count = 0
-
-    def lossy(self):
-        nonlocal count
-        frame = receive(self)
-        count += frame is not None
-        return receive(self) if frame is not None and count % 3 == 0 else frame
-
-    monkeypatch.setattr(LiveSubscription, "receive", lossy)
-    with Publisher("r") as publisher:
-        collector = Collector()
-        for batch in range(1, 151):
-            publish(publisher, batch, batch)
-            time.sleep(0.001)
-    collector.join(60)
-    assert batches(collector.got) == list(range(1, 151))
-    assert collector.subscriber.gaps == ()
-
-
 def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir):
     publisher = Publisher("r")
     publish(publisher, 1, 100)
@@ -137,31 +114,6 @@ def test_a_killed_trainer_ends_the_run_as_lost(runs_dir):
     assert str(collector.subscriber.ending) == "lost: the trainer's process died"
     wait_for(lambda: not find_run("r").live, "the broker to end")
     assert find_run("r").status == "lost"
-
-
-def test_a_follower_of_a_run_whose_disk_is_full_goes_on_live_with_a_named_gap(runs_dir):
-    publisher = Publisher("r")
-    publisher.publish(Event.EPOCH_START)
-    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 1, "the record")
-    recording = runs_dir / "r" / "recording-1.mcap"
-    saved = recording.read_bytes()
-    recording.unlink()
-    publisher.publish(Event.EPOCH_END)
-    wait_for(lambda: publisher.poll() or publisher._state.write_error, "the broker to notice")
-    recording.write_bytes(saved)
-    late = Collector(timeouts=Timeouts(gap=0.3))
-    wait_for(lambda: len(late.got) == 1, "the history")
-
-    def one_more():
-        publisher.publish(Event.EPOCH_START)
-        return len(late.got) > 2
-
-    wait_for(one_more, "live events after the gap")
-    publisher.close()
-    late.join(30)
-    (gap,) = late.subscriber.gaps
-    assert gap.first == 2
-    assert [snapshot.seq for snapshot in late.got] == [1, *range(gap.last + 1, late.got[-1].seq + 1)]
 
 
 def test_an_unknown_run_is_refused_and_a_closed_subscriber_gives_nothing(runs_dir):

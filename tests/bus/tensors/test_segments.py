@@ -3,7 +3,6 @@ import gc
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,23 +240,6 @@ def test_a_killed_readers_lease_comes_back_at_once(pool: SegmentPool) -> None:
         assert filled(pool, MIB, 4) is not None
 
 
-def test_two_readers_have_two_leases(pool: SegmentPool) -> None:
-    in_use = pool.reserve(MIB, "outputs")
-    with running(reader) as (_, one), running(reader) as (_, other):
-        told = filled(pool, MIB, 7)
-        for pipe in (one, other):
-            pipe.send(told)
-            assert pipe.recv() == [{7}]
-        one.send(None)
-        assert one.recv() == []
-        assert pool.reserve(MIB, "weights") is None
-        other.send(None)
-        assert other.recv() == []
-        assert filled(pool, MIB, 8) is not None
-    assert in_use is not None
-    in_use.release()
-
-
 def test_a_reader_goes_on_when_the_writer_was_killed() -> None:
     with running(writer, 2, MIB) as (process, pipe):
         pipe.send(5)
@@ -402,15 +384,3 @@ class TestWithoutMemfd:
         folder.chmod(0o777)
         assert SegmentPool(1).reserve(MIB, "weights") is None
         assert "is not this user's alone" in caplog.text
-
-
-def test_time_is_not_what_protects_a_segment_that_is_mapped() -> None:
-    pool = SegmentPool(1, hold_seconds=0.0, is_handled=lambda seq, field: False)
-    image = opened(filled(pool, MIB, 1))
-    until = time.monotonic() + 0.05
-    while time.monotonic() < until:
-        assert pool.reserve(MIB, "weights") is None
-    assert set(bytes(image)) == {1}
-    del image
-    assert filled(pool, MIB, 2) is not None
-    pool.close()
