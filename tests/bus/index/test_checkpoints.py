@@ -1,4 +1,4 @@
-"""The checkpoints of a run as the index knows them: in its directory and elsewhere, with what they are compared by."""
+"""The checkpoints of a run in the index: in its directory and elsewhere, with the metric that compares them."""
 
 import json
 import math
@@ -13,7 +13,6 @@ from offloop.bus.checkpoints.ratings import RATINGS, Ratings
 from offloop.bus.errors import CheckpointError
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.manage import rename_run
-from offloop.bus.index.store import INDEX_FOLDER
 from offloop.bus.index.table import RunTable
 
 ACCURACY = "metrics/eval/Accuracy"
@@ -109,17 +108,6 @@ def test_of_what_is_announced_only_so_many_files_are_looked_at(tmp_path, monkeyp
     assert all(one.exists and one.size != 1000 for one in found[3:])
 
 
-@pytest.mark.parametrize(
-    ("file", "note"),
-    [(FOLDERS.name, note_folder), (ANNOUNCED.name, lambda run, path: announce_checkpoint(run, path, 0, 1, None))],
-)
-def test_a_list_that_cannot_be_read_is_not_written_over(tmp_path, file, note):
-    run = write_run(tmp_path / "runs", "r")
-    (run / file).write_text("[damaged")
-    note(run, tmp_path / "saved")
-    assert (run / file).read_text() == "[damaged"
-
-
 def test_what_is_saved_after_the_run_has_ended_is_noticed(tmp_path):
     run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
     note_folder(run, folder)
@@ -171,8 +159,14 @@ def test_a_folder_of_shards_is_one_checkpoint(tmp_path):
     save(run / "saved" / "ep1-ba5" / "training.safetensors", "r", 5, epoch=1)
     save(run / "saved" / "ep1-ba5" / "shards" / "rank0.safetensors", "r", 5)
     (run / "saved" / "latest").symlink_to("ep1-ba5")
+    write_run(tmp_path, "other")
     [found] = checkpoints(tmp_path)
     assert (found.path, found.epoch, found.batch, found.is_latest) == ("saved/ep1-ba5", 1, 5, True)
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        table = RunTable(index.entries)
+        for expression in ("checkpoints", "checkpoints ~ ep1", "checkpoints == saved/ep1-ba5"):
+            assert [entry.run for entry in table.where(table.newest_first, expression)] == ["r"], expression
 
 
 @pytest.mark.timeout(30)
@@ -189,40 +183,19 @@ def test_what_is_no_checkpoint_and_no_list_is_passed_over(tmp_path):
     assert sorted(os.path.basename(one.path) for one in checkpoints(tmp_path)) == ["ba3.safetensors", "torn.ckpt"]
 
 
-def test_filters_know_checkpoints_by_their_files(tmp_path):
-    run = write_run(tmp_path, "r")
-    save(run / "ep1-ba2.safetensors", "r", 2)
-    write_run(tmp_path, "other")
-    with RunIndex(tmp_path) as index:
-        index.refresh()
-        table = RunTable(index.entries)
-        for expression in ("checkpoints", "checkpoints ~ ep1", "checkpoints == ep1-ba2.safetensors"):
-            found = table.where(table.newest_first, expression)
-            assert [entry.run for entry in found] == ["r"], expression
-
-
-def test_an_index_of_an_older_version_is_made_again(tmp_path):
-    run = write_run(tmp_path, "r")
-    save(run / "ba1.safetensors", "r", 1)
-    checkpoints(tmp_path)
-    [stored] = (tmp_path / INDEX_FOLDER).iterdir()
-    stored.write_bytes(
-        stored.read_bytes().replace(b"OFLIDX4", b"OFLIDX2", 1).replace(b"ba1.safetensors", b"ba9.safetensors")
-    )
-    assert [one.batch for one in checkpoints(tmp_path)] == [1]
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff", b'{"tags": []}', b"[" * 100_000, b'["' + b"x" * (8 << 20) + b'"]'])
+@pytest.mark.parametrize(
+    "content", [b"[damaged", b"\xff", b'{"tags": []}', b"[" * 100_000, b'["' + b"x" * (8 << 20) + b'"]']
+)
 def test_lists_that_cannot_be_read_stay_as_they_are(tmp_path, content, caplog):
     run = write_run(tmp_path / "runs", "r")
     (run / FOLDERS.name).write_bytes(content)
+    (run / ANNOUNCED.name).write_bytes(content)
+    (tmp_path / RATINGS.name).write_bytes(content)
     with caplog.at_level("INFO"):
         note_folder(run, tmp_path / "out")
-    assert f"{run / FOLDERS.name} is damaged: " in caplog.text or f"{run / FOLDERS.name} cannot be " in caplog.text
-    assert (run / FOLDERS.name).read_bytes() == content
+        announce_checkpoint(run, tmp_path / "out", 0, 1, None)
+    assert str(run / FOLDERS.name) in caplog.text
+    assert (run / FOLDERS.name).read_bytes() == (run / ANNOUNCED.name).read_bytes() == content
     assert read_folders(run) == []
-    if content != b"{":
-        return
-    (tmp_path / RATINGS.name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoints\.json is damaged: .*; move it to another place"):
+    with pytest.raises(CheckpointError, match=r"checkpoints\.json"):
         Ratings(tmp_path, "r", None)

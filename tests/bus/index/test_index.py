@@ -1,13 +1,11 @@
-"""The index of a folder of runs: what it knows, how it keeps up, and what it survives."""
+"""The index of a folder of runs: its entries, how it keeps up, and what it survives."""
 
-import contextlib
 import errno
 import json
 import math
 import os
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -119,7 +117,7 @@ def test_a_run_whose_broker_was_killed_is_lost_until_another_takes_it_up(tmp_pat
         taken_up.release()
 
 
-def test_runs_that_are_deleted_renamed_or_annotated_are_followed(tmp_path):
+def test_runs_that_are_deleted_renamed_or_annotated_are_followed(tmp_path, monkeypatch):
     for name in ("a", "b", "c"):
         write_run(tmp_path, name)
     with RunIndex(tmp_path) as index:
@@ -131,18 +129,10 @@ def test_runs_that_are_deleted_renamed_or_annotated_are_followed(tmp_path):
         assert set(index.entries) == {"new", "c"}
         entry = index.entries["c"]
         assert (entry.tags, entry.note, entry.pinned, entry.archived) == (("good", "best"), "why", True, False)
-    assert set(refreshed(tmp_path)[0]) == {"new", "c"}
-
-
-def test_what_people_say_is_taken_in_without_reading_the_recording_again(tmp_path, monkeypatch):
-    run = write_run(tmp_path, "r", [1.0])
-    refreshed(tmp_path)
     forbid_reading(monkeypatch)
-    annotate(run, add=["good"])
-    assert refreshed(tmp_path)[0]["r"].tags == ("good",)
-    assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
-    annotate(run, remove=["good"])
-    assert refreshed(tmp_path)[0]["r"].tags == ()
+    annotate(tmp_path / "c", remove=["good"])
+    entries = refreshed(tmp_path)[0]
+    assert (set(entries), entries["c"].tags) == ({"new", "c"}, ("best",))
 
 
 def test_a_limit_of_time_is_kept_and_the_rest_comes_later(tmp_path):
@@ -166,55 +156,44 @@ def plant(path, what, elsewhere):
         os.mkfifo(path)
     elif what == "link":
         path.symlink_to(elsewhere)
-    elif what == "directory":
-        path.mkdir()
-    elif what == "socket":
-        # A socket's path is short.
-        with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
-            made.bind(path.name)
     else:
-        path.write_bytes(os.urandom(100_000))
+        path.mkdir()
 
 
-@pytest.mark.parametrize(
-    "damage", ["text", "cut", "bytes", "entry", "no date", "of another run", "version", "deleted", "huge"]
-)
-def test_what_is_stored_and_cannot_be_read_is_made_again(tmp_path, damage):
+@pytest.mark.parametrize("damage", ["cut", "bytes", "entry", "no date", "of another run", "version", "deleted", "huge"])
+def test_a_damaged_entry_of_the_index_is_made_again(tmp_path, damage):
     write_run(tmp_path, "r", [1.0])
     expected, _ = refreshed(tmp_path)
     [path] = stored(tmp_path)
     content = path.read_bytes()
-    if damage == "text":
-        path.write_text("not an index " * 1000)
-    elif damage == "cut":
-        os.truncate(path, len(content) // 2)
-    elif damage == "bytes":
-        path.write_bytes(content[:20] + b"x" * (len(content) - 20))
-    elif damage == "entry":
-        path.write_bytes(content.replace(b"finished", b"finish\xff\xff"))
-    elif damage == "no date":
-        path.write_bytes(content.replace(struct.pack(">d", expected["r"].started), struct.pack(">d", math.nan)))
-        assert path.read_bytes() != content
-    elif damage == "of another run":
-        other = tmp_path / "other"
-        write_run(other, "s", [5.0])
-        refreshed(other)
-        shutil.copy(stored(other)[0], path)
-        shutil.rmtree(other)
-    elif damage == "version":
-        path.write_bytes(b"OFLIDX9\n" + content[8:])
-    elif damage == "huge":
-        path.write_bytes(content[:8] + b"\xff" * 4 + content[12:])
-        os.truncate(path, 1 << 34)
-    else:
+    no_date = struct.pack(">d", math.nan)
+    damaged = {
+        "cut": content[: len(content) // 2],
+        "bytes": content[:20] + b"x" * (len(content) - 20),
+        "entry": content.replace(b"finished", b"finish\xff\xff"),
+        "no date": content.replace(struct.pack(">d", expected["r"].started), no_date),
+        "version": b"OFLIDX9\n" + content[8:],
+        "huge": content[:8] + b"\xff" * 4 + content[12:],
+    }
+    if damage == "of another run":
+        write_run(tmp_path / "other", "s", [5.0])
+        refreshed(tmp_path / "other")
+        shutil.copy(stored(tmp_path / "other")[0], path)
+        shutil.rmtree(tmp_path / "other")
+    elif damage == "deleted":
         shutil.rmtree(tmp_path / INDEX_FOLDER)
+    else:
+        path.write_bytes(damaged[damage])
+    if damage == "huge":
+        os.truncate(path, 1 << 34)
+    assert not path.exists() or path.stat().st_size > 1 << 30 or path.read_bytes() != content
     assert refreshed(tmp_path) == (expected, None)
     assert path.read_bytes() == content
     assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
 
 
-@pytest.mark.parametrize("what", ["fifo", "link", "directory", "socket", "bytes"])
-def test_what_is_planted_in_the_place_of_what_is_stored_is_neither_waited_for_nor_followed(tmp_path, what):
+@pytest.mark.parametrize("what", ["fifo", "link", "directory"])
+def test_a_file_planted_in_the_index_is_neither_waited_for_nor_followed(tmp_path, what):
     write_run(tmp_path, "r", [1.0])
     expected, _ = refreshed(tmp_path)
     [path] = stored(tmp_path)
@@ -232,7 +211,7 @@ def test_what_is_planted_in_the_place_of_what_is_stored_is_neither_waited_for_no
     assert series(tmp_path, "r", "loss/train/total") == [(0, 1.0)]
 
 
-@pytest.mark.parametrize("what", ["fifo", "link", "file", "of another user", "linked folder"])
+@pytest.mark.parametrize("what", ["fifo", "of another user", "linked folder"])
 def test_a_folder_of_the_index_that_cannot_be_used_is_named_and_left_as_it_is(tmp_path, monkeypatch, what):
     write_run(tmp_path, "r", [1.0])
     folder, elsewhere = tmp_path / INDEX_FOLDER, tmp_path / "elsewhere"
@@ -307,50 +286,43 @@ def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
         assert (set(index.entries), index.problem) == ({"r", "later"}, None)
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
-def test_a_recording_that_is_restored_is_read_again(tmp_path, attempt):
-    run = write_run(tmp_path, "r", [3.0, 2.0])
-    write_run(tmp_path, "r", [1.0])
-    recording = run / f"recording-{attempt}.mcap"
-    content, about = recording.read_bytes(), recording.stat()
-    recording.write_bytes(b"x" * len(content))
-    with RunIndex(tmp_path) as index:
-        index.refresh()
-        assert "is not a recording" in index.entries["r"].problem
-        # As a backup gives it back, with the time that it had.
-        (tmp_path / "copy").write_bytes(content)
-        os.utime(tmp_path / "copy", ns=(about.st_atime_ns, about.st_mtime_ns))
-        os.replace(tmp_path / "copy", recording)
-        for entry in (refreshed(tmp_path)[0]["r"], index.refresh() or index.entries["r"]):
-            assert entry.problem is None
-            assert (entry.metrics["loss/train/total"].low, entry.metrics["loss/train/total"].high) == (1.0, 3.0)
-
-
 @pytest.mark.parametrize("is_linked", [False, True])
-def test_a_recording_that_is_restored_in_place_with_its_time_is_read_again(tmp_path, is_linked):
+def test_a_restored_recording_is_read_again_also_with_the_time_that_it_had(tmp_path, is_linked):
     recording = write_run(tmp_path, "r", [3.0, 2.0]) / "recording-1.mcap"
+    write_run(tmp_path, "r", [1.0])
     if is_linked:
         recording.rename(tmp_path / "elsewhere.mcap")
         recording.symlink_to(tmp_path / "elsewhere.mcap")
     content, about = recording.read_bytes(), recording.stat()
+    times = about.st_atime_ns, about.st_mtime_ns
 
-    def put(new):
-        recording.write_bytes(new)
-        os.utime(recording, ns=(about.st_atime_ns, about.st_mtime_ns))
+    def put(new, path=recording):
+        path.write_bytes(new)
+        os.utime(path, ns=times)
+
+    def high(index):
+        index.refresh()
+        return index.entries["r"].problem, index.entries["r"].metrics["loss/train/total"].high
 
     put(b"x" * len(content))
     with RunIndex(tmp_path) as index:
         index.refresh()
         assert "is not a recording" in index.entries["r"].problem
         put(content)
+        assert high(index) == (None, 3.0)
+        # Another file in its place, as a backup gives it back.
+        put(b"x" * len(content))
         index.refresh()
-        assert (index.entries["r"].problem, index.entries["r"].metrics["loss/train/total"].low) == (None, 2.0)
+        put(content, tmp_path / "copy")
+        os.replace(tmp_path / "copy", recording)
+        assert high(index) == (None, 3.0)
+    assert refreshed(tmp_path)[0]["r"].problem is None
 
 
 WRITER = """
 import sys
 from offloop.bus.index.index import RunIndex
-for _ in range(20):
+for _ in range(8):
     with RunIndex(sys.argv[1]) as index:
         index.refresh()
         index._stamps.clear()
@@ -457,11 +429,12 @@ def test_annotations_keep_what_is_not_changed_and_refuse_what_cannot_be_shown(tm
     annotate(run, add=["a", "c"], remove=["b"], archived=True)
     found = read_annotations(run)
     assert (found.tags, found.note, found.pinned, found.archived) == (("a", "c"), "text", False, True)
-    for tag in ("", "  ", "a,b", "line\nbreak", "\x1b[31m", "x" * 65):
+    for tag in ("", "a,b", "line\nbreak", "\x1b[31m", "x" * 65):
         with pytest.raises(ConfigurationError, match="is not a tag"):
             annotate(run, add=[tag])
-    with pytest.raises(ConfigurationError, match="too long"):
-        annotate(run, note="x" * 10_001)
+    for note in ("x" * 10_001, "\udcff"):
+        with pytest.raises(ConfigurationError):
+            annotate(run, note=note)
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         annotate(tmp_path / "nothing", note="x")
     assert read_annotations(run) == found
@@ -470,7 +443,7 @@ def test_annotations_keep_what_is_not_changed_and_refuse_what_cannot_be_shown(tm
 TAGGER = """
 import pathlib, sys
 from offloop.bus.index.annotations import annotate
-for number in range(20):
+for number in range(10):
     annotate(pathlib.Path(sys.argv[1]), add=[f"{sys.argv[2]}-{number}"])
 """
 
@@ -479,22 +452,20 @@ def test_tags_that_several_processes_add_at_once_are_all_kept(tmp_path):
     run = write_run(tmp_path, "r")
     writers = [subprocess.Popen([sys.executable, "-c", TAGGER, run, name]) for name in "abc"]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
-    assert {*read_annotations(run).tags} == {f"{name}-{number}" for name in "abc" for number in range(20)}
+    assert {*read_annotations(run).tags} == {f"{name}-{number}" for name in "abc" for number in range(10)}
 
 
 def test_as_many_tags_are_written_as_can_be_read(tmp_path):
     run = write_run(tmp_path, "r")
     tags = [f"{number:04}{chr(0x1F600) * 60}" for number in range(MAX_TAGS)]
     annotate(run, add=tags, note="\x01" * 10_000)
-    with pytest.raises(ConfigurationError, match="would have 1,001 tags, and 1,000 are allowed: remove some first"):
+    with pytest.raises(ConfigurationError, match="1,001 tags"):
         annotate(run, add=["one more"])
     assert (read_annotations(run).tags, len(read_annotations(run).note)) == (tuple(tags), 10_000)
     assert annotate(run, add=["one more"], remove=tags[1:]).tags == (tags[0], "one more")
 
 
-@pytest.mark.parametrize(
-    "content", [b'{"tags": 5}', b"{", b"\xff", b"", b"[" * 100_000, b'{"note": "' + b"x" * (1 << 20)]
-)
+@pytest.mark.parametrize("content", [b'{"tags": 5}', b"\xff", b"[" * 100_000, b'{"note": "' + b"x" * (1 << 20)])
 def test_annotations_that_cannot_be_read_stay_as_they_are(tmp_path, content):
     run = write_run(tmp_path, "r")
     (run / "annotations.json").write_bytes(content)
@@ -506,24 +477,18 @@ def test_annotations_that_cannot_be_read_stay_as_they_are(tmp_path, content):
     assert refreshed(tmp_path)[0]["r"].tags == ()
 
 
-def test_a_note_that_is_not_unicode_is_refused(tmp_path):
-    run = write_run(tmp_path, "r")
-    with pytest.raises(ConfigurationError, match="is not UTF-8"):
-        annotate(run, note="\udcff")
-
-
-def test_twenty_thousand_attempts_are_listed_before_all_recordings_are_read(tmp_path):
+def test_thousands_of_attempts_are_listed_before_all_recordings_are_read(tmp_path):
     run = write_run(tmp_path, "r", [1.0])
     record = json.loads((run / "run.json").read_text())
-    record["attempts"] = [{**record["attempts"][0], "attempt": number} for number in range(1, 20_001)]
+    record["attempts"] = [{**record["attempts"][0], "attempt": number} for number in range(1, 5_001)]
     (run / "run.json").write_text(json.dumps(record))
     with RunIndex(tmp_path) as index:
         assert (index.refresh(0.1), index.unknown) == (1, 0)
         entry = index.entries["r"]
-        assert (entry.status, entry.attempts, entry.batch) == ("finished", 20_000, 1)
+        assert (entry.status, entry.attempts, entry.batch) == ("finished", 5_000, 1)
     for attempt in record["attempts"]:
         attempt["recording"] = f"recording-{attempt['attempt']}.mcap"
     (run / "run.json").write_text(json.dumps(record))
     entry = refreshed(tmp_path)[0]["r"]
     assert entry.problem.count("there is no recording") == 3
-    assert entry.problem.endswith("; and 19,996 more")
+    assert entry.problem.endswith("; and 4,996 more")

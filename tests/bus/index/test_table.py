@@ -1,4 +1,4 @@
-"""The table of runs: what filters mean, what is refused, which runs are found, in which order, by which columns."""
+"""The table of runs: filters, order and columns."""
 
 import contextlib
 import math
@@ -52,55 +52,50 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("lr > 0.01", "high"),
-        ("lr >= 0.01", "low high"),
-        ("optimizer/lr == 0.5", "low high"),
-        ("lr > 0.01 and status == finished", ""),
-        ("lr > 0.01 or status == finished", "low high"),
-        ("lr == 0.1 or lr == 0.01 and status == failed", "high"),
-        ("(lr == 0.1 or lr == 0.01) and not status == failed", "low"),
-        ("NOT lr > 0 AND status=live", "bare"),
-        ("name == A", ""),
-        ("model/name == A", "low"),
-        ("run ~ O", "low"),
-        ("run ~ 'h'", "high"),
-        ("tags == baseline", "low"),
-        ("tags != baseline", "high bare"),
-        ("tags ~ base", "low"),
-        ("tags", "low"),
-        ("not tags", "high bare"),
-        ("note", "high"),
-        ("note == 'too fast'", "high"),
-        ('note == "too \\"fast"', ""),
-        ("flag == true", "low"),
-        ("flag == False", "high"),
-        ("flag", "low"),
-        ("zero", ""),
-        ("zero == 0", "low"),
-        ("list ~ 2", "high"),
-        ("Accuracy > 0.65", "low"),
-        ("Accuracy.max >= 0.9", "low"),
-        ("metrics/eval/Accuracy.min < 0.6", ""),
-        ("loss/train/total < 1", "low"),
-        ("loss < 1", "low"),
-        ("total.best < 0.3", "low"),
-        ("loss == nan", "high"),
-        ("name=='low'and(lr) < (1)", "low"),
-        ("`loss/train/total.min` < 1", "low high"),
-        ("model/name < 5", ""),
-        ("model/name != 5", "low high"),
-        ("lr == abc", ""),
-        ("duration > 59", "low high bare"),
-        ("size<100", "bare"),
-        ("size < 1e2", "bare"),
-        ("size > -5", "low high bare"),
-    ],
-)
-def test_a_filter_finds_the_runs_of_which_it_is_true(expression, expected):
-    assert " ".join(found(RUNS, expression)) == expected
+FILTERS = {
+    "lr > 0.01": "high",
+    "lr >= 0.01": "low high",
+    "optimizer/lr == 0.5": "low high",
+    "lr > 0.01 and status == finished": "",
+    "lr > 0.01 or status == finished": "low high",
+    "lr == 0.1 or lr == 0.01 and status == failed": "high",
+    "(lr == 0.1 or lr == 0.01) and not status == failed": "low",
+    "NOT lr > 0 AND status=live": "bare",
+    "name == A": "",
+    "model/name == A": "low",
+    "run ~ O": "low",
+    "run ~ 'h'": "high",
+    "tags == baseline": "low",
+    "tags != baseline": "high bare",
+    "tags ~ base": "low",
+    "not tags": "high bare",
+    "note": "high",
+    "note == 'too fast'": "high",
+    'note == "too \\"fast"': "",
+    "flag == False": "high",
+    "flag": "low",
+    "zero": "",
+    "zero == 0": "low",
+    "list ~ 2": "high",
+    "Accuracy > 0.65": "low",
+    "Accuracy.max >= 0.9": "low",
+    "metrics/eval/Accuracy.min < 0.6": "",
+    "loss < 1": "low",
+    "total.best < 0.3": "low",
+    "loss == nan": "high",
+    "name=='low'and(lr) < (1)": "low",
+    "`loss/train/total.min` < 1": "low high",
+    "model/name < 5": "",
+    "model/name != 5": "low high",
+    "lr == abc": "",
+    "duration > 59": "low high bare",
+    "size < 1e2": "bare",
+    "size > -5": "low high bare",
+}
+
+
+def test_a_filter_finds_the_runs_of_which_it_is_true():
+    assert {expression: " ".join(found(RUNS, expression)) for expression in FILTERS} == FILTERS
 
 
 def test_a_short_name_is_found_in_runs_that_have_it_under_different_whole_names():
@@ -119,31 +114,23 @@ def test_a_short_name_is_found_in_runs_that_have_it_under_different_whole_names(
 
 
 @pytest.mark.parametrize(
-    ("expression", "unexpected"),
+    ("expression", "place"),
     [
         ("", "end at character 1"),
         ("lr >", "end at character 5"),
         ("lr > and 5", "'and 5' at character 6"),
-        ("> 5", "'> 5' at character 1"),
-        ("(lr > 5", "'(lr > 5' at character 1"),
-        ("lr > 5)", "')' at character 7"),
         ("lr == 'open", '"\'open" at character 7'),
-        ("'lr' == 5", "\"'lr' == 5\" at character 1"),
         ("0 < lr < 1", "'0 < lr < 1' at character 1"),
         ("status == finished and lr(5)", "'lr(5)' at character 24"),
         ("not " * 60 + "lr", "'not not not not not ' at character 201"),
         ("(" * 1000 + "lr" + ")" * 1000, "'" + "(" * 20 + "' at character"),
     ],
 )
-def test_what_is_no_filter_is_refused_with_its_place(expression, unexpected):
-    with pytest.raises(ConfigurationError, match=re.escape(f"is not a filter: unexpected {unexpected}")):
+def test_an_invalid_filter_is_refused_with_its_place(expression, place):
+    with pytest.raises(ConfigurationError, match=re.escape(f"unexpected {place}")):
         found(RUNS, expression)
-
-
-@pytest.mark.parametrize("name", ["lrr", "model", "`loss/train/total`.min"])
-def test_a_column_that_no_run_has_is_refused(name):
     with pytest.raises(ConfigurationError, match="no run has"):
-        found(RUNS, f"{name} > 5")
+        found(RUNS, "`loss/train/total`.min > 5")
 
 
 def test_a_name_with_several_meanings_is_refused_and_the_whole_name_helps():
@@ -185,15 +172,15 @@ def test_the_best_run_is_that_of_the_least_loss_or_the_greatest_accuracy():
     assert table(*RUNS).best(RUNS, "Accuracy").run == "low"
     assert table(*RUNS).best(RUNS, "loss/train/total", mode="max").run == "high"
     assert table(*RUNS).best(RUNS[2:], "loss/train/total") is None
-    with pytest.raises(ConfigurationError, match="no run has the metric 'nothing'"):
+    with pytest.raises(ConfigurationError):
         table(*RUNS).best(RUNS, "nothing")
-    with pytest.raises(ConfigurationError, match="use min or max"):
+    with pytest.raises(ConfigurationError):
         table(*RUNS).best(RUNS, "Accuracy", mode="least")
 
 
 def test_what_has_no_direction_has_no_best_value_until_the_runs_or_the_user_say_it():
     runs = [run(name, metrics={"kl": (value, 1, value, 1, value, 1)}) for name, value in (("a", 1.0), ("b", 2.0))]
-    with pytest.raises(ConfigurationError, match=r"'kl' has no best value: .* use kl\.min or kl\.max"):
+    with pytest.raises(ConfigurationError, match=r"kl\.min"):
         table(*runs).best(runs, "kl")
     with pytest.raises(ConfigurationError, match="has no best value"):
         ordered(runs, "kl.best")
@@ -222,6 +209,7 @@ def test_pinned_runs_come_first_in_any_order_and_archived_ones_only_when_asked_f
     )
     assert names(runs) == ["b", "d", "a"]
     assert names(runs, order="run") == ["b", "a", "d"]
+    assert names(runs, order="-metrics/gone") == names(runs)
     assert names(runs, archived=True) == ["b", "d", "c", "a"]
     assert names(runs, "archived") == names(runs, "archived == true") == ["c"]
     assert runs.choose("").archived == 1
@@ -252,11 +240,6 @@ def test_what_is_written_is_an_expression_or_words_in_names_tags_and_notes(find,
     assert runs.choose(find).error is None
 
 
-def test_an_order_by_what_no_run_has_any_more_is_that_of_time():
-    runs = table(entry("a", started=1.0), entry("b", started=2.0))
-    assert names(runs, order="-metrics/gone") == ["b", "a"]
-
-
 def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_measured_by():
     runs = table(
         entry("a", hyperparameters={"config/lr": 0.1, "lr": 0.1, "config/width": 8, "git/commit": "1"}),
@@ -266,6 +249,9 @@ def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_meas
     titles = [(column.title, column.which) for column in runs.columns(None)]
     assert ("lr", "") in titles
     assert ("accuracy", "best") in titles
+    runs = table(entry("a", hyperparameters={"config/lr": 1, "a_rather_long_prefix/lr": 2}))
+    columns = runs.columns(["config/lr", "nonsense", "a_rather_long_prefix/lr", "config/lr"])
+    assert [column.title for column in columns] == ["config/lr", "a_rather_long_prefix/lr"]
 
 
 def test_columns_that_most_runs_have_come_before_those_of_a_few():
@@ -278,12 +264,6 @@ def test_columns_that_most_runs_have_come_before_those_of_a_few():
     usual = table(*runs).usual_columns
     assert usual[:4] == ("status", "config/zeta", "config/width", "config/alpha")
     assert usual[4] == f"{ACCURACY}.best"
-
-
-def test_names_of_columns_that_no_run_has_are_left_out_and_equal_titles_are_written_out():
-    runs = table(entry("a", hyperparameters={"config/lr": 1, "a_rather_long_prefix/lr": 2}))
-    columns = runs.columns(["config/lr", "nonsense", "a_rather_long_prefix/lr", "config/lr"])
-    assert [column.title for column in columns] == ["config/lr", "a_rather_long_prefix/lr"]
 
 
 def test_the_best_of_a_column_is_that_of_the_runs_that_are_found():
