@@ -42,8 +42,6 @@ class ActivationMonitor(Callback):
 
     def after_train_batch(self, state: Snapshot, logger: Logger) -> None:
         found = state.fields.get("activations", {})
-        logger.log_metrics({f"activations/{key}": value for key, value in found.items() if not self._ignores(key)})
-
-    def _ignores(self, key: str) -> bool:
-        module = key.partition("/")[2].rpartition("_")[0]
-        return any(part in module for part in self._ignored)
+        modules = {key: key.partition("/")[2].rpartition("_")[0] for key in found}
+        kept = [key for key, module in modules.items() if not any(part in module for part in self._ignored)]
+        logger.log_metrics({f"activations/{key}": found[key] for key in kept})

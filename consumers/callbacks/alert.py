@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -34,8 +35,8 @@ from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
-# Fields that are present without a request.
-_ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}
+_say = partial(say, err=True)
+_ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}  # fields that are present without a request
 _LOSSES, _METRICS = "loss/", "metrics/"
 _PAUSES = (1.0, 2.0)  # seconds between the attempts to reach a webhook
 
@@ -294,7 +295,10 @@ class Alert(Callback):
                 if rule_state.since is not None:
                     holding[name] = rule_state
                 if status is not None:
-                    self._act(_notice(status, f"{state.seq}-{number}", rule, name, value, state), logger.context)
+                    identity = f"{state.run_name}-{state.attempt}-{state.seq}-{number}-{name}"
+                    at = state.timestamp.values.epoch, state.timestamp.values.batch, state.time
+                    notice = Notice(identity, status, rule.text, name, value, state.run_name, state.attempt, *at)
+                    self._act(notice, logger.context)
 
     def close(self, state: Snapshot, logger: Logger) -> None:
         for text in sorted(self._unjudged):
@@ -396,27 +400,8 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
     return [(name, value)] if isinstance(value, float | int) else []
 
 
-def _say(message: str) -> None:
-    say(message, err=True)
-
-
 def _say_failure(name: str, notice: Notice, problem: str) -> None:
     _say(f"{name} did not take the notice of {notice.rule!r} ({notice.status}): {problem}")
-
-
-def _notice(status: Any, identity: str, rule: Rule, name: str, value: float, state: Snapshot) -> Notice:
-    return Notice(
-        id=f"{state.run_name}-{state.attempt}-{identity}-{name}",
-        status=status,
-        rule=rule.text,
-        metric=name,
-        value=value,
-        run=state.run_name,
-        attempt=state.attempt,
-        epoch=state.timestamp.values.epoch,
-        batch=state.timestamp.values.batch,
-        time=state.time,
-    )
 
 
 def _listed(given: Iterable[str]) -> list[str]:

@@ -330,7 +330,12 @@ def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]")
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     shapes = {name: tuple(value.shape) for name, value in own.items()}
     given = {name: view.shape for name, view in weights.items()}
-    fitting = [prefix for prefix in _prefixes(shapes, given) if _below(prefix, given) == shapes]
+    first = next(iter(shapes), "")
+    fitting = []
+    for prefix in [name.removesuffix(first) for name in given if name.endswith(first)]:
+        below = {name.removeprefix(prefix): shape for name, shape in given.items() if name.startswith(prefix)}
+        if prefix[-1:] in ("", ".") and below == shapes:
+            fitting.append(prefix)
     if len(fitting) != 1:
         raise ConfigurationError(_misfit(type(module).__name__, shapes, given, fitting))
     for name, value in own.items():
@@ -339,16 +344,6 @@ def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]")
 
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
-
-
-def _prefixes(own: Shapes, given: Shapes) -> list[str]:
-    first = next(iter(own), "")
-    ends = [name.removesuffix(first) for name in given if name.endswith(first)]
-    return [prefix for prefix in ends if not prefix or prefix.endswith(".")]
-
-
-def _below(prefix: str, given: Shapes) -> dict[str, tuple[int, ...]]:
-    return {name.removeprefix(prefix): shape for name, shape in given.items() if name.startswith(prefix)}
 
 
 def _misfit(model: str, own: Shapes, given: Shapes, fitting: list[str]) -> str:
@@ -361,15 +356,12 @@ def _misfit(model: str, own: Shapes, given: Shapes, fitting: list[str]) -> str:
     )
 
 
-def _torch_name(dtype: str) -> str:
-    found = re.fullmatch(r"([A-Z]+)(\d.*)", dtype)
-    return _DTYPES[dtype] if found is None or dtype in _DTYPES else _KINDS[found[1]] + found[2].lower()
-
-
 def _copy(view: "TensorView", target: "torch.Tensor") -> None:
     import torch
 
-    dtype = getattr(torch, _torch_name(view.dtype))
+    found = re.fullmatch(r"([A-Z]+)(\d.*)", view.dtype)
+    name = _DTYPES.get(view.dtype) or (found and _KINDS[found[1]] + found[2].lower())
+    dtype = getattr(torch, str(name))
     is_same = target.dtype == dtype and target.is_contiguous() and target.device.type == "cpu"
     written = target if is_same else torch.empty(view.shape, dtype=dtype)
     written.detach().reshape(-1).view(torch.uint8).numpy().data[:] = view.data.cast("B")

@@ -105,12 +105,10 @@ def _report(statistics: Mapping[str, float], keys: Mapping[str, str]) -> dict[st
     for key, name in keys.items():
         value = statistics.get(key)
         if value is not None:
-            report[name.replace("bytes", "gigabytes")] = _rounded(value / 1e9) if "bytes" in key else value
+            report[name.replace("bytes", "gigabytes")] = (
+                float(f"{value / 1e9:.{_DIGITS}g}") if "bytes" in key else value
+            )
     return report
-
-
-def _rounded(number: float) -> float:
-    return round(number, _DIGITS - 1 - math.floor(math.log10(abs(number)))) if number else number
 
 
 def _over_ranks(reports: list[dict[str, float]]) -> dict[str, float]:

@@ -181,7 +181,7 @@ class Phases(Callback):
             kind = None if verdict is None else verdict.kind
             if kind != self._verdict:
                 self._verdict = kind
-                text = "balanced: nothing dominates any more" if verdict is None else verdict.text
+                text = "balanced: nothing dominates" if verdict is None else verdict.text
                 logger.log_metrics({f"{_NAME}/verdict": text}, batch)
                 logger.log_text(text, f"{_NAME}/verdict", batch)
 

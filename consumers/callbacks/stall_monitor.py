@@ -94,10 +94,6 @@ class StallMonitor(Callback):
                 paused, began = paused + at - began, None
         return paused + (until_ns - began if began is not None else 0)
 
-    def _is_paused(self) -> bool:
-        answered = self._answered()
-        return bool(answered) and answered[-1].command.name == "pause"
-
     def _is_replay(self) -> bool:
         if self._replayed is None:
             context = self._context
@@ -138,7 +134,7 @@ class StallMonitor(Callback):
             await asyncio.sleep(self._left())
             if self._seen.limit is None or self._alerted or self._left() > 0:
                 continue
-            if self._is_paused():
+            if [outcome.command.name for outcome in self._answered()][-1:] == ["pause"]:
                 # The next event is due from the end of the pause on.
                 self._arrived = time.monotonic()
                 continue
@@ -200,7 +196,7 @@ def _phase(event: Event, state: Snapshot) -> str:
     if event is Event.BATCH_END:
         return f"after batch {batch}: in the dataloader, or in batch {batch + 1}"
     if event is Event.EPOCH_START:
-        return f"before the first batch of epoch {epoch + 1} is through"
+        return f"before the first batch of epoch {epoch + 1} ends"
     if event.is_predict:
         return f"in the prediction, after its batch {state.predict_timestamp.values.batch}"
     if event in _IN_EVALUATION:

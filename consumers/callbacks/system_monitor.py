@@ -4,6 +4,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +14,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
 
+_say = partial(say, err=True)
 _FRESH_SECONDS = 60.0  # age of an event up to which the measurement at its arrival is logged for it
 
 _COMBINED: dict[str, Callable[[list[float]], float]] = {
@@ -211,7 +213,3 @@ class _Gpus:
         with contextlib.suppress(nvml.NVMLError):
             values["temperature_celsius"] = nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
         return values
-
-
-def _say(text: str) -> None:
-    say(text, err=True)

@@ -30,7 +30,9 @@ class AdaptedCallback(Callback):
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         with handling(state):
-            result: MaybeAwaitable = self.callback.run_event(_their_event(event), ComposerState(state), logger)
+            core = sys.modules.get(f"{ROOT}.core")
+            theirs = event if core is None else core.Event(event.value)
+            result: MaybeAwaitable = self.callback.run_event(theirs, ComposerState(state), logger)
         return result
 
     def close(self, state: Snapshot, logger: Logger) -> MaybeAwaitable:
@@ -82,8 +84,3 @@ def _overrides(callback: Any, name: str) -> bool:
     defined = [base for base in type(callback).__mro__ if name in vars(base)]
     root = next(base for base in reversed(type(callback).__mro__) if "run_event" in vars(base))
     return defined[0] is not root
-
-
-def _their_event(event: Event) -> Any:
-    core = sys.modules.get(f"{ROOT}.core")
-    return event if core is None else core.Event(event.value)

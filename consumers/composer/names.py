@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from offloop.bus.types.event import Event
-from offloop.bus.types.time import Time, TimeInput, TimeUnit
+from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, LoggerDestination
@@ -19,21 +19,17 @@ ROOT = "composer"
 METHODS = ("run_event", "close", "post_close", "state_dict", "load_state_dict", *(event.value for event in Event))
 
 
-def _take_anything(self: object, *arguments: Any, **options: Any) -> None:
-    pass
-
-
 # Not a subclass of our class: it is called with Composer's arguments.
-_Callback = type("Callback", (), {"__init__": _take_anything, **{name: getattr(Callback, name) for name in METHODS}})
+_Callback = type(
+    "Callback",
+    (),
+    {"__init__": lambda self, *arguments, **options: None, **{name: getattr(Callback, name) for name in METHODS}},
+)
 
 
 def _world_size() -> int:
     snapshot = handled_snapshot()
     return 1 if snapshot is None else snapshot.world_size
-
-
-def _ensure_time(maximum: TimeInput, unit: TimeUnit | str) -> Time:
-    return Time.from_input(maximum, unit)
 
 
 _CORE = {
@@ -43,7 +39,7 @@ _CORE = {
     "Time": Time,
     "TimeUnit": TimeUnit,
     "Timestamp": Timestamp,
-    "ensure_time": _ensure_time,
+    "ensure_time": Time.from_input,
 }
 _LOGGERS = {"Logger": Logger, "LoggerDestination": LoggerDestination}
 # A consumer's callback sees the first of the training's ranks.

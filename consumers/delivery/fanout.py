@@ -64,19 +64,19 @@ class Fanout:
         if not logger.pending:
             return
         rows, entries, hyperparameters, of_run = logger.take(state)
+
+        def log(destination: LoggerDestination) -> None:
+            if hyperparameters:
+                destination.log_hyperparameters(hyperparameters, state)
+            if rows:
+                destination.log_rows(rows, state)
+            for entry in entries:
+                destination.log_entry(entry, state)
+
         with self.lock:
             self.named |= hyperparameters.keys()
             hyperparameters |= {name: value for name, value in of_run.items() if name not in self.named}
-            for name, destination in tuple(self._destinations.items()):
-                try:
-                    if hyperparameters:
-                        destination.log_hyperparameters(hyperparameters, state)
-                    if rows:
-                        destination.log_rows(rows, state)
-                    for entry in entries:
-                        destination.log_entry(entry, state)
-                except RAISED as error:  # a destination may raise anything, and is shown with its traceback
-                    self._fail(name, destination, error)
+            self.for_each(log)
 
     def flush(self) -> None:
         self.for_each(lambda destination: destination.flush())
@@ -133,7 +133,7 @@ class Fanout:
 def show_failure(headline: str, error: BaseException) -> None:
     """Print an error of other code with its traceback, an error of ours with the last line of other code."""
     if isinstance(error, OffloopError):
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_ours(one.filename)]
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OUR_FOLDERS)]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         say(f"{headline}: {error}{where}", err=True)
         return
@@ -142,7 +142,3 @@ def show_failure(headline: str, error: BaseException) -> None:
     say(f"{headline}:", err=True)
     for line in "".join(lines).removesuffix("\n").split("\n"):
         say(line, err=True)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_OUR_FOLDERS)

@@ -89,7 +89,8 @@ class ConsoleLogger(LoggerDestination):
         for name in metrics:
             self._order.setdefault(name, len(self._order))
         self._is_imported = self._is_imported or self._source().is_imported
-        self._step = max(self._shown_step(row) for row in rows if row.metrics)
+        shown = [[row.step if self._is_imported else shown_step(one, row.step) for one in row.metrics] for row in rows]
+        self._step = max(min(steps) for steps in shown if steps)
         self._epoch = shown_epoch(state)
         self._print_what_is_due(state)
 
@@ -137,9 +138,6 @@ class ConsoleLogger(LoggerDestination):
             self._shows(name)
         self._step, self._epoch = state["step"], state["epoch"]
         self._is_imported = state["is_imported"]
-
-    def _shown_step(self, row: Row) -> int:
-        return row.step if self._is_imported else min(shown_step(name, row.step) for name in row.metrics)
 
     def _shows(self, metric: str) -> bool:
         shown = self._shown.get(metric)

@@ -48,7 +48,7 @@ class CsvLogger(FileDestination):
     def roll_back(self, length: int, checksum: int) -> None:
         """Cut the open file to the committed rows, and to the committed columns if it has become wider."""
         committed = self._header()
-        found = _header_of(self.opened_path)
+        found = next(_read(self.opened_path), [])
         if len(found) > len(committed) and found[: len(committed)] == committed:
             self.replace_file(_narrowed(self.opened_path, len(committed), length), (length, checksum))
         else:
@@ -68,10 +68,6 @@ def _read(path: Path) -> Iterator[list[str]]:
     # Anything may follow the committed part, also half a character.
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         yield from csv.reader(file)
-
-
-def _header_of(path: Path) -> list[str]:
-    return next(_read(path), [])
 
 
 def _widened(path: Path, columns: int, header: list[str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -80,6 +80,10 @@ class ProgressLogger(LoggerDestination):
 
     writes_to_terminal = True
     max_delay = 0.1
+    watches = (
+        *(Event.FIT_START, Event.EPOCH_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END, Event.EVAL_START),
+        *(Event.EVAL_BATCH_END, Event.EVAL_END, Event.PREDICT_START, Event.PREDICT_BATCH_END, Event.PREDICT_END),
+    )
 
     def __init__(self, every: float = 10.0) -> None:
         check_at_least("every", every, 0)
@@ -94,7 +98,7 @@ class ProgressLogger(LoggerDestination):
             self._screen = Screen(sys.stderr)
 
     def watch(self, state: Snapshot) -> None:
-        _CHANGES[state.event](self, state)
+        self._follow(state)
         if (total := self._bars.get("total")) is not None:
             total.time = state.time
         if self._screen is None:
@@ -138,6 +142,32 @@ class ProgressLogger(LoggerDestination):
             for line in lines:
                 print(line, file=sys.stderr, flush=True)
 
+    def _follow(self, state: Snapshot) -> None:
+        if state.event in (Event.EVAL_BATCH_END, Event.EVAL_END, Event.PREDICT_BATCH_END, Event.PREDICT_END):
+            self._advance(state)
+        label = state.dataloader_label or "eval"
+        match state.event:
+            case Event.FIT_START:
+                self._begin_training(state)
+            case Event.EPOCH_START:
+                self._begin_epoch(state)
+            case Event.BATCH_END:
+                self._end_batch(state)
+            case Event.EPOCH_END:
+                self._finish("train", self._named("train", state.train_metrics, state))
+            case Event.FIT_END:
+                self._finish("train", {})
+                self._finish("total", {})
+            case Event.EVAL_START:
+                batch = f"Batch {int(state.timestamp.batch):>3}"
+                self._begin(label, batch if "train" in self._bars else _epoch_text(state), state, "eval")
+            case Event.EVAL_END:
+                self._finish("eval", self._named(label, state.eval_metrics.get(label, {}), state))
+            case Event.PREDICT_START:
+                self._begin("predict", "", state)
+            case Event.PREDICT_END:
+                self._finish("predict", {})
+
     def _begin_training(self, state: Snapshot) -> None:
         self._bars = {}
         if (longest := state.max_duration) is not None:
@@ -151,7 +181,7 @@ class ProgressLogger(LoggerDestination):
         done = float(state.timestamp.batch_in_epoch)
         if state.event is Event.BATCH_END:  # the trainer resumed in the middle of an epoch
             done -= 1
-        self._begin("train", f"Epoch {shown_epoch(state):>3}", state, done=done)
+        self._begin("train", _epoch_text(state), state, done=done)
 
     def _end_batch(self, state: Snapshot) -> None:
         if "train" not in self._bars:
@@ -165,40 +195,16 @@ class ProgressLogger(LoggerDestination):
             if total.unit == TimeUnit.EPOCH.value and bar.total:
                 total.done += bar.done / bar.total
 
-    def _end_epoch(self, state: Snapshot) -> None:
-        self._finish("train", self._named("train", state.train_metrics, state))
-
-    def _end_training(self, state: Snapshot) -> None:
-        self._finish("train", {})
-        self._finish("total", {})
-
-    def _begin_evaluation(self, state: Snapshot) -> None:
-        within_epoch = "train" in self._bars
-        place = f"Batch {int(state.timestamp.batch):>3}" if within_epoch else f"Epoch {shown_epoch(state):>3}"
-        self._begin(state.dataloader_label or "eval", place, state, "eval")
-
-    def _begin_prediction(self, state: Snapshot) -> None:
-        self._begin("predict", "", state)
-
     def _advance(self, state: Snapshot) -> None:
         is_eval = state.event.is_eval
         if (bar := self._bars.get("eval" if is_eval else "predict")) is not None:
             within = state.eval_timestamp if is_eval else state.predict_timestamp
             bar.done, bar.time = float(within.batch), state.time
 
-    def _end_evaluation(self, state: Snapshot) -> None:
-        self._advance(state)
-        label = state.dataloader_label or "eval"
-        self._finish("eval", self._named(label, state.eval_metrics.get(label, {}), state))
-
     def _named(self, label: str, metrics: Mapping[str, Any], state: Snapshot) -> dict[str, Any]:
         known = {**state.eval_metrics, label: metrics}
         names = MetricNames(f"metrics/{one}/{name}" for one, values in known.items() for name in values)
         return {names.short(f"metrics/{label}/{name}"): value for name, value in metrics.items()}
-
-    def _end_prediction(self, state: Snapshot) -> None:
-        self._advance(state)
-        self._finish("predict", {})
 
     def _finish(self, key: str, metrics: Mapping[str, Any]) -> None:
         bar = self._bars.pop(key, None)
@@ -208,22 +214,8 @@ class ProgressLogger(LoggerDestination):
             self._finished[bar.label] = bar
 
 
-_CHANGES: dict[Event, Callable[[ProgressLogger, Snapshot], None]] = {
-    Event.FIT_START: ProgressLogger._begin_training,
-    Event.EPOCH_START: ProgressLogger._begin_epoch,
-    Event.BATCH_END: ProgressLogger._end_batch,
-    Event.EPOCH_END: ProgressLogger._end_epoch,
-    Event.FIT_END: ProgressLogger._end_training,
-    Event.EVAL_START: ProgressLogger._begin_evaluation,
-    Event.EVAL_BATCH_END: ProgressLogger._advance,
-    Event.EVAL_END: ProgressLogger._end_evaluation,
-    Event.PREDICT_START: ProgressLogger._begin_prediction,
-    Event.PREDICT_BATCH_END: ProgressLogger._advance,
-    Event.PREDICT_END: ProgressLogger._end_prediction,
-}
-
-
-ProgressLogger.watches = tuple(_CHANGES)
+def _epoch_text(state: Snapshot) -> str:
+    return f"Epoch {shown_epoch(state):>3}"
 
 
 def _clock(seconds: float) -> str:

@@ -67,7 +67,10 @@ class TensorboardLogger(FileDestination):
         began = state.previous_timestamp if state.event is Event.BATCH_END else None
         self._begin_attempt(state, (began or state.timestamp).values.batch)
         step = state.timestamp.values.batch
-        values = {name: _plain(value) for name, value in hyperparameters.items()}
+        values = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in hyperparameters.items()
+        }
         table = _markdown(["name", "value"], list(map(list, values.items())))
         self._write_values([_text("hyperparameters", table)], state.time, step)
         if not self._waiting:
@@ -166,10 +169,6 @@ def _text(name: str, text: str) -> Any:
     return text_pb(name, text).value[0]
 
 
-def _plain(value: Any) -> bool | float | str:
-    return value if isinstance(value, bool | int | float | str) else str(value)
-
-
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
@@ -210,9 +209,6 @@ def _overlaid(pixels: "np.ndarray[Any, Any]", mask: "np.ndarray[Any, Any]") -> "
     shown = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3].copy()
     for number in np.unique(mask[mask != 0]):
         chosen = mask == number
-        shown[chosen] = (shown[chosen] // 2) + np.array(_colour(int(number)), np.uint8)
+        colour = colorsys.hsv_to_rgb(math.fmod(int(number) * _GOLDEN_RATIO, 1.0), 1.0, 1.0)
+        shown[chosen] = (shown[chosen] // 2) + np.array([int(part * 127) for part in colour], np.uint8)
     return shown
-
-
-def _colour(number: int) -> tuple[int, ...]:
-    return tuple(int(part * 127) for part in colorsys.hsv_to_rgb(math.fmod(number * _GOLDEN_RATIO, 1.0), 1.0, 1.0))

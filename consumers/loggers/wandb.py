@@ -99,7 +99,10 @@ class WandBLogger(LoggerDestination):
         patience = max(1.0, self.drain_seconds)
         attempt_name = f"{context.run_name}-{context.attempt}"
         directory = self._dir or context.run_dir
-        self._discard_unfinished()
+        if self._unfinished is not None and Path(self._unfinished).name.startswith(_OFFLINE_DIRECTORY):
+            # All that a killed process had written offline comes again, and its end may be missing.
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+        self._unfinished = None
         self._run = wandb.init(
             project=self._project,
             entity=self._entity,
@@ -207,12 +210,6 @@ class WandBLogger(LoggerDestination):
         if number >= self._had:
             with _refusals():
                 self._run.log({_STEP: step, "_timestamp": time, **values}, step=number)
-
-    def _discard_unfinished(self) -> None:
-        """Delete what a killed process had written offline: all of it comes again, and its end may be missing."""
-        if self._unfinished is not None and Path(self._unfinished).name.startswith(_OFFLINE_DIRECTORY):
-            shutil.rmtree(self._unfinished, ignore_errors=True)
-        self._unfinished = None
 
 
 def _has_account(settings: Any) -> bool:

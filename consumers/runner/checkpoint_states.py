@@ -16,7 +16,6 @@ from offloop.bus.protocol.stream import RunStream, in_turns
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import read_run
 from offloop.bus.types.event import Event
-from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import RunContext
 from offloop.consumers.delivery.commit import seal, unseal
 from offloop.consumers.delivery.fanout import Fanout
@@ -48,7 +47,7 @@ class CheckpointStates:
 
     def take(self, mark: CheckpointMark, dispatcher: Dispatcher) -> None:
         """Keep the states of a dispatcher's callbacks at a saved checkpoint; restore them at a loaded one."""
-        entries = [one for one in dispatcher.entries if _resumes(one.callback)]
+        entries = [one for one in dispatcher.entries if one.callback.resumes and one.callback.has_state]
         if entries and mark.action == "save":
             self._keep(mark, dispatcher, entries)
         elif entries:
@@ -65,7 +64,9 @@ class CheckpointStates:
                 # Other dispatchers of this consumer have kept their states at the same checkpoint.
                 known = {**self._read(path), **{name: state for name, _, _, state in states}}
                 write_state(path, seal(known))
-                _remove_surplus(path.parent)
+                files = sorted(path.parent.glob("*.state"), key=lambda file: file.stat().st_mtime_ns)
+                for surplus in files[:-_KEPT]:
+                    surplus.unlink(missing_ok=True)
         except (OSError, ConfigurationError) as error:
             what = error.strerror if isinstance(error, OSError) else str(error)
             self._say_once(f"the state of {self._name} for checkpoints cannot be kept in {path.parent}: {what}")
@@ -240,13 +241,3 @@ def _earlier_names(context: RunContext) -> Iterator[str]:
         if attempt.number < context.attempt:
             with contextlib.suppress(OffloopError):
                 yield Recording(attempt.recording).run_name
-
-
-def _resumes(callback: Callback) -> bool:
-    return callback.resumes and callback.has_state
-
-
-def _remove_surplus(directory: Path) -> None:
-    files = sorted(directory.glob("*.state"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-_KEPT]:
-        path.unlink(missing_ok=True)

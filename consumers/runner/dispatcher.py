@@ -124,7 +124,7 @@ class Dispatcher:
         self._waiting = False
         self._looking: asyncio.TimerHandle | None = None
         self._running: CallbackEntry | None = None
-        stream.name_sender = self._name_sender
+        stream.name_sender = lambda: None if self._running is None else f"callback {self._running.name}"
         if handling.at_checkpoint is not None:
             stream.on_checkpoint = self._see_checkpoint
 
@@ -311,9 +311,6 @@ class Dispatcher:
         at_checkpoint = self.handling.at_checkpoint
         if at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
             at_checkpoint(mark, self)
-
-    def _name_sender(self) -> str | None:
-        return None if self._running is None else f"callback {self._running.name}"
 
     async def _call(self, entry: CallbackEntry, method: str, *arguments: Any) -> bool:
         try:

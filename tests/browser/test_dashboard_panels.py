@@ -83,7 +83,7 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             ranks = page.get_by_role("table", name="Ranks").get_by_role("row")
             there.waits_for(lambda: ranks.count() == 3, "a row of each rank")
             page.get_by_label(
-                "Where a step's time goes, run odd, rank 1. Latest: data 1 ms, forward 4 ms, backward 3 ms"
+                "Time of a step by phase, run odd, rank 1. Latest: data 1 ms, forward 4 ms, backward 3 ms"
             ).wait_for()
             assert page.url.endswith("#rank=1")
             page.wait_for_function(

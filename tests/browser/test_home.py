@@ -196,7 +196,7 @@ def test_selected_runs_are_drawn_over_one_another_beside_what_differs_in_them(se
         there.waits_for(lambda: first.locator("td").all_inner_texts() == ["config/lr", "≠", "0.1", "0.01"], "the rates")
         same = table.get_by_text("config/width")
         assert same.count() == 0, "what is the same in both"
-        there.page.get_by_role("switch", name="also what is the same").click()
+        there.page.get_by_role("switch", name="also equal values").click()
         same.wait_for()
         there.page.get_by_role("link", name="all runs").click()
         there.sees("2 selected")
@@ -263,7 +263,7 @@ def test_others_are_compared_with_a_baseline_in_words(served, browser):
 
 def test_live_runs_move_and_others_appear(runs_dir, browser):
     with ui_of(str(runs_dir)) as served, visit(browser, served.url) as there:
-        there.sees("They are shown here as they begin.")
+        there.sees("Runs appear here as they begin.")
         with running("moving") as run:
             shows(there, 1)
             live = row(there, "moving")

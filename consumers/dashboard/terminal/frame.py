@@ -93,7 +93,7 @@ def _header(view: RunView, shown: Shown, width: int) -> "Text":
 def _progress(view: RunView, width: int) -> "Text":
     progress = view.progress()
     if progress.fraction is None:
-        rest = "no end is known" if progress.max_duration is None else f"of {progress.max_duration}"
+        rest = "no planned end" if progress.max_duration is None else f"of {progress.max_duration}"
         return text_line(f"{progress.sample} samples, {rest}", "dim")
     goes_on = progress.seconds_left if view.status in ("live", "paused") else None
     left = f"  {duration(goes_on)} left" if goes_on else ""

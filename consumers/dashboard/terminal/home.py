@@ -356,7 +356,7 @@ def _time(seconds: float | None) -> str:
 
 def _nothing(table: RunTable, chosen: Chosen, shown: TableShown) -> str:
     if not table.entries:
-        return "There is no run yet. They are shown here as they begin."
+        return "There is no run yet. Runs appear here as they begin."
     if chosen.archived and not shown.found:
         return "All runs are archived: a shows them."
     return "No run is found by that: Escape shows all."

@@ -107,7 +107,7 @@ class TerminalScreen:
         for name, stream in self._streams.items():
             setattr(sys, name, stream)
         if len(self._kept) == _MOST_KEPT:
-            self._kept[0] = self._streams["stderr"], "what was printed before this is left out:\n"
+            self._kept[0] = self._streams["stderr"], "earlier output is left out:\n"
         for stream, text in self._kept:
             with contextlib.suppress(OSError, ValueError):
                 stream.write(text)

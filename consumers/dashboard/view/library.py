@@ -80,14 +80,14 @@ class RunLibrary:
         if isinstance(self._place, FolderRuns):
             return runs_dir(self._place.directory) / run
         raise ConfigurationError(
-            f"run {run!r} is {self._place}, which gives runs to read: tag and delete it on its own machine, "
+            f"run {run!r} is {self._place}, which is read-only: tag and delete it on its own machine, "
             "with 'offloop ui' there"
         )
 
     def _known(self, run: str) -> RunEntry:
         entry = self.table.entries.get(run)
         if entry is None:
-            raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+            raise RunNotFoundError(f"run {run!r} no longer exists", run=run)
         return entry
 
     def _follow(self) -> None:

@@ -11,9 +11,9 @@ from offloop.consumers.loggers.console import format_value
 _OTHERS = {
     Event.INIT: "the trainer is set up",
     Event.PREDICT_START: "prediction begins",
-    Event.PREDICT_END: "prediction is through",
+    Event.PREDICT_END: "prediction ends",
     Event.EVAL_STANDALONE_START: "evaluation alone begins",
-    Event.EVAL_STANDALONE_END: "evaluation alone is through",
+    Event.EVAL_STANDALONE_END: "evaluation alone ends",
 }
 
 
@@ -62,7 +62,7 @@ def event_text(state: Snapshot) -> str | None:
         label = state.dataloader_label
         return f"evaluation '{label}': {_in_words(state.fields.get('eval_metrics'), label) or 'no metrics'}"
     if event is Event.FIT_END:
-        return f"training is through at batch {batch}"
+        return f"training ends at batch {batch}"
     return _OTHERS.get(event)
 
 

@@ -201,7 +201,7 @@ class RankMap:
         if self.late:
             found.append(("late", f"behind the others: {_some_of([self.name(cell) for cell in self.late])}"))
         if len(self) < self.world_size:
-            found.append(("unknown", f"{len(self):,} of {self.world_size:,} ranks have been heard of"))
+            found.append(("unknown", f"{len(self):,} of {self.world_size:,} ranks are known"))
         return found
 
     def row(self, cell: int) -> RankView:
@@ -299,13 +299,9 @@ class RankTiming:
         # Several browsers share one map; silence is measured in seconds.
         key = self._taken, None if now is None else int(now)
         if self._made is None or self._made[0] != key:
-            self._made = key, self._map(now)
+            windows, silent = [host.window for host in self._ordered], [host.silent(now) for host in self._ordered]
+            self._made = key, RankMap(windows, silent, self._compared, self._first_nan)
         return self._made[1]
-
-    def _map(self, now: float | None) -> RankMap:
-        hosts = self._ordered
-        silent = [host.silent(now) for host in hosts]
-        return RankMap([host.window for host in hosts], silent, self._compared, self._first_nan)
 
 
 @dataclass

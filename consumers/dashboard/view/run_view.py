@@ -355,7 +355,7 @@ class RunView(LoggerDestination):
             if self._metrics.first_left_out is not None and not self._said_left_out:
                 self._said_left_out = True
                 name = self._metrics.first_left_out
-                self.note("note", f"more than {MAX_SERIES} metrics: {name} and what comes after it are left out")
+                self.note("note", f"more than {MAX_SERIES} metrics: {name} and later ones are left out")
             return self._log.after(after)
 
     def marks(self, after: int = 0) -> Placed:

@@ -292,7 +292,10 @@ class Series:
         place = len(settled)
         if not (np.all(steps[1:] > steps[:-1]) and (not place or steps[0] > settled[-1, 0])):
             place = int(settled[:, 0].searchsorted(steps.min(), "left"))
-            points = _in_order(np.concatenate([settled[place:], points]))
+            points = np.concatenate([settled[place:], points])
+            points = points[np.argsort(points[:, 0], kind="stable")]
+            # Of equal steps the last row.
+            points = points[np.flatnonzero(np.diff(points[:, 0], append=np.inf))]
         self._table.extend(points, place)
 
     def refine(self, other: "Series") -> None:
@@ -369,14 +372,6 @@ def _column_of(axis: Axis) -> int:
     if axis not in _COLUMN_OF_AXIS:
         raise ConfigurationError(f"axis {axis!r} is not known: use {', '.join(get_args(Axis))}")
     return _COLUMN_OF_AXIS[axis]
-
-
-def _in_order(rows: "Floats") -> "Floats":
-    """Sort by step; of equal steps the last row."""
-    import numpy as np
-
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    return rows[np.flatnonzero(np.diff(rows[:, 0], append=np.inf))]
 
 
 PartsOf: TypeAlias = Callable[[Series, "Floats", Axis], Parts]

@@ -83,7 +83,7 @@ def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str,
     phases = []
     for number, run in enumerate(runs):
         if ranks := run.phase_ranks:
-            title = f"{labels[number]}: where a step's time goes" if len(runs) > 1 else "where a step's time goes"
+            title = f"{labels[number]}: time of a step by phase" if len(runs) > 1 else "time of a step by phase"
             phases.append(Chart(f"{PHASES_PREFIX}/{number}", "phases", title, ranks=ranks))
     ordered = [
         (title, sorted(groups[title].values(), key=lambda chart: chart.id)) for title in sorted(groups, key=group_order)

@@ -128,7 +128,12 @@ class Compared:
         return [number for number in group.members if number not in self._hidden]
 
     def lines(self) -> list[dict[str, Any]]:
-        runs = [self._run(number, look) for number, look in enumerate(self.looks())]
+        runs: list[dict[str, Any]] = [
+            {"id": number, "label": self._labels[number], "color": color, "dash": dash}
+            for number, (color, dash) in enumerate(self.looks())
+        ]
+        if self.baseline is not None:
+            runs[self.baseline]["baseline"] = True
         if self.column is None:
             return runs
         lines: list[dict[str, Any]] = []
@@ -145,10 +150,6 @@ class Compared:
         if self.baseline is not None:
             lines.append(runs[self.baseline])
         return lines
-
-    def _run(self, number: int, look: tuple[str, int]) -> dict[str, Any]:
-        line = {"id": number, "label": self._labels[number], "color": look[0], "dash": look[1]}
-        return line | {"baseline": True} if number == self.baseline else line
 
     def draws(self, number: int) -> bool:
         return self.column is None or self.singles or number == self.baseline

@@ -51,7 +51,9 @@ def explored(
             problems.append(one_line(str(error)))
             return None
 
-    y = find(look.y) or find(_usual_metric(table))
+    metrics = [name for name in table.usual_columns if table.column(name).metric is not None]
+    best = (name for name in metrics if name.endswith(".best"))
+    y = find(look.y) or find(next(best, next(iter(metrics), "")))
     usual = _usual_axes(table, entries)
     x = color = None
     axes: Iterable[Column | None] = ()
@@ -73,11 +75,6 @@ def explored(
         "runs": [key(entry.run) for entry in entries],
         "columns": [_sent_column(column, entries) for column in columns.values()],
     }
-
-
-def _usual_metric(table: RunTable) -> str:
-    names = [name for name in table.usual_columns if table.column(name).metric is not None]
-    return next((name for name in names if name.endswith(".best")), next(iter(names), ""))
 
 
 def _usual_axes(table: RunTable, entries: Sequence[RunEntry]) -> list[Column]:

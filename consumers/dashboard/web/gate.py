@@ -7,7 +7,6 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
-from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -65,7 +64,10 @@ class Gate:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._hosts is not None and _parts(f"//{host}").hostname not in self._hosts:
             return _refusal(403, f"This dashboard does not answer to the name {host[:100]!r}: use 127.0.0.1.")
-        if (origin is not None and _parts(origin).netloc != host) or _is_embedded(headers):
+        is_embedded = headers.get("sec-fetch-dest", "document") != "document" and (
+            headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        )
+        if (origin is not None and _parts(origin).netloc != host) or is_embedded:
             return _refusal(403, "A page of another site asked for this.")
         role: Role | None = Role.COMMAND
         if self._tokens is not None:
@@ -94,11 +96,6 @@ def _parts(address: str) -> SplitResult:
         return urlsplit(address)
     except ValueError:
         return urlsplit("")
-
-
-def _is_embedded(headers: Headers) -> bool:
-    site, part = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-dest", "document")
-    return site not in ("none", "same-origin") and part != "document"
 
 
 def _with_headers(send: Send) -> Send:

@@ -294,7 +294,12 @@ class HomePage:
             live = [one_line(entry.run) for entry in here if entry.is_going_on]
             self._say(f"{_listed(live)}: not deleted before the training has ended")
         if ended and await self._is_sure(ended):
-            removed = [entry.run for entry in ended if await self._do(functools.partial(self._remove, entry.run))]
+
+            def remove(run: str) -> None:
+                library, name = self._runs.library_of(run)
+                library.remove(name)
+
+            removed = [entry.run for entry in ended if await self._do(functools.partial(remove, entry.run))]
             self._table.run_method("deselect", [key_of(run) for run in removed])
 
     async def _is_sure(self, entries: Sequence[RunEntry]) -> bool:
@@ -307,10 +312,6 @@ class HomePage:
         ]
         with self._box:
             return await is_sure(question, "Delete", "Keep")
-
-    def _remove(self, run: str) -> None:
-        library, name = self._runs.library_of(run)
-        library.remove(name)
 
     def _say(self, text: str) -> None:
         with self._box:

@@ -1,5 +1,5 @@
-// The charts of the page of runs. The server sends lines that are thinned to what can be seen; what can be seen (which
-// charts, how wide, which part of the axis) is told to the server by the event "look".
+// The charts of the page of runs. The event "look" reports what is visible: charts, their width, the part of the axis.
+// The server sends lines thinned to that.
 import { LineChart } from "page_chart";
 import { axisEnds, colorOfPhase, cutOf, endsOf, latestPhases, metricSpec, phasesSpec } from "page_lines";
 import { marksOn } from "page_marks";
@@ -10,7 +10,7 @@ import { toRaw } from "vue";
 
 const MOST_VALUES = 12;
 const MOST_SPOKEN = 20;
-const MOST_MARKED = 4; // of more runs the marks are off, unless somebody wants them
+const MOST_MARKED = 4; // default limit of runs with marks
 const SMOOTHING_STEP = 0.1;
 const SETTLE_MS = 60;
 const DRAWN_AT_ONCE = 2;
@@ -22,7 +22,7 @@ export default /** @type {Component} */ ({
       <Teleport v-if="home" to="#home" defer><a class="home-link" :href="home"><q-icon name="arrow_back" aria-hidden="true"></q-icon>all runs</a></Teleport>
       <run-list :runs="cards" :hidden="hidden" @toggle="toggleRun" @command="$emit('command', $event)"></run-list>
       <div class="board-main">
-      <div class="controls" role="toolbar" aria-label="How charts are drawn">
+      <div class="controls" role="toolbar" aria-label="Options of charts">
         <div class="named" role="group" aria-label="X axis">
           <span>x axis</span>
           <q-btn-toggle v-model="settings.x" :options="axes" dense no-caps unelevated toggle-color="primary"></q-btn-toggle>
@@ -62,7 +62,7 @@ export default /** @type {Component} */ ({
                 </select></label>
               <span v-if="oddText(chart)" class="odd">{{ oddText(chart) }}</span>
               <button v-if="cut.get(chart.id) || all.get(chart.id)" type="button" class="cut" @click="showAll(chart.id)"
-                      :title="all.get(chart.id) ? 'Cut off what is far beyond the rest' : 'Show all values (or double click)'"
+                      :title="all.get(chart.id) ? 'Cut off outliers' : 'Show all values (or double click)'"
                       >{{ all.get(chart.id) ? "all values" : cut.get(chart.id) }}</button>
               <button type="button" class="enlarge" :aria-pressed="String(isWide(chart))"
                       :aria-label="(isWide(chart) ? 'Make smaller: ' : 'Make larger: ') + chart.title"
@@ -103,16 +103,16 @@ export default /** @type {Component} */ ({
   },
   data: () => ({
     groups: [],
-    runs: [], // what has a line: runs and groups
-    cards: [], // how each run stands
-    compare: null, // what runs can be compared by, and what is chosen of it
-    hidden: {}, // runs whose lines are not shown
+    runs: [], // runs and groups with lines
+    cards: [], // the state of each run
+    compare: null, // possible and chosen comparisons
+    hidden: {}, // runs without lines
     // By chart. Not objects: a metric may be called toString.
     values: new Map(), // run -> {last, apart, sense}
     odd: new Map(),
-    phases: new Map(), // the newest ones, in words, and the names of all
-    cut: new Map(), // what is beyond the edges, in words
-    all: new Map(), // whether everything is shown: nothing is beyond the edges
+    phases: new Map(), // the newest ones, in words, and all names
+    cut: new Map(), // outliers beyond the edges, in words
+    all: new Map(), // true: all values are shown, without a cut
     marksVersion: 0,
     settings: settingsOf(location.hash),
     axes: AXES.map((axis) => ({ label: axis, value: axis })),
@@ -180,14 +180,14 @@ export default /** @type {Component} */ ({
     },
   },
   created() {
-    // Kept out of Vue's sight: it would follow every number.
+    // Not reactive: Vue would follow every number.
     this.plots = new Map(); // chart -> {element, kind, scale, chart, lines, look}
-    // Also of charts and axes that are out of sight: the server sends a line once, and then what is new.
+    // Also invisible charts and axes: the server sends a line once, and then its new points.
     this.lines = new Map(); // axis -> Map(chart -> Map(run -> {x, y}))
-    this.extents = new Map(); // axis -> its ends, of everything that was seen
-    this.marks = new Map(); // run -> what happened
+    this.extents = new Map(); // axis -> ends of all its data
+    this.marks = new Map(); // run -> its marks
     this.visible = new Map(); // chart -> width in pixels
-    this.stale = new Map(); // charts that are to be drawn: whether from new lines, or else another part of them
+    this.stale = new Map(); // charts to draw: from new lines (true), or another part of them
     this.range = null; // the chosen part of the axis
     this.told = "";
   },
@@ -203,8 +203,7 @@ export default /** @type {Component} */ ({
     this.plots.forEach((plot) => plot.chart?.destroy());
   },
   methods: {
-    // What the server calls: everything that has changed. The answer, once it is drawn, is what lets it send the next:
-    // how many seconds that took says how soon.
+    // Called by the server with changes. The answer, once drawn, lets the server send the next: its seconds set the pause.
     async frame(update) {
       const began = performance.now();
       for (const name of ["runs", "cards", "groups", "compare"]) if (update[name]) this[name] = update[name];
@@ -244,7 +243,7 @@ export default /** @type {Component} */ ({
       this.odd.set(line.c, [...runs.values()].reduce((sum, one) => sum + one.n.length, 0));
     },
     watchPlot(element, chart) {
-      // One that is pinned is made anew elsewhere.
+      // A pinned chart is made again in another place.
       this.plots.get(chart.id)?.chart?.destroy();
       this.plots.set(chart.id, { element, kind: chart.kind, scale: chart.scale, chart: null });
       this.observer.observe(element);
@@ -320,7 +319,7 @@ export default /** @type {Component} */ ({
       if (place < 0) list.push(name);
       else list.splice(place, 1);
     },
-    // Somebody went to another link of this page. One to a place in it says nothing about settings.
+    // The address has a new hash. A place in the page is not a setting.
     onLink() {
       if (location.hash === "#charts") history.replaceState(history.state, "", hashOf(this.settings) || "#");
       else Object.assign(this.settings, settingsOf(location.hash));
@@ -342,13 +341,12 @@ export default /** @type {Component} */ ({
       const asked = [["chart", kind], ["rank", this.rankOf(chart) ?? 0], ...runs.map((run) => ["run", run.key])];
       Object.assign(document.createElement("a"), { href: `/run-content/csv?${new URLSearchParams(asked)}`, download: "" }).click();
     },
-    // Whoever is at a run in a list of them sees its line.
+    // The pointer or the focus in a list of runs highlights a line.
     onList(event) {
       const run = event.target.closest?.("[data-run]")?.dataset.run;
       if (run !== undefined) this.focusRun(/^\d+$/.test(run) ? Number(run) : run);
       else if (!event.target.closest?.(".plot")) this.focusRun(null);
     },
-    // The line of a run, or of none, stands out in every chart.
     focusRun(run) {
       if (run === (this.focused ?? null)) return;
       this.focused = run;
@@ -357,7 +355,7 @@ export default /** @type {Component} */ ({
         if (chart && chart.focused !== run) chart.setFocus(run);
       });
     },
-    // Shows that part of the axis in every chart, at first in the one that somebody is at, and asks for its points.
+    // Shows a part of the axis, first in the user's chart, and requests its points.
     zoom(range, first) {
       if (JSON.stringify(range) === JSON.stringify(this.range)) return;
       this.range = range;
@@ -383,14 +381,14 @@ export default /** @type {Component} */ ({
       to = Math.min(to, high);
       if (to > from) this.zoom(from <= low && to >= high ? null : [from, to]);
     },
-    // Everything in a chart, however far beyond the rest it is; or as usual again.
+    // Shows all values of a chart, or cuts outliers again.
     showAll(id) {
       if (!this.cut.get(id) && !this.all.get(id)) return;
       this.all.set(id, !this.all.get(id));
       this.stale.set(id, true);
       this.drawSoon();
     },
-    // All that can be seen is drawn with the next pictures: from its lines, or else another part of the same.
+    // Draws visible charts with the next frames: from new lines, or another part of them.
     redraw(isNew = true) {
       this.visible.forEach((_, id) => this.stale.set(id, isNew || this.stale.get(id) || false));
       this.drawSoon();
@@ -401,7 +399,7 @@ export default /** @type {Component} */ ({
         this.drawStale(DRAWN_AT_ONCE);
       });
     },
-    // So many charts; the others come with the next pictures, in turn.
+    // At most this number of charts; the others follow with the next frames.
     drawStale(most) {
       for (const [id, isNew] of [...this.stale].slice(0, most)) {
         this.stale.delete(id);
@@ -434,7 +432,7 @@ export default /** @type {Component} */ ({
       spec.ends = this.endsIn(id, plot, spec);
       plot.chart.show(spec);
     },
-    // The ends of the vertical axis in the part that is shown; what is beyond them is marked.
+    // The ends of the vertical axis in the visible part; values beyond them are marked.
     endsIn(id, plot, spec) {
       const range = this.rangeOf(plot);
       const ends = axisEnds(endsOf(plot.lines, range, plot.look), plot.look.isLog);
@@ -443,7 +441,6 @@ export default /** @type {Component} */ ({
       if (this.cut.get(id) !== text) this.cut.set(id, text);
       return ends;
     },
-    // The newest values of the runs in a chart.
     valuesOf(chart) {
       const values = this.values.get(chart.id) || {};
       return this.runs
@@ -461,7 +458,7 @@ export default /** @type {Component} */ ({
       const cut = this.cut.get(chart.id) && !this.all.get(chart.id) ? `, ${this.cut.get(chart.id)}` : "";
       if (chart.kind === "phases") {
         const label = this.runs.find((run) => run.id === Number(chart.id.split("/").at(-1)))?.label;
-        return `Where a step's time goes, run ${label}, rank ${this.rankOf(chart)}${cut}. Latest: ${this.phases.get(chart.id)?.text || "nothing yet"}.`;
+        return `Time of a step by phase, run ${label}, rank ${this.rankOf(chart)}${cut}. Latest: ${this.phases.get(chart.id)?.text || "nothing yet"}.`;
       }
       const found = this.valuesOf(chart);
       const values = found.length > MOST_VALUES ? [`${found.length} runs`] : found.map(({ run, text }) => (this.runs.length > 1 ? `${run.label}: ${text}` : text));
@@ -469,7 +466,7 @@ export default /** @type {Component} */ ({
       const marks = this.shownMarks.slice(-MOST_SPOKEN).map(({ text, when }) => `${text}, ${when}`);
       return `Chart of ${chart.id} over ${this.settings.x}${odd}${cut}. Latest: ${values.join("; ") || "nothing yet"}.${marks.length ? ` Marks: ${marks.join("; ")}.` : ""}`;
     },
-    // What a test or a reader of the page can ask: the points that a chart holds, and what it shows of them.
+    // For tests: the points that a chart holds, and what it shows of them.
     pointsOf(id) {
       const plot = this.plots.get(id);
       const lines = (plot && this.lines.get(this.axisOf(plot))?.get(id)) || new Map();
@@ -483,7 +480,6 @@ export default /** @type {Component} */ ({
       const texts = uplot.axes.map((axis) => axis._values);
       return { range: spec.range, ends: spec.ends, lines, cut: spec.cut, odd: spec.odd, marks: spec.marks, texts };
     },
-    // Pixels in a chart of a place and a value.
     pixelsOf(id, x, y) {
       const { uplot } = this.plots.get(id).chart;
       const [over, element] = [uplot.over, uplot.root].map((one) => one.getBoundingClientRect());

@@ -1,12 +1,12 @@
-// A chart of lines over one axis, drawn by uPlot. It knows no runs: `show` hands it a spec, and it reports what people do.
+// A chart of lines over one axis, drawn by uPlot. `show` draws a spec; the chart reports the user's actions.
 import uPlot from "uPlot";
 import { drawMarkLines, drawMarkSymbols, marksNear, MARKS_HEIGHT } from "page_marks";
 import { clockText, decimalsOf, grouped, unitOf, valueText } from "page_text";
 import { faded, inkOf } from "page_theme";
 
-const NEAR_PIXELS = 24; // a line this near to the pointer stands out
+const NEAR_PIXELS = 24; // a line this near to the pointer is highlighted
 const MOST_POINTS_AT_CURSOR = 12;
-const FEW_POINTS = 40; // a line of fewer has a symbol at each
+const FEW_POINTS = 40; // a shorter line has a symbol at each point
 const LETTER_PIXELS = 6.5;
 const LEAST_LEFT = 46;
 const RIGHT = 20;
@@ -29,14 +29,14 @@ const CLOCK_STEPS = [
 const STEPS_OF = { batch: WHOLE_STEPS, sample: WHOLE_STEPS, epoch: ROUND_STEPS, time: CLOCK_STEPS };
 
 // A spec has:
-//   axis     what the horizontal axis counts
-//   extent   the ends of that axis, and `range`, the part of it that is shown
+//   axis     the horizontal axis
+//   extent   the ends of that axis, and `range`, the visible part
 //   ends     the ends of the vertical axis
-//   isLog    whether that is logarithmic
+//   isLog    the vertical axis is logarithmic
 //   scale    the units of values
-//   lines    {id, run, label, color, width, dash, fill, isStepped, xs, ys, isQuiet, low, high, note}; a quiet one is not
-//            found by the pointer, and note(x) gives [value, more] for the box at the pointer
-//   odd      {x, isAbove, color} of values that are not finite, and `cut` of those beyond the edges
+//   lines    {id, run, label, color, width, dash, fill, isStepped, xs, ys, isQuiet, low, high, note}; the pointer ignores
+//            a quiet one; note(x) gives [value, more] for the tip
+//   odd      {x, isAbove, color} of values that are not finite, and `cut` of outliers
 //   marks    see page_marks.js
 export class LineChart {
   // `on` has zoom(range or null), focus(run or null) and reset().
@@ -49,7 +49,7 @@ export class LineChart {
     element.addEventListener("pointerleave", () => this.onLeave());
   }
 
-  // Draws a spec. Only where the looks of its lines are others than before uPlot is made anew.
+  // Draws a spec; uPlot is made again only if the style of a line has changed.
   show(spec) {
     const looks = JSON.stringify([
       spec.axis, spec.isLog, spec.marks.length > 0, ...spec.lines.map(({ id, color, width, dash, fill, low }) => [id, color, width, dash, fill, !!low]),
@@ -65,7 +65,7 @@ export class LineChart {
     } else this.uplot.setData(data);
   }
 
-  // Shows another part of the same.
+  // Shows another part of the same data.
   zoom(range, extent, ends) {
     Object.assign(this.spec, { range, extent, ends });
     this.uplot.setScale("x", { min: range[0], max: range[1] });
@@ -82,14 +82,14 @@ export class LineChart {
     this.uplot = null;
   }
 
-  // Lets the line of a run stand out, or none.
+  // Highlights the line of a run, or none.
   setFocus(run) {
     this.focused = run;
     const place = this.columns.findIndex((line) => line.run === run && !line.isQuiet);
     if (this.uplot && this.columns.length > 1) this.uplot.setSeries(run === null || place < 0 ? null : place + 1, { focus: true });
   }
 
-  // The lines on common places. Of a band there are three columns: its ends, and the line in it.
+  // The lines on common places. A band has three columns: its ends and its line.
   dataOf({ lines }) {
     this.columns = lines.flatMap((line) => (line.low ? [{ ...line, isEdge: true }, { ...line, isEdge: true }, line] : [line]));
     const data = uPlot.join(lines.length ? lines.map((line) => (line.low ? [line.xs, line.low, line.high, line.ys] : [line.xs, line.ys])) : [[[]]]);
@@ -147,7 +147,7 @@ export class LineChart {
     };
   }
 
-  // In charts that the pointer is not over, the line that stands out elsewhere is the nearest.
+  // In charts without the pointer, the highlighted line counts as the nearest.
   distance(line, pixels) {
     if (line.isQuiet || line.isEdge) return Infinity;
     if (this.isHovered) return pixels;
@@ -169,7 +169,7 @@ export class LineChart {
     return ROUND_STEPS.map((step) => step * factor);
   }
 
-  // Marks, and triangles for what a line cannot show: beyond the ends what is not finite, within them what is cut off.
+  // Marks, and triangles: beyond the ends for values that are not finite, within them for outliers.
   drawBeyond(uplot) {
     const { left, top, width, height } = uplot.bbox;
     const size = TRIANGLE * uPlot.pxRatio;
@@ -192,7 +192,7 @@ export class LineChart {
     this.on.zoom(range);
   }
 
-  // The wheel with Ctrl, and two fingers on a touchpad, zoom at the place of the pointer.
+  // Ctrl and the wheel, or two fingers on a touchpad, zoom at the pointer.
   onWheel(event) {
     if (!event.ctrlKey || !this.uplot) return;
     event.preventDefault();
@@ -202,7 +202,7 @@ export class LineChart {
     const pixels = event.deltaY * (event.deltaMode ? LINE_PIXELS : 1);
     const factor = Math.exp(Math.min(Math.max(pixels, -FURTHEST), FURTHEST) / WHEEL_PIXELS);
     const range = [Math.max(at - (at - from) * factor, low), Math.min(at + (to - at) * factor, high)];
-    // Closer than that numbers of 64 bits are no longer apart.
+    // Closer places are equal in numbers of 64 bits.
     if (range[1] - range[0] <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) return;
     this.spec.range = range;
     this.on.zoom(range[0] <= low && range[1] >= high ? null : range);
@@ -238,7 +238,7 @@ export class LineChart {
     this.columns.forEach((line, place) => {
       const index = idxs[place + 1];
       if (line.isQuiet || line.isEdge || index === null || index === undefined) return;
-      // A line that does not come that far is not there.
+      // The line ends before this place.
       if (this.columns.length > 1 && (at < line.xs[0] || at > line.xs.at(-1))) return;
       const [x, y] = [uplot.data[0][index], uplot.data[place + 1][index]];
       const [value, more] = line.note?.(x) || [valueText(y, this.spec.scale, EXACT_DIGITS), ""];
@@ -264,7 +264,7 @@ function splitsOf(uplot, axis, min, max, step) {
 function textsOf(splits, step, scale) {
   const [factor, suffix] = unitOf(Math.max(...splits.map(Math.abs), 0), scale);
   const decimals = decimalsOf(step / factor);
-  // A tick at zero is not always quite there.
+  // A tick at zero may be slightly off.
   return splits.map((value) => grouped(Math.abs(value) < step / 1e6 ? 0 : value / factor, decimals) + suffix);
 }
 
@@ -273,7 +273,7 @@ function widthOf(uplot, texts, axis, cycle) {
   return Math.max(LEAST_LEFT, ...(texts || []).map((text) => LETTER_PIXELS * text.length + 14));
 }
 
-// A point between two holes has no line to it.
+// A point between two gaps has no line.
 function placesAlone(ys) {
   const known = ys.flatMap((y, place) => (y === undefined ? [] : [place]));
   return known.filter((place, at) => ys[place] !== null && (ys[known[at - 1]] ?? null) === null && (ys[known[at + 1]] ?? null) === null);
@@ -291,8 +291,8 @@ function triangle(pen, x, y, size, color) {
 
 let tip = null;
 
-// Shows the box at the pointer, so many pixels from a corner of an element: the nearest lines, the highest value first, and
-// the marks there. `rows` are {x, y, apart, run, cells: {color, name, value, more}}, `marks` {color, text, when}.
+// Shows the tip near the pointer: the nearest lines, the highest value first, and marks. `rows` are {x, y, apart, run,
+// cells: {color, name, value, more}}, `marks` {color, text, when}.
 function showTip(element, left, top, { rows, focused, marks, placeText }) {
   if (!rows.length && !marks.length) return hideTip();
   const near = [...rows].sort((one, other) => one.apart - other.apart);

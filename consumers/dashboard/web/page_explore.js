@@ -1,4 +1,4 @@
-// All runs that are found, as a scatter plot or as parallel coordinates. The server sends columns of values; what is drawn of them and how is decided here.
+// The found runs as a scatter plot or parallel coordinates, from columns of values.
 import { valueText } from "page_text";
 import { inkOf, isDark, redrawn } from "page_theme";
 
@@ -7,9 +7,9 @@ const MOST_OPTIONS = 200;
 const OF_METRIC = [".best", "", ".min", ".max"];
 const NO_COLOR = "-";
 const DIGITS = 5;
-const DECADES = { hyperparameter: 8, metric: 100 }; // values this many times apart are on a log axis
+const DECADES = { hyperparameter: 8, metric: 100 }; // least ratio of values for a log axis
 const LARGEST_COUNT = 100;
-const EARLY = 0.35; // if the middle one stands this near to the least
+const EARLY = 0.35; // largest place of the median for a log axis
 const SIZES = [[100, 12], [1000, 9], [4000, 6], [Infinity, 5]];
 const STRENGTHS = [[60, 0.8], [300, 0.5], [2000, 0.3], [Infinity, 0.12]];
 const MOST_SWATCHES = 8;
@@ -26,12 +26,12 @@ export const Explore = {
   template: `
     <section class="explore" :aria-label="isScatter ? 'Scatter plot' : 'Parallel coordinates'">
       <p v-if="!settings.runs.length" class="explore-hint">{{ isScatter ? "Click a point to select its run, double click to open it." : "Draw over an axis to select the runs in that range." }}</p>
-      <div class="explore-bar" role="toolbar" aria-label="What is drawn">
+      <div class="explore-bar" role="toolbar" aria-label="Axes">
         <q-select v-for="one in selects" :key="one.role" :model-value="one.value" :options="options" class="explore-select" dense outlined options-dense
                   use-input :multiple="one.isList" :fill-input="!one.isList" hide-selected input-debounce="0" behavior="menu" :label="one.label" :aria-label="one.label"
                   :clearable="one.clearable && !!one.value" popup-content-class="home-menu explore-options" @filter="findOptions" @clear="settings[one.role] = one.none"
                   @update:model-value="(chosen) => chosen?.length && (settings[one.role] = chosen)">
-          <template #no-option><div class="soft explore-none">no run has that</div></template>
+          <template #no-option><div class="soft explore-none">no such column</div></template>
         </q-select>
         <q-btn v-if="within !== null" flat dense no-caps class="link" label="Clear ranges" @click="clearRanges()"></q-btn>
       </div>
@@ -48,8 +48,8 @@ export const Explore = {
   mixins: [redrawn],
   props: { explored: Object, settings: Object, names: Object, linkTo: Function, emptyText: String },
   emits: ["look"],
-  // `within`: how many runs are within the ranges on axes; null without ranges.
-  // `at`: the run that keys have come to.
+  // `within`: number of runs within the ranges on axes; null without ranges.
+  // `at`: the run chosen by keys.
   data: () => ({ options: [], within: null, at: null }),
   computed: {
     isScatter() {
@@ -82,7 +82,7 @@ export const Explore = {
     metricTitle() {
       return this.column(this.about.y)?.title || "";
     },
-    // The numbers of the runs that have what is drawn.
+    // The numbers of the runs with all drawn values.
     drawn() {
       if (!this.isReady) return [];
       const needed = this.isScatter ? [this.column(this.about.x), this.column(this.about.y)] : [this.column(this.about.y)];
@@ -132,7 +132,7 @@ export const Explore = {
     "settings.axes": { deep: true, handler() { this.tellLook(); } },
   },
   async mounted() {
-    // What is new waits while somebody draws over an axis.
+    // New data waits while the user draws over an axis.
     this.isHeld = false;
     this.onRelease = () => {
       this.isHeld = false;
@@ -145,7 +145,7 @@ export const Explore = {
     });
     this.sizes.observe(this.$refs.plot);
     this.tellLook();
-    // Not before it is needed: the table is there without it.
+    // The table does not need it.
     const { echarts } = await import("nicegui-echart");
     if (!this.$refs.plot) return;
     this.encode = echarts.format.encodeHTML;
@@ -187,7 +187,7 @@ export const Explore = {
       this.settings.runs = [];
       this.redraw();
     },
-    // Somebody has drawn a range over an axis, or taken one away.
+    // A range was drawn over an axis, or removed.
     onBrush() {
       const [all] = this.chart.getModel().getSeries();
       const places = all.getRawIndicesByActiveState("active");
@@ -210,11 +210,11 @@ export const Explore = {
       const option = this.isScatter
         ? scatterOption({ ...common, x: this.column(this.about.x), y: this.column(this.about.y), color: this.column(this.about.color) })
         : parallelOption({ ...common, columns: this.axisColumns });
-      // Axes that stay keep their ranges.
+      // Unchanged axes keep their ranges.
       this.chart.setOption(option, this.wasDrawn && !this.isScatter ? { replaceMerge: ["series", "parallelAxis"] } : { notMerge: true });
       this.wasDrawn = true;
     },
-    // The number of the run that a point or a line stands for.
+    // The run of a point or a line.
     runAt({ seriesId, dataIndex, value }) {
       if (this.isScatter) return value?.[2];
       return (seriesId === "selected" ? this.chosen : this.drawn)[dataIndex];
@@ -250,14 +250,14 @@ export const Explore = {
     open(run) {
       if (run !== undefined) location.href = this.linkTo([this.explored.runs[run]]);
     },
-    // What a test can ask: where a run is on the scatter plot, in pixels.
+    // For tests: the pixels of a run on the scatter plot.
     placeOf(name) {
       if (!this.wasDrawn) return null;
       const run = this.explored.runs.indexOf(name);
       const point = this.chart.getOption().series?.flatMap((one) => one.data).find((one) => one[2] === run);
       return point ? this.chart.convertToPixel({ seriesIndex: 0 }, point.slice(0, 2)) : null;
     },
-    // Where a value of a column is on its axis of parallel coordinates, in pixels.
+    // The pixels of a value on its parallel axis.
     placeOn(name, value) {
       const place = this.axisColumns.findIndex((column) => column.name === name);
       return this.wasDrawn && place >= 0 ? this.chart.getModel().getComponent("parallel").coordinateSystem.dataToPoint(value, `dim${place}`) : null;
@@ -265,10 +265,9 @@ export const Explore = {
   },
 };
 
-// What ECharts draws. A column has `values`, of each run a number or null; of a text, the place in its `texts`.
+// Options for ECharts. A column has `values`, a number or null for each run; of a text, the place in its `texts`.
 
-// Whether a column has a log axis: its values are positive, decades apart, and crowded at the lower end. Small counts have
-// none.
+// A log axis is for positive values, decades apart, crowded at the lower end, but not for small counts.
 function isLog(column) {
   if (column.kind !== "number") return false;
   const values = [...new Set(column.values)].filter((value) => value !== null).sort((one, other) => one - other);
@@ -284,7 +283,7 @@ function textOf(column, value) {
   return column.kind === "time" ? new Date(value).toLocaleString() : valueText(value, column.scale, DIGITS);
 }
 
-// Of points the third number is the run, and the fourth its colour.
+// The third number of a point is the run, the fourth its colour.
 function scatterOption({ x, y, color, runs, selected, isDark, tooltip }) {
   const shade = shadesOf(color);
   const point = (run) => [x.values[run], y.values[run], run, color ? shade(color.values[run]) : 0];
@@ -308,7 +307,7 @@ function parallelOption({ columns, runs, selected, isDark, tooltip }) {
   const shade = shadesOf(metric);
   const line = (run) => [...columns.map((column) => column.values[run] ?? "-"), shade(metric.values[run])];
   const strength = selected.length ? 0.12 : byCount(STRENGTHS, runs.length);
-  // To find out which of many lines the pointer is on takes longer than a frame.
+  // Finding the line at the pointer takes longer than a frame.
   const common = { type: "parallel", silent: runs.length > LARGE, smooth: false };
   return {
     ...baseOption(tooltip),
@@ -325,7 +324,7 @@ function parallelOption({ columns, runs, selected, isDark, tooltip }) {
   };
 }
 
-// Where a value of a column is among its colours.
+// Converts a value to its place among the colours.
 function shadesOf(column) {
   return column && isLog(column) ? (value) => value && Math.log10(value) : (value) => value;
 }

@@ -1,5 +1,5 @@
-// The table of all runs. The server has all of them, and sends the rows that can be seen; what can be seen (which rows,
-// columns and order, and what is looked for) is told to the server by the event "look".
+// The table of all runs. The event "look" reports the visible rows, the columns, the order and the filter; the server sends
+// those rows.
 import { Explore } from "page_explore";
 import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, VIEWS } from "page_settings";
 import { paged, THEME_BUTTON } from "page_theme";
@@ -27,7 +27,7 @@ export default /** @type {Component} */ ({
   template: `
     <div class="home">
       ${THEME_BUTTON}
-      <div class="home-bar" role="toolbar" aria-label="Which runs are shown">
+      <div class="home-bar" role="toolbar" aria-label="Search and columns">
         <q-input v-model="settings.find" ref="find" class="home-find" dense outlined clearable
                  placeholder="search, or filter: lr > 0.01 and status == finished" aria-label="Search or filter runs"
                  :error="!!error" hide-bottom-space no-error-icon @clear="settings.find = ''">
@@ -66,7 +66,7 @@ export default /** @type {Component} */ ({
                     </template>
                   </div>
                 </section>
-                <p v-if="!columnGroups.length" class="soft">no run has that</p>
+                <p v-if="!columnGroups.length" class="soft">no such column</p>
                 <p v-if="unlisted" class="soft">and {{ unlisted }} more: find them by name</p>
               </div>
             </div>
@@ -220,7 +220,7 @@ export default /** @type {Component} */ ({
     newTag: "",
     edited: { run: null, what: "", text: "", before: "" },
     menu: { isOpen: false, target: false, row: null },
-    dragged: null, // the column whose head is being moved
+    dragged: null, // the column that is being moved
     now: Date.now() / 1000,
     isNarrow: false,
     rowPixels: ROW_PIXELS,
@@ -243,7 +243,7 @@ export default /** @type {Component} */ ({
     },
     emptyText() {
       if (this.rows.length || this.waiting === null || this.error) return "";
-      if (!this.total) return this.waiting ? "" : `There is no run in ${this.folder} yet. They are shown here as they begin.`;
+      if (!this.total) return this.waiting ? "" : `There is no run in ${this.folder} yet. Runs appear here as they begin.`;
       if (this.archived && !this.settings.find) return "All runs are archived.";
       return this.settings.find ? "No run is found by that." : "";
     },
@@ -327,18 +327,18 @@ export default /** @type {Component} */ ({
     clearInterval(this.clock);
   },
   methods: {
-    // What the server calls: everything that has changed. The answer lets it send the next.
+    // Called by the server with changes. The answer lets the server send the next.
     async frame({ number, ...update }) {
       const began = performance.now();
       const focused = /** @type {HTMLElement} */ (document.activeElement);
       // Frozen: Vue need not follow each number.
       for (const name of Object.keys(update)) this[name] = Object.freeze(update[name]);
       await this.$nextTick();
-      // A head that was moved is still the one that keys are for.
+      // A moved head keeps the focus.
       if (document.activeElement === document.body && focused.isConnected) focused.focus();
       return [number, (performance.now() - began) / 1000];
     },
-    // What the server calls: the names of all runs that are found.
+    // Called by the server with the names of all found runs.
     selectAll(runs) {
       this.settings.runs = runs;
     },
@@ -357,7 +357,7 @@ export default /** @type {Component} */ ({
     runsText(count) {
       return `${count.toLocaleString("en")} ${count === 1 ? "run" : "runs"}`;
     },
-    // What the server calls: these are gone.
+    // Called by the server with removed runs.
     deselect(runs) {
       this.settings.runs = this.settings.runs.filter((run) => !runs.includes(run));
     },
@@ -393,7 +393,7 @@ export default /** @type {Component} */ ({
       }, wait);
     },
     onScroll() {
-      // Not at the end of scrolling, but also during it.
+      // Also during scrolling.
       if (this.scrolling) return;
       this.scrolling = setTimeout(() => {
         this.scrolling = null;
@@ -431,7 +431,7 @@ export default /** @type {Component} */ ({
       others.splice(names.indexOf(target), 0, name);
       this.settings.columns = others;
     },
-    // By the next order: as people want it first, the other way round, and then the usual one.
+    // Cycles through the natural order, its reverse, and the default.
     sortBy(name, downwards) {
       const [one, other] = downwards ? ["-" + name, name] : [name, "-" + name];
       const now = this.settings.sort;
@@ -456,7 +456,7 @@ export default /** @type {Component} */ ({
     toggleColumn(name) {
       const columns = [...this.shownColumns];
       const place = columns.indexOf(name);
-      // A new one lands in sight.
+      // A new column is visible at once.
       if (place < 0) columns.unshift(name);
       else columns.splice(place, 1);
       this.settings.columns = columns;
@@ -510,7 +510,7 @@ export default /** @type {Component} */ ({
       for (const letter of tag) hash = (hash * 31 + letter.codePointAt(0)) % 360;
       return hash;
     },
-    // What would be invisible, or turn the text around it, is written out.
+    // Escapes invisible and direction characters.
     clean(text) {
       return String(text ?? "").replace(/\s+/g, " ").replace(/[\p{Cc}\p{Cf}]/gu, (one) => "\\u" + one.codePointAt(0).toString(16).padStart(4, "0"));
     },
@@ -539,14 +539,14 @@ function tagsIn(text) {
   return text.split(",").map((one) => one.trim()).filter(Boolean);
 }
 
-// Columns to group by: first hyperparameters in which runs differ, which are among the usual columns.
+// Columns to group by: differing hyperparameters first.
 function groupable({ usual, every, hyperparameters }, chosen) {
   const differing = usual.filter((name) => hyperparameters.includes(name));
   const known = GROUPABLE.filter((name) => every.includes(name));
   return [...new Set([...differing, ...known, ...hyperparameters, ...(chosen ? [chosen] : [])])];
 }
 
-// Which groups are closed: all and not these, or these and not the others.
+// Adds or removes a group of the exceptions, see `folded`.
 function toggledOf(settings, text) {
   const others = settings.toggled.filter((one) => one !== text);
   return others.length === settings.toggled.length ? [...others, text] : others;

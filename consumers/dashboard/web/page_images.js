@@ -1,4 +1,4 @@
-// Images over the steps of runs: of each name a slider, with all runs side by side. The browser loads what is shown.
+// Images over the steps of runs: a slider for each name, all runs side by side. The browser loads visible ones.
 import { grouped } from "page_text";
 
 const SETTLE_MS = 80;
@@ -29,8 +29,8 @@ export default /** @type {Component} */ ({
     </div>`,
   props: { galleries: Array },
   data: () => ({
-    // Not objects: a name may be that of what every object has.
-    chosen: new Map(), // the step that somebody has chosen, of a name; without one the newest
+    // Not objects: a name may be that of a member of every object.
+    chosen: new Map(), // name -> the chosen step; without one the newest
     drawn: new Map(), // the same, once the slider rests
   }),
   beforeUnmount() {
@@ -44,12 +44,11 @@ export default /** @type {Component} */ ({
       clearTimeout(this.settling);
       this.settling = setTimeout(() => (this.drawn = new Map(this.chosen)), SETTLE_MS);
     },
-    // The steps of all runs together.
     stepsOf(gallery) {
       const steps = gallery.runs.length === 1 ? gallery.runs[0].steps : gallery.runs.flatMap((run) => run.steps);
       return gallery.runs.length === 1 ? steps : [...new Set(steps)].sort((one, other) => one - other);
     },
-    // Of a step that is gone, because there were too many, the one before it.
+    // A removed step is replaced by the one before it.
     placeOf(gallery, chosen = this.chosen) {
       const steps = this.stepsOf(gallery);
       const step = chosen.get(gallery.name);

@@ -1,4 +1,4 @@
-// What charts draw, as specs of page_chart.js: the lines of a metric, and the phases of a step, one above the other.
+// The specs of charts for page_chart.js: the lines of a metric, and the stacked phases of a step.
 import uPlot from "uPlot";
 import { grouped, SECONDS, secondsText, valueText } from "page_text";
 import { colorOf, faded, isDark } from "page_theme";
@@ -54,7 +54,7 @@ export function metricSpec(lines, look) {
   return { lines: specs, odd, cut: [], isLog: look.isLog, scale: look.scale };
 }
 
-// The values that are beyond the ends of the vertical axis in a part of the other one, for triangles and in words.
+// The outliers beyond the ends of the vertical axis in a range, for triangles and in words.
 export function cutOf(lines, [first, last], [low, high], look) {
   const found = [];
   for (const { run, line } of lines) {
@@ -72,7 +72,7 @@ export function cutOf(lines, [first, last], [low, high], look) {
   return { cut: found, text };
 }
 
-// The least and the greatest value in a part of the axis, without outliers, but on a log scale, which has room.
+// The least and the greatest value in a range, without outliers; a log scale has room for them.
 export function endsOf(lines, range, { isLog, isAll }) {
   const [first, last] = range || [-Infinity, Infinity];
   let [low, high] = [Infinity, -Infinity];
@@ -89,7 +89,7 @@ export function endsOf(lines, range, { isLog, isAll }) {
   return low <= high ? [low, high] : isLog ? [1, 10] : [0, 1];
 }
 
-// The same with room around, for an axis.
+// The same with margins, for an axis.
 export function axisEnds(ends, isLog) {
   return isLog ? uPlot.rangeLog(...ends, 10, false) : uPlot.rangeNum(...ends, 0.06, true);
 }
@@ -104,7 +104,7 @@ function noteOf(line, x, run, scale) {
   return [texts[0], `${texts[1]} to ${texts[2]}${count}`];
 }
 
-// The phases of the steps of a rank, and the longest steps that are cut off, in words.
+// The phases of the steps of a rank, and the longest cut steps, in words.
 export function phasesSpec(line, range, isAll) {
   const phases = Object.entries(line?.p || {});
   const xs = line?.x || [];
@@ -126,7 +126,7 @@ export function phasesSpec(line, range, isAll) {
   const beyond = shown.filter(({ whole }) => whole > 1.06 * top);
   const longest = beyond.length && secondsText(usual.at(-1));
   const text = !beyond.length ? "" : beyond.length === 1 ? `1 step is cut off: ${longest}` : `${beyond.length} steps are cut off: up to ${longest}`;
-  // The highest first: each covers what is below it.
+  // The highest first: each covers the ones below.
   return { lines: lines.reverse(), odd: [], cut: beyond.map(({ x }) => ({ x, isAbove: true, color: MARK })), isLog: false, scale: SECONDS, ends: [0, 1.06 * top], text };
 }
 
@@ -142,9 +142,8 @@ export function colorOfPhase(name) {
   return PHASE_COLORS[name]?.[isDark() ? 1 : 0] || "#888888";
 }
 
-// The ends that a chart needs for the values that are not outliers: single points, or up to four in a row, that lie
-// more than twice as far beyond the others as those are apart. What is an outlier is found by a running median, for
-// which the first and the last value go on outwards: where a line begins and where it is now can always be seen.
+// The range of the values without outliers: up to four consecutive points more than twice the range of the others beyond
+// them, found by a running median. The first and the last value continue outwards, so that both ends stay visible.
 function usualRange(values) {
   if (values.length < FEWEST_POINTS) return null;
   const at = (place) => values[Math.min(Math.max(place, 0), values.length - 1)];
@@ -159,7 +158,7 @@ function usualRange(values) {
     window.splice(window.indexOf(at(place - NEIGHBOURS)), 1);
   }
   const far = FAR_BEYOND * (high - low);
-  // Beside a constant, anything else is worth seeing.
+  // Beside a constant, nothing is an outlier.
   if (!(far > 0)) return null;
   let [least, greatest] = [low, high];
   for (const value of values) {
@@ -175,9 +174,8 @@ function insert(ordered, value) {
   ordered.splice(place, 0, value);
 }
 
-// An exponential moving average by distance on the axis, so that it does not depend on how many points are drawn. The
-// distance after which a value weighs 1/e is up to a quarter of the axis, and for lines of few points some of them.
-// What is beyond those ends has no part in it.
+// An exponential moving average by distance on the axis, independent of the number of points. A value weighs 1/e at a
+// distance of up to a quarter of the axis, or of some points of a short line. Outliers are left out.
 function smoothed(xs, ys, amount, low, high) {
   const span = xs.at(-1) - xs[0] || 1;
   const reach = span * Math.max(WIDEST_SMOOTHING * amount * amount, (2 * amount) / Math.max(xs.length - 1, 1));
@@ -187,7 +185,7 @@ function smoothed(xs, ys, amount, low, high) {
     if ((y < low || y > high) && weights) return mean;
     weights = weights * Math.exp((before - xs[place]) / reach) + 1;
     before = xs[place];
-    // By the difference: the average of what is constant is the very same number.
+    // By the difference: the average of a constant is exactly that constant.
     mean += (y - mean) / weights;
     return mean;
   });

@@ -1,5 +1,5 @@
-// Marks in charts: commands, checkpoints, evaluations, and where an attempt begins. A mark is a line below the curves and
-// a symbol above the plot.
+// Marks in charts: commands, checkpoints, evaluations, starts of attempts. A mark is a line below the curves and a symbol
+// above the plot.
 import uPlot from "uPlot";
 import { clockText, grouped } from "page_text";
 import { inkOf } from "page_theme";
@@ -8,7 +8,7 @@ export const MARKS_HEIGHT = 20;
 const APART = 16; // pixels between two symbols, and between two lines of one kind
 const NEAR_PIXELS = 9;
 const PLACES = { batch: 1, sample: 2, epoch: 3, time: 4 };
-// In a box of 10 by 10; where there is no room for all, that which comes first here keeps its place.
+// In a box of 10 by 10; the first ones have priority where symbols overlap.
 const SYMBOLS = {
   __proto__: null,
   attempt: "M5 1.5a3.5 3.5 0 1 0 3.5 3.5h-1.4a2.1 2.1 0 1 1-2.1-2.1v1.6l2.6-2.3-2.6-2.2z",
@@ -21,7 +21,7 @@ const SYMBOLS = {
   evaluation: "M1.4 5.2l1-1 1.8 1.8 3.6-4 1 1-4.6 5z",
 };
 const KINDS = Object.keys(SYMBOLS);
-const FAINT = ["evaluation", "checkpoint"]; // what comes again and again
+const FAINT = ["evaluation", "checkpoint"]; // frequent kinds
 
 // The marks of some runs on an axis, in order. The server sends each as [kind, batch, sample, epoch, seconds, time, text].
 export function marksOn(axis, runs, marksOf, colorOf) {
@@ -59,7 +59,7 @@ export function drawMarkLines(uplot, marks) {
   pen.restore();
 }
 
-// A symbol for each that has room, the more important first.
+// A symbol for each mark with room, the more important first.
 export function drawMarkSymbols(uplot, marks) {
   const shown = shownOf(uplot, marks);
   const taken = [];
@@ -91,7 +91,7 @@ export function marksNear(uplot, marks, left) {
   return shownOf(uplot, marks).filter(({ at }) => Math.abs(at - left) <= NEAR_PIXELS).map(({ mark }) => mark);
 }
 
-// Those in the part that is shown, with their pixels from the left end of the plot.
+// The visible marks, with their pixels from the left end of the plot.
 function shownOf(uplot, marks) {
   const { min, max } = uplot.scales.x;
   return marks.filter(({ x }) => x >= min && x <= max).map((mark) => ({ mark, at: uplot.valToPos(mark.x, "x") }));

@@ -1,5 +1,4 @@
-// The ranks of a run: a heat map with a block of cells for each host, and the slowest in a table. The server sends them
-// only while the panel can be seen.
+// The ranks of a run: a heat map with a block of cells for each host, and a table of the slowest. Sent while visible.
 import { keep, keptOf } from "page_settings";
 import { grouped, valueText } from "page_text";
 import { inkOf, painted, redrawn } from "page_theme";
@@ -52,11 +51,11 @@ export default /** @type {Component} */ ({
     columns: [], rows: [], title: "",
     asked: { run: 0, quantity: keptOf("ranks")[0] || USUAL },
     cells: markRaw(new Float32Array()),
-    plan: null, // where cells are drawn
+    plan: null, // layout of the cells
     pointed: null, // the cell under the pointer
   }),
   computed: {
-    // Of each cell the number of its host, and of each host its first cell.
+    // The host of each cell, and the first cell of each host.
     hostOf() {
       return markRaw(this.hosts.flatMap(([, count], host) => Array(count).fill(host)));
     },
@@ -115,7 +114,7 @@ export default /** @type {Component} */ ({
     onTheme() {
       this.draw();
     },
-    // What the server calls: all that has changed. The answer, once it is drawn, lets it send the next.
+    // Called by the server with changes. The answer, once drawn, lets the server send the next.
     async frame({ number, map, ...rest }) {
       const began = performance.now();
       Object.assign(this, rest);
@@ -144,7 +143,7 @@ export default /** @type {Component} */ ({
       this.choose({ quantity });
       keep("ranks", quantity === USUAL ? [] : [quantity]);
     },
-    // A pixel for each cell, which the style makes as large as the plan has it.
+    // A pixel for each cell, enlarged by the style.
     draw() {
       const { map, hosts, hostOf, cells } = this;
       const room = this.$refs.map?.clientWidth;
@@ -194,14 +193,14 @@ export default /** @type {Component} */ ({
       const isCell = column < perLine && inX < across && x >= 0 && y >= 0 && host < this.hosts.length && place < this.hosts[host][1];
       this.pointed = isCell ? this.starts[host] + place : null;
     },
-    // What a test can ask.
+    // For tests.
     told() {
       return { cells: this.cells.length };
     },
   },
 });
 
-// How blocks of hosts are laid out in lines, in cells as large as there is room for.
+// Lays out blocks of hosts in lines, with the largest cells that fit.
 function planOf(hosts, room) {
   const most = Math.max(...hosts.map(([, count]) => count));
   for (const size of SIZES) {

@@ -1,6 +1,5 @@
-// The runs of the page: how each stands, the buttons that command it, and whether its lines are shown. Several are a list
-// beside the charts.
-const MOST_LARGE = 6; // more have a line each
+// The runs of the page: state, commands, and visibility of lines. Several are a list beside the charts.
+const MOST_LARGE = 6; // more runs have a line each
 const ICONS = { pause: "pause", resume: "play_arrow", checkpoint: "save", stop: "stop" };
 
 /** @type {Component} */
@@ -41,8 +40,7 @@ export const RunList = {
   },
 };
 
-// What runs are compared by: a column that groups them, and a run that is the baseline of the others. It is in the address,
-// beside the runs.
+// The comparison: a grouping column and a baseline run, which are in the address.
 /** @type {Component} */
 export const Compare = {
   template: `

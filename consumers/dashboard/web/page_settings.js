@@ -1,10 +1,10 @@
-// How a page is set: in the address, so that it survives a reload and goes along with a link.
+// The settings of a page, in its address, so that they survive a reload and are part of a link.
 
 export const AXES = ["batch", "sample", "epoch", "time"];
 export const VIEWS = ["table", "scatter", "parallel"];
 export const MOST_SMOOTHING = 0.99;
 
-// A kind of setting is read from the address by its name there, and written into it, unless it is as usual.
+// A kind of setting reads its value from the address, and writes it unless it is the default.
 const FLAG = { read: (given, name) => given.get(name) === "1", write: (told, name, value) => value && told.set(name, "1") };
 const TEXT = textOr("");
 const LIST = { read: (given, name) => [...new Set(given.getAll(name))], write: (told, name, value) => value?.forEach((one) => told.append(name, one)) };
@@ -23,18 +23,18 @@ function numberTo(most) {
   return { read: (given, name) => Math.max(Math.min(Number(given.get(name)) || 0, most), 0), write: (told, name, value) => value && told.set(name, value) };
 }
 
-// Of each setting its name in the address, and its kind.
+// Setting to its name in the address, and its kind.
 const OF_CHARTS = {
   x: ["x", oneOf(AXES)], smoothing: ["smoothing", numberTo(MOST_SMOOTHING)], log: ["log", FLAG], find: ["find", TEXT], closed: ["closed", LIST],
   wide: ["wide", LIST], pinned: ["pin", LIST], marks: ["marks", FLAG_OR_NONE], rank: ["rank", numberTo(Infinity)],
 };
-// A column without a name is the usual one.
+// A column without a name is the default.
 const OF_HOME = {
   find: ["find", TEXT], sort: ["sort", textOr("-started")], columns: ["column", LIST_OR_NONE], archived: ["archived", FLAG], runs: ["run", LIST],
   group: ["group", TEXT], folded: ["folded", FLAG], toggled: ["toggled", LIST], baseline: ["baseline", TEXT],
   view: ["view", oneOf(VIEWS)], x: ["x", TEXT], y: ["y", TEXT], color: ["color", TEXT], axes: ["axis", LIST_OR_NONE],
 };
-// What the panel of ranks keeps in the address.
+// A setting of the panel of ranks.
 const KEPT = "ranks";
 
 function read(form, hash) {
@@ -82,7 +82,7 @@ export function keep(name, values) {
   history.replaceState(history.state, "", asHash(told) || location.pathname + location.search);
 }
 
-// What the browser keeps: localStorage, or sessionStorage for a tab. Null where it keeps nothing.
+// The browser's localStorage, or sessionStorage of a tab; null without one.
 export function storeOf(name) {
   try {
     return /** @type {any} */ (window)[name];
@@ -91,5 +91,5 @@ export function storeOf(name) {
   }
 }
 
-// The address of all runs as it was last shown in this tab, behind its path.
+// Key of the last address of all runs in this tab, after its path.
 export const ALL_RUNS = "all runs";

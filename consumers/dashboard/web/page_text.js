@@ -1,5 +1,5 @@
-// Numbers as people read them. A scale is a list of [factor, suffix], smallest factor first, as the server sends it with
-// a chart: values of memory/used_bytes have [1, " B"], [1024, " KiB"] and so on. Without one a number is a plain one.
+// Numbers for people. A scale is a list of [factor, suffix], smallest factor first, from the server: memory/used_bytes has
+// [1, " B"], [1024, " KiB"] and so on. Without a scale a number is plain.
 
 const PLAIN = [[1, ""], [1e6, "M"]];
 const SMALLEST_PLAIN = 1e-4;
@@ -9,7 +9,7 @@ const formats = new Map();
 
 export const SECONDS = [[1e-6, " µs"], [1e-3, " ms"], [1, " s"]];
 
-// In which unit values of that size are written: [factor, suffix].
+// Returns the unit of values of that size: [factor, suffix].
 export function unitOf(size, scale) {
   const plain = !scale?.length;
   if (plain && size && (size < SMALLEST_PLAIN || size >= LARGEST_PLAIN)) {
@@ -24,14 +24,14 @@ export function valueText(value, scale, digits) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const [factor, suffix] = unitOf(Math.abs(value), scale);
   const written = value / factor;
-  // No digit before the point is rounded away.
+  // Digits before the point are not rounded.
   const whole = Math.ceil(Math.log10(Math.abs(written) + 1));
   return grouped(Number(written.toPrecision(Math.max(digits, whole)))) + suffix;
 }
 
-// With separators for thousands, and all of its digits.
+// With separators for thousands, and all digits.
 export function grouped(value, decimals) {
-  // To make one takes far longer than to use it.
+  // Making a format takes far longer than using it.
   let format = formats.get(decimals);
   if (!format) {
     const digits = decimals === undefined ? { maximumFractionDigits: 20 } : { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
@@ -45,7 +45,7 @@ export function secondsText(value) {
   return valueText(value, SECONDS, 3);
 }
 
-// A place on the axis of time, such as 1h05m or 12.5s, as exactly as places so many seconds apart need it.
+// A place on the axis of time, such as 1h05m or 12.5s, as precise as `step` needs.
 export function clockText(value, step = 1) {
   const decimals = decimalsOf(Math.min(step, 1));
   const rounded = Number(Math.abs(value).toFixed(decimals));
@@ -62,7 +62,7 @@ export function clockText(value, step = 1) {
   return (value < 0 ? "-" : "") + text.join("");
 }
 
-// How many decimals tell numbers apart that are so far from one another.
+// The decimals that distinguish numbers `step` apart.
 export function decimalsOf(step) {
   for (let decimals = 0; decimals < 20; decimals++) {
     const shifted = step * 10 ** decimals;

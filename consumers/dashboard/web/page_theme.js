@@ -1,4 +1,4 @@
-// Dark, light, or as the system has it, which the browser remembers; and what else pages have in common.
+// The theme (dark, light, or the system's), which the browser remembers, and common parts of pages.
 import { storeOf } from "page_settings";
 
 const PAINTED_MS = 1000;
@@ -11,8 +11,8 @@ export const THEME_BUTTON = `
     <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
   </Teleport>`;
 
-// A page as a whole. A component that mixes this in has onLink (the address has another hash), tell (the page is hidden,
-// or seen again), and onOwnKey, which says whether it has taken a key.
+// A whole page. Its component has onLink (a new hash in the address), tell (the page is hidden, or visible again), and
+// onOwnKey, which returns true for a handled key.
 /** @type {Component} */
 export const paged = {
   data: () => ({ theme: THEMES.find((theme) => theme === storeOf("localStorage")?.getItem("theme")) || THEMES[0] }),
@@ -59,12 +59,12 @@ export const paged = {
   },
 };
 
-// For a component that draws on a canvas: its method onTheme is called when dark becomes light, or the other way round.
+// For a component with a canvas: its method onTheme is called after a change of the theme.
 export const redrawn = {
   mounted() {
     let dark = isDark();
     this.themes = new MutationObserver(() => {
-      // The class is written anew with every update of the page.
+      // Every update of the page writes the class again.
       if (isDark() === dark) return;
       dark = isDark();
       this.onTheme();
@@ -80,23 +80,21 @@ export function isDark() {
   return document.body.classList.contains("body--dark");
 }
 
-// The colour of a run or group for a canvas, which knows no variables.
+// The colour of a run or group for a canvas, without variables.
 export function colorOf({ color }) {
   return color.replace(/var\((--[a-z0-9-]+)\)/, (_, name) => inkOf(name)).replace(/(?<=\d%?) /g, ", ");
 }
 
-// A colour of a canvas, that far from transparent.
+// A partly transparent colour for a canvas.
 export function faded(color, share) {
   return `color-mix(in srgb, ${color} ${100 * share}%, transparent)`;
 }
 
-// A colour of the theme.
 export function inkOf(name) {
   return getComputedStyle(document.body).getPropertyValue(name).trim();
 }
 
-// After the next picture is on the screen: the seconds that it took, without the wait for the screen to be ready for
-// one. A page that cannot be seen has none.
+// Resolves after the next frame with its seconds, without the wait for the screen. A hidden page has no frames.
 export function painted() {
   return new Promise((resolve) => {
     setTimeout(resolve, PAINTED_MS, 0);

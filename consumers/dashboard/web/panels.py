@@ -150,7 +150,7 @@ class HyperparametersPanel(Panel):
         with self.box:
             self._find = ui.input(placeholder="find by name or value", on_change=self._show)
             self._find.props('dense outlined clearable aria-label="Find hyperparameters"').classes("panel-find")
-            self._all = ui.switch("also what is the same", on_change=self._show)
+            self._all = ui.switch("also equal values", on_change=self._show)
             self._table = table("Hyperparameters", "name", "wrap-cells")
 
     def update(self, shown: PanelData) -> None:

@@ -149,7 +149,7 @@ class AllRuns:
         with self._lock:
             library = self._libraries.get(label)
         if library is None:
-            raise RunNotFoundError(f"run {run!r} is not there any more", run=run)
+            raise RunNotFoundError(f"run {run!r} no longer exists", run=run)
         return library, name
 
     def _leave(self) -> None:

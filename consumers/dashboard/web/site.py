@@ -84,7 +84,8 @@ class Site:
         self.url = self._listening.url(port)
         self._thread = threading.Thread(target=self._serve, args=(listener, port), name="offloop-web", daemon=True)
         self._thread.start()
-        say(f"dashboard: {self.url}{self._note()}", err=True)
+        note = "" if self._tokens is None else f" (add ?token=... with a token from {self._listening.tokens})"
+        say(f"dashboard: {self.url}{note}", err=True)
         if self._listening.open_browser:
             token = "" if self._tokens is None else f"?token={self._tokens.command}"
             webbrowser.open(self.url + token)
@@ -105,11 +106,6 @@ class Site:
             self._thread.join(_PATIENCE_SECONDS)
         for stop in self._stops:
             stop()
-
-    def _note(self) -> str:
-        if self._tokens is None:
-            return ""
-        return f" (add ?token=... with a token from {self._listening.tokens})"
 
     def _serve(self, listener: socket.socket, port: int) -> None:
         try:
@@ -198,7 +194,7 @@ class Site:
         known = [name for name in names if places.has(name)]
         runs, leave = chosen.open(known)
         ui.context.client.on_delete(leave)
-        problems = [f"There is no run {one_line(name[:_LONGEST])!r} any more." for name in names if name not in known]
+        problems = [f"There is no run {one_line(name[:_LONGEST])!r} now." for name in names if name not in known]
         if len(asked) > MOST_COMPARED:
             problems.append(f"The first {MOST_COMPARED} of {len(asked):,} runs are shown.")
         Page(runs, opening, self._home, problems).build()

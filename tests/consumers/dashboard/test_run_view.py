@@ -239,9 +239,7 @@ def test_names_are_bounded_which_the_log_says(monkeypatch: pytest.MonkeyPatch) -
     view.log_rows([Row(1, 0.0, {f"metric{number}": 1.0 for number in range(5)})])
     assert view.names() == ["metric0", "metric1", "metric2"]
     for _ in range(2):
-        assert [entry.text for entry in view.log()] == [
-            "more than 3 metrics: metric3 and what comes after it are left out"
-        ]
+        assert [entry.text for entry in view.log()] == ["more than 3 metrics: metric3 and later ones are left out"]
 
 
 # -- phases and ranks -------------------------------------------------------------------------------------------------
@@ -481,7 +479,7 @@ def test_events_are_told_in_words_once_and_not_those_of_every_batch() -> None:
         "epoch 0 begins",
         "epoch 1 begins",
         "evaluation 'eval': accuracy 0.75",
-        "training is through at batch 8",
+        "training ends at batch 8",
     ]
 
 
