@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from offloop.bus.plugins.registry import Registry, options_for
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import LoggerDestination
-from offloop.consumers.composer.adapter import adapt
-from offloop.consumers.composer.names import stand_in
+from offloop.consumers.composer.adapter import adapt, stand_in
 
 CALLBACKS: Registry[Callback] = Registry(
     "callback",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.api.logger import Images, LogValue, Row, RunContext, Table, Text
+from offloop.consumers.api.logger import Entry, Images, LogValue, Row, RunContext, Text, Upload
 from offloop.consumers.loggers.files import FileDestination
 
 if TYPE_CHECKING:
@@ -79,17 +79,16 @@ class TensorboardLogger(FileDestination):
         if state.event not in _BEFORE_THE_RUN_DESCRIBES_ITSELF:
             self._write_for_dashboard()
 
-    def log_images(self, entry: Images, state: Snapshot) -> None:
+    def log_entry(self, entry: Entry, state: Snapshot) -> None:
+        if isinstance(entry, Upload):
+            return
         self._begin_attempt(state, entry.step)
-        self._write_values(_pictures(entry), entry.time, entry.step)
-
-    def log_table(self, entry: Table, state: Snapshot) -> None:
-        self._begin_attempt(state, entry.step)
-        self._write_values([_text(entry.name, _markdown(entry.columns, entry.rows))], entry.time, entry.step)
-
-    def log_text(self, entry: Text, state: Snapshot) -> None:
-        self._begin_attempt(state, entry.step)
-        self._write_values([_text(entry.name, entry.text)], entry.time, entry.step)
+        if isinstance(entry, Images):
+            values = _pictures(entry)
+        else:
+            text = entry.text if isinstance(entry, Text) else _markdown(entry.columns, entry.rows)
+            values = iter([_text(entry.name, text)])
+        self._write_values(values, entry.time, entry.step)
 
     def close(self) -> None:
         try:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.strict_json import plain
 from offloop.consumers.api.logger import Images
 from offloop.consumers.testing.harness import Logged
 
 _SHOWN = 5
-_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=repr).encode
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
 class Golden:
@@ -56,7 +57,7 @@ class Golden:
         path = self._path(name)
         if not tolerance >= 0:
             raise ConfigurationError(f"tolerance is {tolerance}: use 0 for none, or a small number such as 1e-6")
-        lines = [_encode(_strict(line)) for line in _lines(logged)]
+        lines = [_encode(plain(line)) for line in _lines(logged)]
         if self._update:
             self._write(path, lines)
             return
@@ -122,14 +123,6 @@ def _hash(images: Images) -> str:
         for array in arrays:
             digest.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
     return digest.hexdigest()
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {str(name): _strict(one) for name, one in value.items()}
-    return [_strict(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _differences(expected: list[str], found: list[str], tolerance: float) -> Iterator[str]:
