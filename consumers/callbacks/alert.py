@@ -105,7 +105,6 @@ class Rule:
 
     @property
     def field(self) -> str | None:
-        """The field of the state that it may be about; ``None`` for a logged metric only."""
         return self.name if self.name is not None and self.name.isidentifier() else None
 
     def holds(self, value: float) -> bool:
@@ -339,7 +338,6 @@ def _checked(command: list[str]) -> list[str]:
 
 
 def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
-    """Run the command with a notice; return the problem."""
     environment = os.environ | {f"ALERT_{field.upper()}": str(value) for field, value in notice._asdict().items()}
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment, start_new_session=True)
@@ -386,7 +384,6 @@ _WITHOUT_REDIRECTS = urllib.request.build_opener(_RefusedRedirect)
 
 
 def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
-    """Return the rule's metrics that have a value at this event."""
     if rule.name is None:
         return [(name, value) for name, value in logged.items() if name.startswith((_LOSSES, _METRICS))]
     if rule.key is None and rule.name in logged:

@@ -155,7 +155,6 @@ class HostArrivals:
         self._windows: Together[HostWindow] = Together(_MOST_OPEN)
 
     def add(self, windows: Iterable[HostWindow]) -> list[LastArrival]:
-        """Add windows; return the last arrivals of complete batches, and of those that stay incomplete."""
         found: list[LastArrival] = []
         for window in windows:
             settled = self._windows.add(
@@ -177,7 +176,6 @@ def _ranks_in(windows: Collection[HostWindow]) -> int:
 
 
 def _last_of(windows: Collection[HostWindow]) -> LastArrival | None:
-    """Return the rank that arrived last in windows of the same batches; ``None`` with nothing to compare."""
     arrivals = [
         (at, window.host, rank)
         for window in windows

@@ -342,8 +342,6 @@ def _check_comparison(monitor: str | None, mode: Mode | None, keep: int | None) 
 
 
 class _Folder(CheckpointNames):
-    """Does not refuse files that this run has written."""
-
     run_name = ""
     began = 0.0
 

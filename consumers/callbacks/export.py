@@ -299,7 +299,6 @@ def builder_of(model: ModelSource) -> Callable[[], Any]:
 
 
 def build(model: ModelSource) -> "torch.nn.Module":
-    """Build the model on the host. Raises ConfigurationError for anything but a module."""
     import torch
 
     built = builder_of(model)()

@@ -26,8 +26,7 @@ _EVENTS = {
     "segmentation": (Event.BEFORE_LOSS, Event.EVAL_AFTER_FORWARD),
 }
 _PARTS = ("inputs", "targets")
-# An interval within an evaluation that is due only at its first batch.
-_FIRST_BATCH = "1ep"
+_FIRST_BATCH = "1ep"  # an interval within an evaluation that is due only at its first batch
 
 
 class ImageVisualizer(Callback):

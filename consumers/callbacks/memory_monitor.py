@@ -56,8 +56,7 @@ class MemoryMonitor(Callback):
             check_at_least("dist_aggregate_batch_interval", dist_aggregate_batch_interval, 1)
         self._keys = _DEFAULT_KEYS if memory_keys is None else _names(memory_keys)
         self._interval = dist_aggregate_batch_interval
-        # The ranks' reports of incomplete batches.
-        self._reports: dict[int, dict[int, dict[str, float]]] = {}
+        self._reports: dict[int, dict[int, dict[str, float]]] = {}  # the ranks' reports of incomplete batches
         self.all_ranks = self._interval is not None  # type: ignore[misc]
 
     def demand(self) -> Demand:

@@ -33,8 +33,7 @@ _KEEPS = 1.25
 _STRAGGLES = 0.8
 _NAME = "time/phase"
 _UNSETTLED = 32
-# The ranks are less than this apart; the first one reports the training time.
-_PAUSE_NS = 50_000_000
+_PAUSE_NS = 50_000_000  # the ranks are less than this apart; the first one reports the training time
 
 
 class Report(NamedTuple):
@@ -53,8 +52,6 @@ class Sample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A part that may dominate."""
-
     share: float
     needed: float
     kind: str  # stays the same while only the numbers change
@@ -119,8 +116,7 @@ class Phases(Callback):
         self._samples: deque[Sample] = deque(maxlen=window)
         self._verdict: str | None = None
         self._reports: Together[Report] = Together(_UNSETTLED)
-        # Start of the current batch on each rank.
-        self._resumed: dict[int, int] = {}
+        self._resumed: dict[int, int] = {}  # start of the current batch on each rank
         self._evaluation = _Evaluation()
         self._arrivals = HostArrivals()
         self._arrived: deque[LastArrival] = deque(maxlen=window)
@@ -186,7 +182,6 @@ class Phases(Callback):
                 logger.log_text(text, f"{_NAME}/verdict", batch)
 
     def _judge(self, means: Mapping[str, float]) -> Verdict | None:
-        """Return the dominating part, once the window is half full."""
         step, known = fmean(sample.step for sample in self._samples), self._verdict
         if not self._is_half_full(self._samples) or step <= 0:
             return None

@@ -119,7 +119,7 @@ class RuntimeEstimator(Callback):
 
 @dataclass
 class _Evaluations:
-    """Runs of one evaluator: number, microseconds, and the finished part of the training at the last run."""
+    """Runs of one evaluator; ``part`` is the finished part of the training at the last run."""
 
     count: int = 0
     first: int = 0

@@ -135,8 +135,7 @@ class StallMonitor(Callback):
             if self._seen.limit is None or self._alerted or self._left() > 0:
                 continue
             if [outcome.command.name for outcome in self._answered()][-1:] == ["pause"]:
-                # The next event is due from the end of the pause on.
-                self._arrived = time.monotonic()
+                self._arrived = time.monotonic()  # the next event is due from the end of the pause on
                 continue
             arrived = self._arrived
             # Events delayed by another slow callback arrive during this pause.
@@ -191,7 +190,6 @@ def _serves_replay(run_dir: Path) -> bool:
 
 
 def _phase(event: Event, state: Snapshot) -> str:
-    """Describe the place where a training hangs after this event."""
     batch, epoch = state.timestamp.values.batch, state.timestamp.values.epoch
     if event is Event.BATCH_END:
         return f"after batch {batch}: in the dataloader, or in batch {batch + 1}"

@@ -103,8 +103,7 @@ class SystemMonitor(Callback):
             return _Gpus()
         except ConfigurationError as error:
             if self._gpu_available:
-                # The next batch looks again, and raises again.
-                self._host = None
+                self._host = None  # the next batch looks again, and raises again
                 raise
             _say(f"{error}; system/gpu_... is not logged")
             return None

@@ -60,7 +60,7 @@ def run_attached(
 
 
 def create_named(callbacks: Iterable[Any], loggers: Iterable[Any]) -> tuple[list[Callback], list[LoggerDestination]]:
-    """Return the callbacks and loggers, each name replaced once by an object. Raises ConfigurationError."""
+    """Replace each name once by an object. Raises ConfigurationError."""
     given = [*callbacks], [*loggers]
     if not any(isinstance(one, str) for one in (*given[0], *given[1])):
         return given
@@ -129,8 +129,7 @@ def _beside_the_trainer() -> Iterator[None]:
 
 
 def main() -> None:
-    # Ctrl-C in the terminal reaches the trainer and this process alike: the trainer ends the run, and this process
-    # waits for that end.
+    # Ctrl-C in the terminal reaches the trainer too, which ends the run; this process waits for that end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _beside_the_trainer():
         code = _run_order()

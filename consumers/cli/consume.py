@@ -179,8 +179,6 @@ def _run(options: ConsumerOptions, made: list[Callback], destinations: list[Logg
 
 
 class _Streams:
-    """The streams of a run or recording, whose events may be ``max_delay`` seconds late."""
-
     def __init__(self, found: FoundRun | Recording, options: ConsumerOptions, max_delay: float | None) -> None:
         self._found, self._options, self._max_delay = found, options, max_delay
         self._pace = Pace(math.inf if options.rate is None else options.rate)
@@ -194,7 +192,6 @@ class _Streams:
         return bool(self._replays) and not any(replay.given for replay in self._replays[1:])
 
     def open(self, callbacks: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
-        """Open the stream of these callbacks. Raises RunError when another attempt has begun meanwhile."""
         found, options = self._found, self._options
         if not isinstance(found, Recording):
             return found.attach(Subscription.of(callbacks, options.name, after, self._max_delay))
@@ -258,7 +255,6 @@ def _beside_terminal(callbacks: Sequence[Callback], destinations: list[LoggerDes
 
 
 def _hold_open(callbacks: Sequence[Callback]) -> None:
-    """Keep visible callbacks open until SIGINT or SIGTERM."""
     with handle_signals(signal.default_int_handler, signal.SIGTERM), contextlib.suppress(KeyboardInterrupt):
         # First those on the terminal: they give it back.
         for callback in sorted(callbacks, key=lambda one: not one.owns_terminal):

@@ -33,7 +33,6 @@ def say_start(stream: Stream, committed: Committed | None, name: str | None) -> 
 
 
 def report(stream: Stream, statistics: RunnerStatistics, fields: Collection[str]) -> int:
-    """Report the result, and whether the requested ``fields`` came; return the exit code."""
     for field in fields:
         _say_field(field, stream, statistics)
     for line in statistics.outcome_lines:

@@ -128,7 +128,6 @@ def handling(state: Snapshot) -> Iterator[None]:
 
 
 def handled_snapshot() -> Snapshot | None:
-    """Return the snapshot that the current callback handles; ``None`` outside of its methods."""
     return _handled.get()
 
 

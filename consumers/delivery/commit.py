@@ -108,7 +108,6 @@ def unseal(packed: bytes, kind: type[Content]) -> Content:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a subclass, such as NumPy's, as Python's own number or text."""
     for kind in (float, int, str):
         if isinstance(value, kind):
             return kind(value)

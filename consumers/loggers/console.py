@@ -159,8 +159,7 @@ class ConsoleLogger(LoggerDestination):
         if state.time < self._next:
             return
         if sys.stdout.isatty():
-            # Output on a terminal is not a record, so the terminal's time counts too.
-            now = monotonic()
+            now = monotonic()  # output on a terminal is not a record, so the terminal's time counts too
             if now < self._next_on_terminal:
                 return
             self._next_on_terminal = now + min(self._every, _TERMINAL_SECONDS)

@@ -79,7 +79,6 @@ def _widened(path: Path, columns: int, header: list[str]) -> Iterator[str]:
 
 
 def _narrowed(path: Path, columns: int, length: int) -> Iterator[str]:
-    """Yield the first ``length`` bytes of the table as it was with this number of columns."""
     written = 0
     for row in _read(path):
         line = _lines([row[:columns]])

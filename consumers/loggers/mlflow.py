@@ -212,11 +212,9 @@ class MLFlowLogger(LoggerDestination):
     def _go_on_with(self, run: Any) -> None:
         self._run_id = run.info.run_id
         self._params = dict(run.data.params)
-        # Steps are looked up when the metric is logged first.
-        self._known = dict.fromkeys(run.data.metrics)
+        self._known = dict.fromkeys(run.data.metrics)  # steps are looked up when the metric is logged first
 
     def _has(self, key: str, step: int) -> bool:
-        """Return True if the run had that step of the metric when it was opened."""
         if key not in self._known:
             return False
         steps = self._known[key]

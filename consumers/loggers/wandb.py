@@ -48,8 +48,7 @@ class WandBLogger(LoggerDestination):
     name: ClassVar[str] = "wandb"
     requires = ("wandb", "wandb")
     background = True
-    # wandb accepts everything at once, and loses unwritten data when this process is killed.
-    acknowledges = False
+    acknowledges = False  # wandb accepts everything at once, and loses unwritten data when this process is killed
 
     def __init__(
         self,

@@ -41,8 +41,7 @@ class CheckpointStates:
     def __init__(self, name: str, directory: Path | None = None) -> None:
         self._name = name
         self._directory = directory
-        # Background callbacks call this from their threads.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # background callbacks call this from their threads
         self._problems: set[str] = set()
 
     def take(self, mark: CheckpointMark, dispatcher: Dispatcher) -> None:
@@ -98,7 +97,7 @@ class CheckpointStates:
     def _catch_up(
         self, mark: CheckpointMark, dispatcher: Dispatcher, entries: Sequence[CallbackEntry]
     ) -> list[CallbackEntry]:
-        """Pass the attempt's recording up to the checkpoint through callbacks; return those for which that failed."""
+        """Pass the recording up to a checkpoint through callbacks; return those for which that failed."""
         found = self._find(mark, dispatcher.context)
         if found is None:
             return list(entries)
@@ -129,7 +128,6 @@ class CheckpointStates:
         return all(entry.name in states for entry in entries)
 
     def _find(self, mark: CheckpointMark, context: RunContext) -> tuple[Recording, list[CheckpointMark]] | None:
-        """Return the recording of the attempt that has saved a checkpoint, and its marks up to that checkpoint."""
         run_dir = _run_dir(mark, context)
         try:
             attempts = [] if run_dir is None else read_run(run_dir).attempts

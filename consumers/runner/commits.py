@@ -120,8 +120,7 @@ class Commits:
         if self._progress is None or self._shared.fatal is not None:
             return
         if self._fanout.failed:
-            # Entries logged again are left out by their number, which is the same only where one stream
-            # gives the order.
+            # A spool leaves out repeated entries by their number, which is stable only with one stream.
             if not self._workers:
                 self._fanout.commit()
             return

@@ -154,7 +154,6 @@ class Dispatcher:
             self._take_error(entry, error, "load_state_dict")
 
     async def consume(self, after_each: Callable[[], None] | None = None) -> None:
-        """Handle the stream to its end, or until it is stopped; ``after_each`` is called after each snapshot."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self.stopping:
             return
@@ -176,8 +175,7 @@ class Dispatcher:
             # The last windows come when the run has ended.
             self._give_windows()
         except asyncio.CancelledError:
-            # Cancelled by ourselves while it waited for the next snapshot, or by the owner of the event
-            # loop.
+            # Cancelled by ourselves while waiting for the next snapshot, or by the owner of the event loop.
             task = asyncio.current_task()
             if not self.stopping or task is None or task.uncancel() > 0:
                 raise
@@ -307,8 +305,7 @@ class Dispatcher:
         self.handled += 1
 
     def _see_checkpoint(self, mark: CheckpointMark) -> None:
-        # Marks before this position were handled by an earlier consumer.
-        at_checkpoint = self.handling.at_checkpoint
+        at_checkpoint = self.handling.at_checkpoint  # marks before this position were handled by an earlier consumer
         if at_checkpoint is not None and mark.seq > self.positions.get(0, _NOWHERE)[0]:
             at_checkpoint(mark, self)
 

@@ -67,7 +67,6 @@ class Subscription:
 
 
 def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]], list[tuple[str, Callback]]]:
-    """Divide callbacks, with their names, into those that share a stream and those with a separate one."""
     named = list(zip(unique_names(callbacks), callbacks, strict=True))
     shared = [one for one in named if not one[1].runs_alone] or named[:1]
     return shared, [one for one in named if one not in shared]

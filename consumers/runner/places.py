@@ -105,7 +105,6 @@ class FolderRuns:
         return Subscriber(str(run.info.path), **vars(subscription)) if run.is_live else Recording(run.info.recording)
 
     def find_restart(self, run: FoundRun) -> int | None:
-        """Return the process of this machine that may be about to begin a run's next attempt."""
         assert run.info is not None
         return find_restart(run.info, list_runs(run.info.path.parent))
 
@@ -177,7 +176,6 @@ Place: TypeAlias = FolderRuns | NatsRuns
 
 
 def place_of(runs_dir: str | os.PathLike[str] | None, stream: str | None) -> Place:
-    """Return the place that a user named by ``--runs-dir`` or ``--stream``; by default the usual folder."""
     return FolderRuns(runs_dir) if stream is None else NatsRuns(stream)
 
 

@@ -147,8 +147,7 @@ class Runner:
         try:
             return asyncio.run(self.run_async())
         finally:
-            # asyncio leaves its own handler behind when a second signal ends the loop in the middle of a
-            # callback.
+            # asyncio leaves its own handler when a second signal ends the loop in the middle of a callback.
             if threading.current_thread() is threading.main_thread() and before is not None:
                 signal.signal(signal.SIGINT, before)
 
@@ -166,8 +165,7 @@ class Runner:
                     worker.start()
                 await self._shared.consume(self._commits.commit_if_due if self._keeps_progress else None)
                 await self._await_workers()
-                # What callbacks log while they are closed comes after the position from which the
-                # next runner resumes.
+                # The next runner resumes before the values that callbacks log while they are closed.
                 self._commits.commit()
             except BaseException:
                 for worker in self._workers:
@@ -215,8 +213,8 @@ class Runner:
     @property
     def _is_over(self) -> bool:
         ending = self.statistics().ending
-        # A lost run may be resumed.
         is_whole = self._shared.fatal is None and not self._shared.interrupted
+        # A lost run may be resumed.
         return is_whole and ending is not None and ending.status != "lost"
 
     @contextlib.contextmanager

@@ -70,8 +70,7 @@ class StateStore(ABC):
     def _write(self, packed: bytes) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Let the next consumer of that name in. Callable more than once."""
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +156,7 @@ class StateBucket(StateStore):
 
 
 def read_state(path: Path) -> bytes | None:
-    """Return the content of a state's file; ``None`` without one. Raises OSError when it cannot be read."""
+    """Return the content of a state's file; ``None`` without one. Raises OSError."""
     try:
         with open(open_file(path), "rb") as file:
             return file.read(MAX_BYTES + 1)
@@ -166,7 +165,7 @@ def read_state(path: Path) -> bytes | None:
 
 
 def write_state(path: Path, content: bytes) -> None:
-    """Replace a file in one atomic write, and sync it. Raises OSError; the old content is still there then."""
+    """Replace a file in one atomic write, and sync it. After an OSError the old content is still there."""
     temporary = path.with_name(f".{path.name}.new")
     descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(descriptor, "wb") as file:

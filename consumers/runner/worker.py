@@ -69,8 +69,7 @@ class CallbackWorker(Dispatcher):
         with self.fanout.lock:
             has_logged = logger.pending
             super().deliver(logger, snapshot)
-            # Logged values of its end come after the commit. After an error the next consumer resumes
-            # before the failure.
+            # Values logged at its end come after the commit; the next consumer resumes before a failure.
             if self.handling.keeps_positions and not self._may_close.is_set() and self.fatal is None:
                 self._note_progress(snapshot, has_logged)
 

@@ -54,8 +54,7 @@ class Display:
         before, Display._opened = Display._opened, self
         if before is not None:
             before.close()
-            # The user quit when the next replay was about to begin.
-            self._leaves_at_once = before.left.is_set()
+            self._leaves_at_once = before.left.is_set()  # the user quit when the next replay was about to begin
         self._screen.open()
         self._thread.start()
 

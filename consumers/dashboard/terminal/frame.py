@@ -267,7 +267,6 @@ def fitted(name: str, width: int) -> str:
 
 
 def key_line(keys: Sequence[str], width: int) -> "Text":
-    """Keys and their meanings, such as ``q quit``, as far as they fit."""
     line = text_line()
     for text in keys:
         if len(line) + len(text) + 2 > width:
@@ -312,7 +311,6 @@ def stacked_bar(shares: Sequence[tuple[str, float, str]], width: int) -> "Text":
 
 
 def _columns(xs: list[float], ys: list[float], width: int) -> list[list[float]]:
-    """Return the values in each of the columns of a line; of few points, one in each."""
     if len(xs) <= width:
         return [[value] for value in ys]
     columns: list[list[float]] = [[] for _ in range(width)]

@@ -195,8 +195,7 @@ class _AllRuns:
 
     def _sort(self, order: str) -> None:
         shown = self._shown
-        # The new order is visible at the top.
-        shown.sort, shown.run, shown.place, shown.first = order, None, 0, 0
+        shown.sort, shown.run, shown.place, shown.first = order, None, 0, 0  # the new order is visible at the top
 
     def _type(self, key: str) -> None:
         self._shown.find = typed(self._shown.find, key)
@@ -292,7 +291,6 @@ def _table(table: RunTable, chosen: Chosen, shown: TableShown, room: int, width:
 
 
 def _fitting(columns: Sequence[Column], shown: TableShown, room: int) -> list[Column]:
-    """Return the columns that fit: first the sorted one, the status and metrics."""
     by = shown.sort.removeprefix("-") if shown.sort != NEWEST_FIRST else None
     found = set()
     for column in sorted(columns, key=lambda one: (one.name != by, one.metric is None and one.kind != "status")):
@@ -345,7 +343,6 @@ def _style(entry: RunEntry, column: Column, chosen: Chosen) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """Return a clock's time of today, else the day."""
     if seconds is None:
         return ""
     then, now = time.localtime(seconds), time.localtime()
@@ -363,7 +360,6 @@ def _nothing(table: RunTable, chosen: Chosen, shown: TableShown) -> str:
 
 
 def _details(chosen: Chosen, shown: TableShown, width: int) -> "Text":
-    """Reason, tags and note of the chosen run, for which columns have no room."""
     if not chosen.entries:
         return text_line()
     entry = chosen.entries[shown.place]

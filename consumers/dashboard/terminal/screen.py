@@ -97,7 +97,6 @@ class TerminalScreen:
         self._enter()
 
     def close(self) -> None:
-        """Restore the terminal, and print kept output."""
         with self._lock:
             if not self._is_open:
                 return
@@ -150,7 +149,6 @@ class TerminalScreen:
 
     @property
     def is_blank(self) -> bool:
-        """Nothing has been drawn since the terminal was taken."""
         return not self._drawn
 
     def redraw(self) -> None:

@@ -55,7 +55,7 @@ class History:
         return name in self._names or name.startswith("throughput/")
 
     def request(self, x: Axis, first: float, last: float, rank: int = 0) -> None:
-        """Read the events of a rank between two places of an axis into the view, in a thread, unless too many."""
+        """Read all events between two places of an axis into the view, in a thread, unless too many."""
         begin, end = self._view.batches_at(x, first, last)
         if not self._batches or begin >= self._batches[-1]:
             return
@@ -74,7 +74,6 @@ class History:
                 threading.Thread(target=self._read_requested, name="offloop-zoom", daemon=True).start()
 
     def parts(self, rank: int = 0) -> Iterator[Part]:
-        """Return the whole run of a rank at full resolution, part by part."""
         low, place, last = -math.inf, -1, len(self._batches) - 1
         while place < last:
             place = max(place + 1, bisect_right(self._offsets, self._offset(place) + _STRETCH_BYTES) - 1)

@@ -52,7 +52,6 @@ class ImageHistory:
             self._keep_size()
 
     def steps(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the steps with images of each name, and the number of images logged there."""
         with self._lock:
             return {name: [(one.step, one.logged) for one in kept] for name, kept in self._kept.items()}
 

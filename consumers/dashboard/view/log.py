@@ -48,7 +48,6 @@ def folded(entries: Sequence[LogEntry]) -> list[LogEntry]:
 
 
 def event_text(state: Snapshot) -> str | None:
-    """Describe an event in a line; ``None`` for frequent and internal events."""
     event = state.event
     _, epoch, batch, *_ = state.timestamp.values
     if event is Event.FIT_START:

@@ -48,8 +48,7 @@ class Metrics:
         # Columns: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
         self._batches = NumericTable(_COLUMNS)
         self._appends = tuple(self._batches.appends)
-        # Rows of the last SPEED_WINDOW batches.
-        self._window: Floats | None = None
+        self._window: Floats | None = None  # rows of the last SPEED_WINDOW batches
         self._last: EventBody | None = None
         self._unsettled = 0
 
@@ -91,7 +90,6 @@ class Metrics:
             self.settle()
 
     def load(self, summary: Summary, until: float) -> None:
-        """Add the batches of a summary before that offset of the recording."""
         import numpy as np
 
         self.is_imported = summary.is_imported
@@ -218,7 +216,6 @@ class Metrics:
         self._window = window[-SPEED_WINDOW:].copy()
 
     def _measure_speed(self, now: "Floats", before: "Floats", flops: "Floats") -> None:
-        """Add the throughput between two rows each, with the FLOPs of the batches between them."""
         import numpy as np
 
         elapsed = now[:, _TRAINED] / 1e6 - before[:, _TRAINED] / 1e6

@@ -23,7 +23,6 @@ class ProgressView(NamedTuple):
 
 
 def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
-    """Return the progress of an ended run; ``None`` without a planned duration."""
     try:
         planned = None if reached.planned is None else Time.from_timestring(reached.planned)
     except OffloopError:

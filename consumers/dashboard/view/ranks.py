@@ -125,7 +125,6 @@ class RankMap:
         return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
 
     def values(self, quantity: str) -> "Floats32":
-        """Return the newest value of each cell, NaN without one; the arrival in seconds after the first rank."""
         import numpy as np
 
         if quantity not in self._values:
@@ -255,8 +254,7 @@ class RankTiming:
     def batch_end(self, snapshot: Snapshot) -> None:
         rank, batch = snapshot.rank, snapshot._body.timestamp.batch
         if batch <= self.batches.get(rank, 0):
-            # The count has restarted from zero.
-            self._of_events = None
+            self._of_events = None  # the count has restarted from zero
         self.batches[rank] = batch
         if len(self.batches) > 1 and self._hosts.keys() <= {""}:
             if self._of_events is None:
@@ -264,7 +262,6 @@ class RankTiming:
             self.add_windows(self._of_events.take(snapshot))
 
     def add_windows(self, windows: Iterable[HostWindow], now: float | None = None) -> None:
-        """Add the windows of hosts, in order; ``now`` is the time of this process's monotonic clock."""
         now = time.monotonic() if now is None else now
         for window in windows:
             self._taken += 1
@@ -294,7 +291,6 @@ class RankTiming:
         return self._count or len(self.batches)
 
     def map(self, is_live: bool = False, now: float | None = None) -> RankMap:
-        """Return all ranks side by side, for a live run with its silent hosts."""
         now = (time.monotonic() if now is None else now) if is_live else None
         # Several browsers share one map; silence is measured in seconds.
         key = self._taken, None if now is None else int(now)

@@ -223,7 +223,6 @@ class RunView(LoggerDestination):
             self._log.add(time, 0, "alert", text)
 
     def expect(self, run: RunInfo) -> None:
-        """Set the ending of this attempt from ``run.json``, if known."""
         attempt = next((one for one in run.attempts if one.number == self.attempt), None)
         if attempt is None or attempt.status == "running" or (attempt is run.last and run.away):
             return
@@ -443,7 +442,6 @@ def labels_of(runs: Sequence[RunView]) -> list[str]:
 
 
 def group_order(prefix: str) -> tuple[int, str]:
-    """Return the order of groups of metrics: losses, metrics, rates, throughput, all else, norms."""
     first = prefix.partition("/")[0]
     if "norm" in prefix or first == "system":
         return 100 + (first == "system"), prefix

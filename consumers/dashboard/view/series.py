@@ -36,8 +36,6 @@ class Points(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The mean, the least and the greatest finite value of a series at some places; NaN without one."""
-
     mean: "Floats"
     low: "Floats"
     high: "Floats"
@@ -65,7 +63,7 @@ class NumericTable:
         return len(self._gathered[-1])
 
     def rows(self) -> "Floats":
-        """All rows, as a view that is valid until the table changes."""
+        """Return a view that is valid until the table changes."""
         if self.gathered:
             self.extend(self.take_gathered())
         return self._rows[: self._count]
@@ -133,7 +131,6 @@ class Clock(NumericTable):
             self.limit(self.MAX_ROWS)
 
     def read(self, steps: "Floats", axis: Axis) -> "Floats":
-        """Return the places of batches on an axis. Raises ConfigurationError for an unknown axis."""
         import numpy as np
 
         rows, column = self.rows(), _column_of(axis)
@@ -184,7 +181,6 @@ class Series:
 
     @property
     def version(self) -> int:
-        """Grows with every value."""
         with self._lock:
             self._before_reading()
             return self._taken + self._table.gathered
@@ -204,7 +200,7 @@ class Series:
             return float(rows[place, 1]) if place < len(rows) and rows[place, 0] == step else None
 
     def chunks(self, size: int) -> "Iterator[Floats]":
-        """All values, ``size`` at a time: rows of batch, samples, epochs, seconds and value."""
+        """Yield ``size`` rows at a time of batch, samples, epochs, seconds and value."""
         import numpy as np
 
         with self._lock:
@@ -249,7 +245,7 @@ class Series:
             return first, last
 
     def parts(self, places: "Floats", x: Axis = "batch") -> Parts:
-        """Return the values at ordered places on an axis: of the nearest points, else on the line between two."""
+        """Return the values at ordered places: of the nearest points, else on the line between two finite points."""
         import numpy as np
 
         with self._lock:
@@ -258,8 +254,7 @@ class Series:
             if not len(places) or not len(steps):
                 return Parts(*(np.full(len(places), np.nan) for _ in Parts._fields))
             half = (places[-1] - places[-2]) / 2 if len(places) > 1 else np.inf
-            # The clock has no places beyond its ends.
-            inner = clock.steps_at((places[1:] + places[:-1]) / 2, x)
+            inner = clock.steps_at((places[1:] + places[:-1]) / 2, x)  # the clock has no places beyond its ends
             first, last = clock.steps_at(np.array([places[0] - half, places[-1] + half]), x)
             starts = np.concatenate([steps.searchsorted([first]), steps.searchsorted(inner)])
             ends = np.concatenate([steps.searchsorted(inner), steps.searchsorted([last], "right")])
@@ -275,7 +270,6 @@ class Series:
         return self.settle()
 
     def settle(self) -> "Floats":
-        """Sort everything, and return rows of step and value."""
         if self._table.gathered:
             self.extend(self._table.take_gathered())
         return self._table.settled()
@@ -294,8 +288,7 @@ class Series:
             place = int(settled[:, 0].searchsorted(steps.min(), "left"))
             points = np.concatenate([settled[place:], points])
             points = points[np.argsort(points[:, 0], kind="stable")]
-            # Of equal steps the last row.
-            points = points[np.flatnonzero(np.diff(points[:, 0], append=np.inf))]
+            points = points[np.flatnonzero(np.diff(points[:, 0], append=np.inf))]  # of equal steps the last row
         self._table.extend(points, place)
 
     def refine(self, other: "Series") -> None:
@@ -331,8 +324,7 @@ def kept_points(values: "Floats", starts: "Indices") -> "Indices":
             places = np.flatnonzero(odd)
             _, first = np.unique(starts.searchsorted(places, "right"), return_index=True)
             kept.append(places[first])
-    # Buckets of one size, often very many, are computed together.
-    size = int(ends[0] - starts[0])
+    size = int(ends[0] - starts[0])  # buckets of one size, often very many, are computed together
     same = 0 if len(starts) < _MANY else int(np.argmin(np.append(ends - starts == size, False)))
     kept.append(starts[:same] + low[: same * size].reshape(same, size).argmin(axis=1))
     kept.append(starts[:same] + high[: same * size].reshape(same, size).argmax(axis=1))
@@ -357,8 +349,8 @@ def binned(values: "Floats", starts: "Indices", ends: "Indices") -> Parts:
     finite = np.isfinite(inside)
     counts = np.add.reduceat(finite.astype(np.intp), places)
     has = counts > 0
-    # Divided first: the sum of very large values would be infinite.
     sizes = np.diff(np.append(places, len(inside)))
+    # Divided first: the sum of very large values would be infinite.
     shares = np.where(finite, inside, 0.0) / np.repeat(np.maximum(counts, 1), sizes)
     low = np.minimum.reduceat(np.where(finite, inside, np.inf), places)[has]
     high = np.maximum.reduceat(np.where(finite, inside, -np.inf), places)[has]

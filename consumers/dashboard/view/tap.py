@@ -61,7 +61,6 @@ class RunTap(Callback):
             self._run.load(summary)
 
     async def prepare(self, stream: RunStream, logger: Logger) -> None:
-        """Load the history of a long recording from its summary, and read only the newest events."""
         recording, view = stream.recording, self._run
         if recording is None or not recording.exists() or recording.stat().st_size < MIN_BYTES:
             return

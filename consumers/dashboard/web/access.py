@@ -100,7 +100,6 @@ class Listening:
         return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"
 
     def check(self) -> None:
-        """Raise ConfigurationError for invalid or unsafe options, and for missing packages."""
         require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
         if self.port is not None and not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"{self.port} is not a port: use a number from 0 (any) to 65535")

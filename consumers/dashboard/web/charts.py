@@ -32,8 +32,7 @@ _MAX_GROWTH = 2
 _MAX_TAILS = 60
 _MOST_KEPT = 2048
 _MOST_PARTS = 3_200  # limit of all lines of a chart: a browser without a GPU draws this sixty times a second
-# Beyond, a number does not fit into 32 bits.
-_LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37
+_LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37  # beyond, a number does not fit into 32 bits
 _DECIMALS = 4
 
 
@@ -56,7 +55,6 @@ class Look(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_browser(cls, told: Any) -> "Look":
-        """Convert a browser's message; the defaults for a malformed one."""
         look = look_in(told, cls)
         first, last = look.range or (0, 1)
         return look if -math.inf < first < last < math.inf else msgspec.structs.replace(look, range=None)
@@ -70,7 +68,6 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
-    """Return all charts in groups with titles: one for each metric of any run, and the phases of each run."""
     groups: dict[str, dict[str, Chart]] = {}
     names_of_all = MetricNames(name for run in runs for name in run.names())
     for run in runs:
@@ -148,8 +145,7 @@ class Lines:
             if sent.version == version:
                 return None
             if look.range is not None and sent.last_x > look.range[1]:
-                # New points come after the end of the visible part.
-                sent.version = version
+                sent.version = version  # new points come after the end of the visible part
                 return None
             tail = self._tail(series, sent, look)
             if tail is not None:

@@ -40,7 +40,6 @@ class Comparison(msgspec.Struct, frozen=True):
         return look_in(dict(asked) | {"singles": dict(asked).get("singles") == "1"}, cls)
 
     def link(self, link: str) -> str:
-        """Return an address with this comparison in place of another one."""
         parts = urlsplit(link)
         kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in _KEYS]
         own = [("group", self.group), ("singles", "1" if self.singles else None), ("baseline", self.baseline)]
@@ -75,8 +74,7 @@ class Compared:
         self._tags_of = tags_of
         self.singles = comparison.singles
         self.column = self._find(comparison.group)  # the whole name of the column that groups runs
-        # Of several attempts, the newest.
-        wanted = comparison.baseline or ""
+        wanted = comparison.baseline or ""  # of several attempts, the newest
         named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.run_name]
         self.baseline = named[-1] if named else None  # the number of the run that others are compared with
         self.groups = self._groups() if self.column is not None else ()
@@ -90,7 +88,6 @@ class Compared:
         return found[0] if found else None
 
     def columns(self) -> list[str]:
-        """Return the columns that can group runs: differing hyperparameters, and columns of every run."""
         texts: dict[str, dict[str, int]] = {}
         for told in self._told:
             for name, value in told.items():
@@ -180,7 +177,6 @@ class Compared:
 
 
 def short_name(column: str) -> str:
-    """Return the name of a column for people: start parameters without their prefix."""
     return one_line(column.removeprefix(_STARTED_WITH))
 
 

@@ -186,7 +186,6 @@ def _phase_lines(run: RunView, rank: int) -> Iterator[bytes]:
 
 
 def _parts(run: RunView, chart: str, rank: int) -> Iterable[Part]:
-    """Return the whole run, part by part: the recording has more than the view."""
     if run.history is None or not (chart == PHASES_PREFIX or run.history.has(chart)):
         return [Part(run, -math.inf, math.inf)]
     return run.history.parts(rank)

@@ -40,7 +40,6 @@ class ExploreLook(msgspec.Struct, frozen=True):
 def explored(
     table: RunTable, found: Sequence[RunEntry], look: ExploreLook, key: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return the data of a plot of the found runs; ``key`` returns the browser's name of a run."""
     entries = found[:MOST_RUNS]
     problems: list[str] = []
 

@@ -20,8 +20,6 @@ _LEAVE_SECONDS = 5.0
 
 
 class FollowedRuns:
-    """Follows all attempts of some runs, and further ones as they begin, each in a thread."""
-
     def __init__(self, where: Place | Places, every: int) -> None:
         self.runs: list[RunView] = []
         self.viewers = 0
@@ -58,7 +56,6 @@ class FollowedRuns:
         return True
 
     def expect(self, name: str) -> None:
-        """Show a run before it is found, which :meth:`look` tries."""
         if name not in self._placeholders:
             view = self._placeholders[name] = RunView(Path(name).name)
             self.runs.append(view)

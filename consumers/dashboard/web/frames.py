@@ -17,7 +17,6 @@ _HERE = Path(__file__).parent
 
 
 def look_in(message: object, kind: type[Look]) -> Look:
-    """Convert a browser's message; the default for a malformed one."""
     try:
         return msgspec.convert(message, kind)
     except (msgspec.ValidationError, RecursionError):
@@ -25,7 +24,6 @@ def look_in(message: object, kind: type[Look]) -> Look:
 
 
 def element_of(script: str) -> "Element":
-    """Create an element drawn by a script of this folder: ``home`` by ``page_home.js``."""
     return _class_of(script)()
 
 

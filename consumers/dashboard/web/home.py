@@ -57,7 +57,6 @@ class CompareLook(msgspec.Struct, frozen=True):
         return self.folded != (group.text in self.toggled)
 
     def lines(self, table: RunTable, chosen: Chosen, order: str) -> Sequence[Group | RunEntry]:
-        """Return the rows: runs, or a head for each group and the runs of open groups."""
         by = table.column_or_none(self.group)
         if by is None:
             return chosen.entries
@@ -139,7 +138,6 @@ def _texts(told: Any) -> list[str]:
 
 
 def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool] = lambda run: False) -> dict[str, Any]:
-    """Return the visible rows of a table, and their columns. Runs that are ``is_elsewhere`` are read-only."""
     chosen = table.choose(look.find, look.sort, look.archived)
     columns = table.columns(None if look.columns is None else look.columns[:_MOST_COLUMNS])
     lines = look.compare.lines(table, chosen, look.sort)
@@ -318,7 +316,6 @@ class HomePage:
             show_error(text)
 
     async def _do(self, change: Callable[[], object]) -> bool:
-        """Make a change, with a message on failure; return True after a success."""
         try:
             await asyncio.to_thread(change)
         except OffloopError as error:

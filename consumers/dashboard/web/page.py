@@ -109,8 +109,7 @@ class Page:
         self._problems = problems
         self._opening = opening
         self._comparison = Comparison.from_query(opening.asked)
-        # Read once for a page.
-        self._tags_in = functools.cache(lambda run_dir: read_annotations(run_dir).tags)
+        self._tags_in = functools.cache(lambda run_dir: read_annotations(run_dir).tags)  # read once for a page
         self._lines = Lines()
         self._marks = MarkNews()
         self._look = Look()
@@ -145,8 +144,7 @@ class Page:
 
     async def _send_frame(self) -> None:
         runs = list(self._runs)
-        # Texts do not wait for charts.
-        rests = time.monotonic() < self._rests_until
+        rests = time.monotonic() < self._rests_until  # texts do not wait for charts
         seen = (
             rests,
             # A hidden page needs only the changes of its title.
@@ -257,7 +255,6 @@ class Page:
                 await self._frames.refresh()
 
     async def _command(self, number: int, name: str, rate: Any) -> None:
-        """Send a command, ``stop`` after a question, ``set`` with a learning rate; wait for its outcome."""
         run = self._runs[number]
         if name == "stop":
             with self._dialogs:

@@ -17,7 +17,6 @@ class PanelData(NamedTuple):
     """Contents of the runs' directories."""
 
     def found(self) -> list[tuple[RunView, str, RunFolder]]:
-        """Return the runs with known directories: the newest attempt of each, its label and directory."""
         newest = {
             run.run_dir: (run, label.removesuffix(f" #{run.attempt}"), self.folders[run.run_dir])
             for run, label in zip(self.runs, self.labels, strict=True)
@@ -60,7 +59,6 @@ class Panel(ABC):
 
 
 def table(name: str, row_key: str, more: str = "") -> Any:
-    """Create a table of a panel, with an accessible name."""
     from nicegui import ui
 
     return ui.table(rows=[], columns=[], row_key=row_key).props(f'dense flat {more} aria-label="{name}"')

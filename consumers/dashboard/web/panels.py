@@ -102,8 +102,6 @@ class LogPanel(Panel):
 
 
 class ImagesPanel(Panel):
-    """The images of runs: a slider over the steps for each name, with all runs side by side."""
-
     def __init__(self) -> None:
         super().__init__("Images", "image", is_open=True)
         with self.box:
@@ -139,8 +137,6 @@ def galleries_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[dict[st
 
 
 class HyperparametersPanel(Panel):
-    """The hyperparameters of each run, with a search; of several runs first those that differ."""
-
     def __init__(self, is_open: bool) -> None:
         from nicegui import ui
 

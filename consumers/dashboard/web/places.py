@@ -34,7 +34,6 @@ class Places:
         return tuple(self._by_label.items())
 
     def split(self, key: str) -> tuple[str, str]:
-        """Return the prefix of a run, and its name."""
         label, _, name = ("", "", key) if "" in self._by_label else key.rpartition("/")
         return label, name
 
@@ -144,7 +143,6 @@ class AllRuns:
         self._leave()
 
     def library_of(self, run: str) -> tuple[RunLibrary, str]:
-        """Return the library of a run, and its name there. Raises RunNotFoundError for an unknown place."""
         label, name = self._places.split(run)
         with self._lock:
             library = self._libraries.get(label)
@@ -163,7 +161,6 @@ class AllRuns:
 
 
 def _keyed(label: str, entry: RunEntry, known: tuple[RunEntry, RunEntry] | None) -> tuple[RunEntry, RunEntry]:
-    """Return an entry, and a copy with its place before its name."""
     if known is not None and known[0] is entry:
         return known
     return entry, msgspec.structs.replace(entry, run=f"{label}/{entry.run}")

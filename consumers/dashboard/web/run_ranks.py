@@ -112,7 +112,6 @@ def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
 
 
 def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
-    """Return the rows of the slowest ranks, or of all if they are few."""
     is_few = len(ranks) <= _MOST_ROWS
     cells = list(range(len(ranks))) if is_few or quantity is None else ranks.slowest(quantity, _MOST_ROWS)
     columns = [("rank", "rank"), *([("host", "host")] if ranks.has_hosts else [])]

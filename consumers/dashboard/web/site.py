@@ -130,8 +130,7 @@ class Site:
                 ssl_keyfile=self._listening.certificate_key,
             )
             self._server = uvicorn.Server(config)
-            # It may be stopped before the server exists.
-            self._server.should_exit = self._stopping
+            self._server.should_exit = self._stopping  # it may be stopped before the server exists
             self._server.run(sockets=[listener])
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
             self._failure = error
