@@ -5,7 +5,6 @@ import itertools
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -58,26 +57,6 @@ def test_what_several_threads_publish_at_once_is_all_there_in_the_order_of_each(
     for who in "abc":
         assert [batch for one, batch in published if one == who] == list(range(1, 501))
     assert sorted(logged) == sorted([*range(1, 501)] * 3)
-
-
-def test_another_thread_may_close_what_a_loop_publishes_to(runs_dir: Path) -> None:
-    publisher = Publisher("r")
-    closing = threading.Thread(target=lambda: (time.sleep(0.1), publisher.close()))
-    closing.start()
-    given = 0
-
-    def publish_on() -> None:
-        nonlocal given
-        while True:
-            publisher.publish(Event.BATCH_END, batch=given + 1, who="main")
-            given += 1
-
-    with pytest.raises(ClosedError):
-        publish_on()
-    closing.join()
-    published, _ = read(publisher)
-    # One may have been refused in the middle.
-    assert [batch for _, batch in published] in (list(range(1, given + 1)), list(range(1, given)))
 
 
 def test_while_a_publisher_closes_what_is_given_is_recorded_or_refused(runs_dir: Path) -> None:

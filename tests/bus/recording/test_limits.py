@@ -110,7 +110,9 @@ def test_what_is_shown_recovered_and_continued_is_in_proportion(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     check("-m", "offloop.bus", "show", path)
-    check("-m", "offloop.bus", "convert", path, "-o", tmp_path / "recovered.mcap")
+    lines = check("-m", "offloop.bus", "convert", path, "-o", tmp_path / "recovered.mcap")
+    if make is many_gaps:
+        assert "and 1,900 more ranges of events that are lost" in lines
     assert check("-c", CONTINUED, path) == []
 
 
@@ -123,11 +125,3 @@ def test_damage_is_listed_up_to_a_bound_and_summed_up(tmp_path):
         assert len(reader.damage) == 101
         assert reader.damage[0].startswith(f"{path} is damaged at offset")
         assert reader.damage[-1] == "and 2,900 more places like these"
-
-
-def test_missing_events_are_listed_up_to_a_bound_and_summed_up(tmp_path):
-    path = tmp_path / "a.mcap"
-    many_gaps(path)
-    lines = check("-m", "offloop.bus", "convert", path, "-o", tmp_path / "b.mcap")
-    assert "missing: events 1 to 1 of rank 0, which are lost" in lines
-    assert "and 1,900 more ranges of events that are lost" in lines

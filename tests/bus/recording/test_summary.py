@@ -54,13 +54,6 @@ def summary_of(path, run="run", attempt=1, run_id=None):
     return summarizer.summary
 
 
-def buckets_of(metric):
-    return {
-        place: (one.last_step, repr(one.last), one.low_step >= 0 and one.low, one.high_step >= 0 and one.high, one.odd)
-        for place, one in metric.buckets.items()
-    }
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), VALUES), max_size=400), st.integers(1, 30))
 def test_each_bucket_holds_minimum_maximum_and_last_of_all_its_values(points, most):
@@ -106,18 +99,6 @@ def test_it_is_made_of_the_first_ranks_events_and_continued_where_it_ends(tmp_pa
     assert max(loss.buckets) == 2999 // loss.width
     assert loss.buckets[max(loss.buckets)].last == losses[-1]
     assert max(tick.batch for tick in whole.clock.values()) == 3000
-
-
-def test_events_that_are_taken_twice_change_nothing(tmp_path):
-    path = tmp_path / "recording-1.mcap"
-    record(path, [math.cos(batch * batch) for batch in range(500)]).close()
-    once = summary_of(path)
-    twice = Summarizer(path, "run", 1, None)
-    twice._reader.position = 0
-    twice.work(math.inf)
-    assert {name: buckets_of(metric) for name, metric in twice.summary.metrics.items()} == {
-        name: buckets_of(metric) for name, metric in once.metrics.items()
-    }
 
 
 def test_a_damaged_summary_is_made_again(tmp_path, caplog):

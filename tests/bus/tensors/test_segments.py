@@ -188,16 +188,6 @@ def test_memory_is_pinned_once_by_the_thread_that_gets_it_and_unpinned_before_it
     assert steps == ["offloop-segment", "unpinned"]
 
 
-def test_memory_that_cannot_be_pinned_is_said_and_given_back(caplog: pytest.LogCaptureFixture) -> None:
-    def pin(memory: memoryview) -> Any:
-        raise OSError("CUDA cannot pin it")
-
-    pool = SegmentPool(1, pin=pin)
-    assert pool.reserve(MIB, "weights") is None
-    assert caplog.messages == [f"no shared memory for {MIB} bytes: CUDA cannot pin it"]
-    assert shared_memory_of(os.getpid()) == []
-
-
 def test_too_much_is_refused_and_said(
     pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -85,17 +85,6 @@ def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool) -> None:
     assert read_piece([os.getpid()], requested(reference, SIZE))["data"] == b""
 
 
-def test_the_segments_of_a_dead_process_are_gone() -> None:
-    with running(writer, 1, SIZE) as (process, pipe):
-        reference = published(pipe, 5)
-        assert process.pid is not None
-        broker = Broker(process.pid)
-        process.kill()
-        process.join()
-        with pytest.raises(FieldNotAvailableError, match=r"does not hand on these tensors: .* it has ended"):
-            fetch_segment(broker.ask, "first", reference)
-
-
 def test_half_of_an_image_is_no_image(pool: SegmentPool) -> None:
     broker = Broker(os.getpid())
 
