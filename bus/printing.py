@@ -22,11 +22,10 @@ def escape(text: str) -> str:
     width, and bytes of a path that are not UTF-8 (``\\udcff``)."""
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else letter.encode("unicode_escape").decode() for letter in text)
-
-
-def _is_shown(letter: str) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs"
+    return "".join(
+        one if one.isprintable() or unicodedata.category(one) == "Zs" else one.encode("unicode_escape").decode()
+        for one in text
+    )
 
 
 def one_line(text: str) -> str:

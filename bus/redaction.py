@@ -150,7 +150,9 @@ class _Redaction:
             if isinstance(value, Mapping):
                 named = value.get("name", value.get("key"))
                 return {
-                    self.redact(name): self._named(named if name == "value" else name, part)
+                    self.redact(name): REDACTED
+                    if _is_secret_pair(named if name == "value" else name, part)
+                    else self.redact(part)
                     for name, part in value.items()
                 }
             if isinstance(value, Set):
@@ -158,9 +160,6 @@ class _Redaction:
             return list(self._words_of(value))
         finally:
             self._within.discard(id(value))
-
-    def _named(self, name: Any, value: Any) -> Any:
-        return REDACTED if _is_secret_pair(name, value) else self.redact(value)
 
     def _words_of(self, values: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
         """Redact a list as words of a command line, where values follow an option, or as pairs of name and value."""

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from importlib import import_module
 
 __all__ = ["bus", "consumer", "offloop", "trainer"]
 
@@ -28,18 +29,11 @@ def _run(module: str) -> None:
     if is_taken:
         signal.signal(signal.SIGINT, _leave)
     try:
-        main = _import_main(module)
+        main: Callable[[], None] = import_module(module).main
     finally:
         if is_taken:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
-
-
-def _import_main(module: str) -> Callable[[], None]:
-    from importlib import import_module
-
-    main: Callable[[], None] = import_module(module).main
-    return main
 
 
 def _leave(*_: object) -> None:

@@ -1,8 +1,9 @@
 """An entry of the index: the summary of one run."""
 
+import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,10 @@ def make_entry(
     """Return the entry of a run; ``summaries`` has the newest last. Raises RunDirectoryError for a damaged run."""
     of_attempts = list(summaries)
     newest = of_attempts[-1] if of_attempts else None
-    reached = run.last.reached or (None if newest is None else _reached(newest))
+    reached = run.last.reached
+    if reached is None and newest is not None:
+        with contextlib.suppress(ProtocolError):  # no batch has ended
+            reached = Reached.of(decode_whole_event(newest.last))
     hyperparameters = dict(newest.hyperparameters) if newest is not None else {}
     names = [one.run for one in of_attempts]
     entry = RunEntry(
@@ -109,7 +113,7 @@ def make_entry(
     )
     try:
         if not hyperparameters:
-            entry.hyperparameters = _described(run.last.info)
+            entry.hyperparameters = hyperparameters_in({FIELD: {"config": run.last.info.get("config", {})}})
         # Refuses values that cannot be stored and read again, such as a number of more than 64 bits.
         return _decode(_encode(entry))
     except (ValueError, OverflowError, RecursionError) as error:
@@ -146,17 +150,6 @@ def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
             shown_step(name, step) for step in (one.last_step, one.low_step, one.high_step)
         )
     return found
-
-
-def _reached(summary: Summary) -> Reached | None:
-    try:
-        return Reached.of(decode_whole_event(summary.last))
-    except ProtocolError:  # no batch has ended
-        return None
-
-
-def _described(info: Mapping[str, Any]) -> dict[str, Any]:
-    return hyperparameters_in({FIELD: {"config": info.get("config", {})}})
 
 
 def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:

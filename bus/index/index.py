@@ -54,7 +54,10 @@ class RunIndex:
     def refresh(self, seconds: float = math.inf) -> int:
         """Read changes for at most that many seconds, and return how many runs are left. Raises RunDirectoryError."""
         until = time.monotonic() + seconds
-        found = _find(self.root)
+        found: dict[str, str] = {}
+        for name in names_in(self.root):
+            with contextlib.suppress(OSError):
+                found[name] = _stamp(f"{self.root}/{name}")
         if not found and not self.root.is_dir():
             self.close()
             return 0
@@ -65,7 +68,10 @@ class RunIndex:
             self._store.prune(found)
             self._is_pruned = True
         for run in (self._entries.keys() | self._followed.keys()) - found.keys():
-            self._forget(run)
+            self._entries.pop(run, None)
+            self._stamps.pop(run, None)
+            self._leave(run)
+            self._store.remove(run)
         # Growing runs first, then the newest.
         changed = [
             run for run in sorted(found, key=found.__getitem__, reverse=True) if self._stamps.get(run) != found[run]
@@ -87,7 +93,13 @@ class RunIndex:
         if followed is not None:
             return followed.series(metric)
         stored = self._store.series(run, self._stamps.get(run, ""), metric)
-        return _read_series(self.root / run, metric) if stored is None else stored
+        if stored is not None:
+            return stored
+        # It may just have been deleted or damaged.
+        with contextlib.closing(_FollowedRun()) as read, contextlib.suppress(RunDirectoryError):
+            read.read(read_run(self.root / run), math.inf)
+            return read.series(metric)
+        return []
 
     def close(self) -> None:
         self._store.close()
@@ -105,12 +117,6 @@ class RunIndex:
     def _is_clear(self, run: str) -> bool:
         followed = self._followed.get(run)
         return run in self._stamps if followed is None else followed.is_newest_read
-
-    def _forget(self, run: str) -> None:
-        self._entries.pop(run, None)
-        self._stamps.pop(run, None)
-        self._leave(run)
-        self._store.remove(run)
 
     def _leave(self, run: str) -> None:
         followed = self._followed.pop(run, None)
@@ -256,24 +262,6 @@ class _FollowedRun:
                 one.close()
 
 
-def _read_series(run: Path, metric: str) -> list[Point]:
-    with contextlib.closing(_FollowedRun()) as followed:
-        try:
-            followed.read(read_run(run), math.inf)
-        except RunDirectoryError:
-            return []  # It was deleted or damaged meanwhile.
-        return followed.series(metric)
-
-
-def _find(root: Path) -> dict[str, str]:
-    """Return each run in a folder with a stamp of its files. Later runs have greater stamps."""
-    found: dict[str, str] = {}
-    for name in names_in(root):
-        with contextlib.suppress(OSError):
-            found[name] = _stamp(f"{root}/{name}")
-    return found
-
-
 def _is_text(name: str) -> bool:
     try:
         name.encode()
@@ -283,6 +271,7 @@ def _is_text(name: str) -> bool:
 
 
 def _stamp(run: str) -> str:
+    """Return a stamp of a run's files, greater for later runs."""
     known = os.lstat(f"{run}/{RUN_FILE}")
     stamps: dict[str, str] = {}
     # A later broker may resume an attempt, checkpoints may follow, and a damaged recording may be restored.

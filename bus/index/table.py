@@ -120,7 +120,10 @@ class RunTable:
         if all(isinstance(value, str) for value, _ in known):
             known = [(value.lower(), entry) for value, entry in known]
         elif not all(isinstance(value, int | float) for value, _ in known):
-            known = [(_mixed_order(value), entry) for value, entry in known]
+            known = [
+                ((0, value) if isinstance(value, int | float) else (1, str(value).lower()), entry)
+                for value, entry in known
+            ]
         known.sort(key=itemgetter(0), reverse=reverse)
         unknown = [entry for value, entry in zip(values, entries, strict=True) if value is None]
         return [*(entry for _, entry in known), *unknown]
@@ -155,7 +158,8 @@ class RunTable:
             except ConfigurationError as mistake:
                 entries, error = [], str(mistake)
         elif words := find.lower().split():
-            entries = [entry for entry in entries if _has_words(entry, words)]
+            texts = ("\n".join((entry.run, *entry.tags, entry.note)).lower() for entry in entries)
+            entries = [entry for entry, text in zip(entries, texts, strict=True) if all(word in text for word in words)]
         shown = entries if archived else [entry for entry in entries if not entry.archived]
         left_out = len(entries) - len(shown)
         if order != NEWEST_FIRST:
@@ -297,12 +301,3 @@ def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
 def _finite_values(entries: Iterable[RunEntry], value_of: ValueOf) -> list[tuple[float, RunEntry]]:
     known = [(value_of(entry), entry) for entry in entries]
     return [(value, entry) for value, entry in known if type(value) in (int, float) and math.isfinite(value)]
-
-
-def _has_words(entry: RunEntry, words: Sequence[str]) -> bool:
-    text = "\n".join((entry.run, *entry.tags, entry.note)).lower()
-    return all(word in text for word in words)
-
-
-def _mixed_order(value: Any) -> tuple[int, Any]:
-    return (0, value) if isinstance(value, int | float) else (1, str(value).lower())

@@ -1,5 +1,6 @@
 """Options of plug-ins: parameters of the constructor, with values read from text."""
 
+import contextlib
 import datetime
 import enum
 import inspect
@@ -86,7 +87,11 @@ def _convert(text: str, kind: Any) -> Any:
     if kind in (Any, inspect.Parameter.empty):
         kind = int | float | bool | str
     if get_origin(kind) in (Union, types.UnionType):
-        return _first_of(text, get_args(kind))
+        # Text last, because everything is a text.
+        for one in sorted(get_args(kind), key=lambda one: one is str):
+            with contextlib.suppress(ValueError):
+                return _convert(text, one)
+        raise ValueError
     if get_origin(kind) in (list, tuple, Sequence) or kind in (list, tuple):
         item = (*get_args(kind), str)[0]
         items = [_convert(part.strip(), item) for part in text.split(",") if part.strip()]
@@ -99,16 +104,6 @@ def _convert(text: str, kind: Any) -> Any:
         return msgspec.convert("null" if text.lower() == "none" and kind is type(None) else text, kind, strict=False)
     except TypeError:  # a type that msgspec does not know
         raise ValueError from None
-
-
-def _first_of(text: str, kinds: Sequence[Any]) -> Any:
-    # Text last, because everything is a text.
-    for kind in sorted(kinds, key=lambda kind: kind is str):
-        try:
-            return _convert(text, kind)
-        except ValueError:
-            continue
-    raise ValueError
 
 
 def _type_of_default(default: Any) -> Any:

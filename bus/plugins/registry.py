@@ -167,7 +167,11 @@ class Registry(Generic[T]):
         if is_file and not Path(place).is_file():
             raise ConfigurationError(f"{self.kind} {name!r}: there is no file {place}", name=name)
         try:
-            return _import_file(Path(place)) if is_file else _import_module(place)
+            if is_file:
+                return _import_file(Path(place))
+            # Unlike `python -m`, an installed command does not search the current folder, but people expect it.
+            _look_in(current_folder())
+            return importlib.import_module(place)
         except (Exception, SystemExit) as error:  # other people's modules do anything when they are imported
             raise ConfigurationError(
                 f"{self.kind} {name!r} cannot be imported from {place or 'nowhere'}: {type(error).__name__}: {error}"
@@ -189,12 +193,6 @@ def _line_in(error: BaseException) -> str:
     if where is None or isinstance(error, SyntaxError) or where.filename in (__file__, importlib.__file__):
         return ""
     return f" ({where.filename}, line {where.lineno})"
-
-
-def _import_module(name: str) -> ModuleType:
-    # Unlike `python -m`, an installed command does not search the current folder, but people expect it.
-    _look_in(current_folder())
-    return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:

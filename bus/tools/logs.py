@@ -103,13 +103,12 @@ def _find_event_files(path: Path) -> list[Log]:
 
 def _run_folder(folder: Path, top: Path, with_files: set[Path]) -> Path:
     """Return the run's folder: ``add_scalars``, ``add_hparams`` and Keras make folders within it."""
-    while folder != top and (folder.name.casefold() in _PARTS or with_files.intersection(_between(folder, top))):
+    while folder != top and (
+        folder.name.casefold() in _PARTS
+        or with_files.intersection(parent for parent in folder.parents if parent.is_relative_to(top))
+    ):
         folder = folder.parent
     return folder
-
-
-def _between(folder: Path, top: Path) -> list[Path]:
-    return [parent for parent in folder.parents if parent.is_relative_to(top)]
 
 
 def _read_event_files(log: Log) -> Iterator[LogRow]:

@@ -89,7 +89,8 @@ def check_goals(config: Mapping[str, Any], argument: str) -> None:
 def _by_name(metric: str) -> Mode | None:
     if _COUNTS.search(metric):
         return None
-    words = _words(metric)
+    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", metric.replace("IoU", "Iou"))
+    words = re.findall(r"[a-z0-9]+", re.sub(r"([A-Z])([A-Z][a-z])", r"\1 \2", text).lower())
     while words:
         for length in range(1, _LONGEST + 1):
             tail = "_".join(words[-length:])
@@ -100,13 +101,6 @@ def _by_name(metric: str) -> Mode | None:
         if not last.isdigit() and last.rstrip("0123456789") not in _QUALIFIERS:
             break
     return "min" if metric.startswith(_PARTS_OF_LOSS) else None
-
-
-def _words(metric: str) -> list[str]:
-    text = metric.replace("IoU", "Iou")
-    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
-    text = re.sub(r"([A-Z])([A-Z][a-z])", r"\1 \2", text)
-    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def own_name(metric: str) -> str | None:

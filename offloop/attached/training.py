@@ -111,7 +111,9 @@ class AttachedTraining:
         self.ranks = ranks = join_ranks()
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
         self._asked_name = name = name if ranks is None else ranks.share(name)
-        _end_left(name)
+        for training in [one for one in _open if one._asked_name == name]:
+            # For example, a notebook's cell was executed again.
+            training.at_exit(KeyboardInterrupt("another training of this program has its name"))
         gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
         self.state = state = State(
             model=unwrapped(model),
@@ -559,12 +561,8 @@ def _settings(options: Options, set_lr: Callable[[float], object] | str | None) 
 
     settings = Settings({"lr": Setting(set_rate), "eval": Setting(_evaluate)})
     for name, function in (options.get("on_set") or {}).items():
-        settings.register(name, _of_value(function))
+        settings.register(name, lambda _, value, function=function: function(value))  # type: ignore[misc]
     return settings
-
-
-def _of_value(function: Callable[[Any], object]) -> Callable[[State, Any], object]:
-    return lambda _, value: function(value)
 
 
 def _limit_fields(fields: FieldRegistry, framework: Framework) -> dict[str, Any]:
@@ -612,12 +610,6 @@ def unwrapped(model: Any) -> Any:
 
 _run_names: dict[str, str] = {}  # requested name to the name of this program's last run
 _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
-
-
-def _end_left(name: str) -> None:
-    # For example, a notebook's cell was executed again.
-    for training in [one for one in _open if one._asked_name == name]:
-        training.at_exit(KeyboardInterrupt("another training of this program has its name"))
 
 
 def _close_forgotten() -> None:
