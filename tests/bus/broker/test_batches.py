@@ -76,12 +76,12 @@ def taken(path: Path, frames: list[bytes], together: bool) -> Any:
 
 
 @given(streams())
-def test_the_broker_takes_them_together_as_it_takes_them_alone(tmp_path_factory: Any, frames: list[bytes]) -> None:
+def test_the_broker_handles_a_batch_of_frames_like_single_ones(tmp_path_factory: Any, frames: list[bytes]) -> None:
     path = tmp_path_factory.getbasetemp() / "batches.mcap"
     assert taken(path, frames, together=True) == taken(path, frames, together=False)
 
 
-def test_those_in_order_are_taken_in_one_call(tmp_path: Path) -> None:
+def test_frames_in_order_are_handled_in_one_call(tmp_path: Path) -> None:
     run = live_run(tmp_path / "a.mcap", BrokerStatistics())
     rank = LiveRank(0)
     frames = [frame(seq, seq) for seq in range(1, 20)]
@@ -91,7 +91,7 @@ def test_those_in_order_are_taken_in_one_call(tmp_path: Path) -> None:
     run.writer.discard()
 
 
-def test_topics_without_room_are_reported_once_and_all_else_is_recorded(tmp_path: Path, monkeypatch: Any) -> None:
+def test_excess_topics_are_reported_once_and_other_events_are_recorded(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(writer, "MAX_TOPICS", writer._ROOM_FOR_ENDS + 1)
     run = live_run(tmp_path / "a.mcap", BrokerStatistics())
     rank = run.ranks[0] = LiveRank(0)
@@ -118,7 +118,7 @@ def read(order: StreamOrder, frames: list[bytes]) -> tuple[list[Any], Missing | 
 
 
 @given(streams(), st.sampled_from([None, (Event.BATCH_END,), (Event.BATCH_START,)]))
-def test_a_subscriber_reads_them_together_as_it_reads_them_alone(frames: list[bytes], events: Any) -> None:
+def test_a_subscriber_reads_a_batch_of_frames_like_single_ones(frames: list[bytes], events: Any) -> None:
     together, alone = StreamOrder("r", 1, events), StreamOrder("r", 1, events)
     found, missing = read(together, frames)
     expected: list[Any] = []

@@ -27,13 +27,13 @@ def started(bridge):
     return bridge._process
 
 
-def test_a_bridge_that_failed_is_not_started_again(bridge):
+def test_a_failed_bridge_is_not_restarted(bridge):
     first = started(bridge)
     assert first.wait(60) > 0
     assert started(bridge) is first
 
 
-def test_a_bridge_that_was_killed_is_started_again(bridge):
+def test_a_killed_bridge_is_restarted(bridge):
     first = started(bridge)
     first.kill()
     first.wait(60)

@@ -83,7 +83,7 @@ def test_several_ranks_of_a_run_share_a_recording(address, runs_dir):
     assert follower.ending.status == "finished"
 
 
-def test_nonsense_is_skipped_and_the_others_go_on(address, stranger, runs_dir):
+def test_malformed_messages_are_skipped_and_publishers_continue(address, stranger, runs_dir):
     noise = random.Random(7)
     with Publisher("r", broker=address) as publisher:
         for batch in range(200):
@@ -169,7 +169,7 @@ def test_every_answer_carries_the_id_of_its_request(address, stranger):
             assert "$.handled" in reply.content["reason"], handled
 
 
-def test_a_stranger_cannot_publish_into_a_run(address, stranger, runs_dir):
+def test_an_unauthenticated_peer_cannot_publish(address, stranger, runs_dir):
     with Publisher("r", broker=address) as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
         forge = event_encoder(Topic("r", "batch_end", 0), 1)
@@ -223,7 +223,7 @@ def test_readers_of_base_events_receive_no_others_and_no_message_is_large(addres
     assert not any(b"batch_start" in one for one in received["$base"])
 
 
-def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(address, runs_dir):
+def test_a_rank_that_ended_early_costs_no_processor_time(address, runs_dir):
     script = f"from offloop.bus import Publisher; Publisher('r', broker={address!r}, rank=1, world_size=2).close()"
     with Publisher("r", broker=address, world_size=2) as publisher:
         subprocess.run([sys.executable, "-c", script], timeout=100, check=True)
@@ -235,7 +235,7 @@ def test_a_rank_that_ended_early_costs_nothing_while_the_others_go_on(address, r
     assert find_run("r").status == "finished"
 
 
-def test_what_a_killed_trainer_had_sent_is_recorded_also_when_the_broker_was_behind(runs_dir):
+def test_sent_events_of_a_killed_trainer_are_recorded_by_a_broker_that_lags(runs_dir):
     script = """
 import os
 from offloop.bus import Event, Publisher
@@ -262,7 +262,7 @@ def publish_until_recorded(publisher, number):
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= number, f"event {number} on disk")
 
 
-def test_a_broker_that_was_stopped_has_whole_records_and_the_next_one_continues_for_its_own_trainer(runs_dir, caplog):
+def test_a_stopped_broker_leaves_complete_records_and_the_next_one_continues_for_the_same_trainer(runs_dir, caplog):
     first = start_broker(runs_dir)
     # On a busy machine the second one may take longer to start than a broker may be silent.
     publisher = Publisher("r", broker=address_of(runs_dir), timeouts=Timeouts(silence=60.0, flush=30.0))
@@ -291,7 +291,7 @@ def test_a_broker_that_was_stopped_has_whole_records_and_the_next_one_continues_
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-def test_a_broker_that_is_killed_is_started_again_and_all_ranks_find_it(runs_dir, caplog):
+def test_a_killed_broker_is_restarted_and_all_ranks_reconnect(runs_dir, caplog):
     first = Publisher("r", rank=0, world_size=2)
     second = Publisher("r", broker=first.address, rank=1, world_size=2)
     for number in (10, 20):
@@ -319,7 +319,7 @@ def test_a_broker_that_is_killed_is_started_again_and_all_ranks_find_it(runs_dir
     assert "was killed by signal 9; another one is started" in caplog.text
 
 
-def test_an_old_publisher_is_refused_when_a_new_attempt_has_begun(runs_dir, caplog):
+def test_a_publisher_of_an_earlier_attempt_is_refused(runs_dir, caplog):
     first = start_broker(runs_dir)
     old = Publisher("r", broker=address_of(runs_dir))
     publish_until_recorded(old, 1)
@@ -335,7 +335,7 @@ def test_an_old_publisher_is_refused_when_a_new_attempt_has_begun(runs_dir, capl
     assert len(list(Recording(runs_dir / "r", attempt=2))) == 1
 
 
-def test_a_run_directory_that_disappears_ends_the_record_and_nothing_else(runs_dir, caplog):
+def test_a_removed_run_directory_ends_the_recording_but_not_the_event_feed(runs_dir, caplog):
     # Its end waits for no answer: that would take longer than a test may.
     publisher = Publisher("r", timeouts=Timeouts(flush=1000.0))
     follower = Subscriber("r")
@@ -363,7 +363,7 @@ def test_a_trainer_that_dies_at_once_leaves_no_broker_behind(runs_dir):
     assert not os.path.exists(runs_dir / "r" / "broker.json")
 
 
-def test_a_run_that_had_ended_before_its_broker_could_write_that_down_is_finished_by_the_next(runs_dir):
+def test_the_next_broker_records_the_end_that_a_killed_one_missed(runs_dir):
     publisher = Publisher("r")
     publish_until_recorded(publisher, 1)
     broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
@@ -407,7 +407,7 @@ print(find_run("r").status, publisher.statistics().dropped)
 """
 
 
-def test_a_broker_that_finds_no_room_is_started_until_there_is_some(runs_dir):
+def test_a_broker_is_restarted_until_the_disk_has_space(runs_dir):
     done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "finished 0\n", done.stderr
     recording = Recording(runs_dir / "r")
@@ -416,7 +416,7 @@ def test_a_broker_that_finds_no_room_is_started_until_there_is_some(runs_dir):
     assert recording.gaps == ()
 
 
-def test_a_recording_of_which_nothing_tells_does_not_block_the_run(runs_dir):
+def test_an_unlisted_recording_does_not_block_the_run(runs_dir):
     (runs_dir / "r").mkdir()
     (runs_dir / "r" / "recording-1.mcap").write_bytes(b"of a broker that was killed in its first moment")
     with Publisher("r", resume=True) as publisher:
@@ -466,7 +466,7 @@ def recorded(runs_dir):
     return [snapshot.seq for snapshot in recording], [tuple(gap) for gap in recording.gaps], recording.ending.status
 
 
-def test_an_event_that_cannot_be_is_refused_by_name_and_is_a_gap_and_the_rest_is_recorded(stranger, runs_dir):
+def test_an_invalid_event_is_refused_and_becomes_a_gap(stranger, runs_dir):
     peer = Peer(stranger)
     peer.send("epoch_start", 1, 1)
     peer.send("batch_start", 2, 1)
@@ -493,7 +493,7 @@ def test_an_event_that_cannot_be_is_refused_by_name_and_is_a_gap_and_the_rest_is
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r").snapshots([Event.BATCH_END])] == [4, 6]
 
 
-def test_a_mark_that_publishers_do_not_send_takes_no_number_and_is_a_gap_where_it_comes_again(stranger, runs_dir):
+def test_a_foreign_mark_is_refused_and_becomes_a_gap_when_repeated(stranger, runs_dir):
     peer = Peer(stranger)
     for name in ("$beat", "$cut", "$mine"):
         peer.send(name, 1, 1)
@@ -512,7 +512,7 @@ def test_a_mark_that_publishers_do_not_send_takes_no_number_and_is_a_gap_where_i
     assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
 
 
-def test_what_cannot_be_sent_is_passed_over_with_resume_and_loses_nothing_else(stranger, runs_dir):
+def test_resume_skips_unsendable_events_and_loses_nothing_else(stranger, runs_dir):
     peer = Peer(stranger)
     peer.send("batch_end", 1, 1)
     # Event 2 was lost with a connection: what was stated behind it does not hold for it.
@@ -539,7 +539,7 @@ def test_dropped_frames_are_named_in_the_log_with_a_reason(stranger, runs_dir):
         wait_for(lambda reason=reason: log.exists() and reason in log.read_text(), reason)
 
 
-def test_odd_values_in_a_greeting_and_an_event_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
+def test_odd_values_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
     odd = {"pid": 2**40, "host": socket.gethostname(), "info": {"config": {"lr": math.nan, "most": [math.inf]}}}
     stranger.send(encode_control("hello", {**HELLO, **odd}))
     assert answer(stranger).kind == "welcome"

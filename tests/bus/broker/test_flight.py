@@ -81,7 +81,7 @@ def recorder(tmp_path, ring):
     made.finish()
 
 
-def test_dumps_are_limited_and_an_alert_is_answered_once_in_a_while(recorder, tmp_path):
+def test_dumps_are_limited_and_repeated_alerts_are_refused(recorder, tmp_path):
     answers = []
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer), "abc")
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer))
@@ -106,7 +106,7 @@ def look(recorder, begin, end):
     settle(recorder)
 
 
-def test_a_rank_that_does_nothing_is_dumped_once_until_it_continues_unless_it_is_paused(recorder, ring, tmp_path):
+def test_a_stalled_rank_is_dumped_once_and_a_paused_one_is_not(recorder, ring, tmp_path):
     look(recorder, 0, 1)
     assert not list_dumps(tmp_path)
     look(recorder, 1, 3)
@@ -124,7 +124,7 @@ def test_a_rank_that_does_nothing_is_dumped_once_until_it_continues_unless_it_is
     assert len(list_dumps(tmp_path)) == 2
 
 
-def test_a_rank_whose_user_does_something_else_is_not_stalled(recorder, ring, tmp_path):
+def test_a_rank_outside_its_training_loop_is_not_stalled(recorder, ring, tmp_path):
     for number, last in enumerate(("init", "after_load", "fit_end", "eval_after_all", "predict_end")):
         ring.put(event_encoder(Topic("r", last, 0), 1)(3, 3, 1, TrainingTime(), None, {}, _CONTEXT))
         look(recorder, 3 * number, 3 * number + 3)
@@ -159,7 +159,7 @@ def descriptors():
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EROFS, "read-only"), ValueError("odd")])
-def test_a_dump_that_cannot_be_written_ends_alone(recorder, tmp_path, monkeypatch, error):
+def test_a_failed_dump_affects_nothing_else(recorder, tmp_path, monkeypatch, error):
     before = descriptors()
 
     def refuse(*_):
@@ -178,7 +178,7 @@ def test_a_dump_that_cannot_be_written_ends_alone(recorder, tmp_path, monkeypatc
     assert dumped(recorder) == [("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None)]
 
 
-def test_ranks_that_fail_together_are_dumped_once_with_how_the_first_one_did(recorder, tmp_path):
+def test_ranks_that_fail_together_are_dumped_once_with_the_first_error(recorder, tmp_path):
     for rank in range(8):
         recorder.note_end(LiveRank(rank), {"status": "failed", "error": f"mistake {rank}"})
     recorder.note_end(LiveRank(8), {"status": "lost"})
@@ -188,14 +188,14 @@ def test_ranks_that_fail_together_are_dumped_once_with_how_the_first_one_did(rec
     assert [one.reason for one in ANNOUNCED_DUMPS.find(tmp_path)] == ["failed", "lost"]
 
 
-def test_a_long_reason_is_cut_for_all_hosts_alike(recorder, tmp_path):
+def test_a_long_reason_is_shortened_the_same_on_all_hosts(recorder, tmp_path):
     recorder.note_end(LiveRank(0), {"status": "failed", "error": "é" * 50_000})
     settle(recorder)
     (dump,) = list_dumps(tmp_path)
     assert ANNOUNCED_DUMPS.find(tmp_path)[-1].detail == Recording(dump).flight[1] == "rank 0: " + "é" * 992
 
 
-def test_events_that_come_while_a_ring_is_copied_leave_no_hole(ring, monkeypatch):
+def test_events_written_during_a_copy_leave_no_gap(ring, monkeypatch):
     for batch in range(1, 33):
         put_batch(ring, batch, 30_000)
     put_batch(ring, 33, 100)
@@ -214,7 +214,7 @@ def test_events_that_come_while_a_ring_is_copied_leave_no_hole(ring, monkeypatch
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
 
 
-def test_a_run_that_failed_has_ended_before_its_flight_recorder_is_written(runs_dir):
+def test_a_failed_run_has_ended_before_its_dump_is_written(runs_dir):
     ring = FlightRing(100_000, 256 * BLOCK)
     failed = Publisher("r", flight=ring, timeouts=Timeouts(broker_exit=0.0))
     for batch in range(1, 60_000):
@@ -227,7 +227,7 @@ def test_a_run_that_failed_has_ended_before_its_flight_recorder_is_written(runs_
     ring.close()
 
 
-def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
+def test_a_dump_starts_at_the_first_batch_that_fits(recorder, ring, tmp_path):
     for batch in range(1, 60):
         put_batch(ring, batch, 60_000)
     recorder.ask("asked", "", lambda *_: None)
@@ -237,7 +237,7 @@ def test_what_had_no_room_is_said_in_the_dump(recorder, ring, tmp_path):
     assert recorder.rings[0].reader.batches == 50
 
 
-def test_memory_that_is_something_else_is_refused(tmp_path):
+def test_invalid_flight_recorder_memory_is_refused(tmp_path):
     made = FlightRecorder(SimpleNamespace(path=tmp_path, name="r"), 1)
     for wire in ({}, {"fd": 0, "token": b"x" * 16}, {"fd": 10**6, "token": b"x" * 16}):
         assert "its memory cannot be read by the broker" in str(made.attach(LiveRank(0, pid=os.getpid()), wire))

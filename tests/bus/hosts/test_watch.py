@@ -15,7 +15,7 @@ WHY = "with fsdp_config each rank has a part"
 
 
 @pytest.mark.parametrize("never", [{}, {"gradient_norm": WHY}])
-def test_a_norm_is_asked_for_once_a_window_and_not_where_there_is_none(runs_dir, never):
+def test_gradient_norms_are_requested_once_a_window_where_they_are_available(runs_dir, never):
     now = 10**18
 
     def clock():

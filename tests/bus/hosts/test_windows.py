@@ -44,7 +44,7 @@ def same(one, other):
 
 @settings(max_examples=100, deadline=None)
 @given(trainings())
-def test_the_numbers_are_those_of_all_batches_that_came_before_it_was_closed(ends):
+def test_a_window_covers_all_batches_that_arrived_before_it_closed(ends):
     ranks = sorted({rank for _, rank, *_ in ends})
     windows = windows_of(ends)
     began = ends[0][2]
@@ -105,7 +105,7 @@ def asked_over(steps):
     return found
 
 
-def test_what_is_asked_of_a_training_follows_its_speed_and_neither_noise_nor_an_evaluation():
+def test_the_window_length_follows_the_speed_and_ignores_noise_and_evaluations():
     slow, fast = 3 * 10**8, 2 * 10**7
     assert asked_over([slow] * 11) == []
     assert asked_over([slow] * 60) == [4]
@@ -117,7 +117,7 @@ def test_what_is_asked_of_a_training_follows_its_speed_and_neither_noise_nor_an_
     assert asked_over([3 * 10**9] * 9) == [1]
 
 
-def test_a_rank_that_stops_is_late_and_the_others_are_waited_for_no_longer():
+def test_a_stopped_rank_is_late_and_delays_windows_only_for_a_while():
     ends = [(batch * 10**9, rank, batch, 1.0) for batch in range(1, 21) for rank in (0, 1) if rank == 0 or batch < 5]
     made = HostWindows("h", 1, (), 4, 2)
     closed_at = {}
@@ -131,14 +131,14 @@ def test_a_rank_that_stops_is_late_and_the_others_are_waited_for_no_longer():
     assert [window.late for window in made.close_late(40 * 10**9)] == [(1,)] * 4
 
 
-def test_it_continues_behind_the_last_window_that_was_made_before():
+def test_windows_continue_after_the_last_earlier_one():
     ends = [(batch * 3 * 10**8 + rank, rank, batch, float(batch)) for batch in range(1, 60) for rank in (0, 1)]
     whole = windows_of(ends)
     for place in range(1, len(whole)):
         assert windows_of(ends, after=whole[place - 1].last) == whole[place:]
 
 
-def test_phases_memory_and_norms_are_said_where_the_batch_has_them():
+def test_windows_have_phases_memory_and_norms_where_batches_have_them():
     made = HostWindows("h", 1, (), 4, 2, memory_of=lambda rank: {7: 5.0}.get(rank))
     found = []
     for batch in (1, 2):

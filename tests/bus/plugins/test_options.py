@@ -78,7 +78,7 @@ def test_options_show_their_default_as_it_would_be_written() -> None:
     assert str(PluginOption("needed", int)) == "needed=..."
 
 
-def test_kinds_are_told_in_words_and_only_those_that_can_be_written() -> None:
+def test_kinds_of_options_are_described_in_words() -> None:
     kinds = {option.name: option.kind for option in options_of(Typed)}
     assert kinds["count"] == "a whole number or none"
     assert kinds["mode"] == "a or b"

@@ -89,7 +89,7 @@ def test_an_installed_package_adds_callbacks_and_loggers_by_short_names(
     assert "callback 'broken' cannot be imported from plugin_package_with_a_mistake: ZeroDivisionError" in done.err
 
 
-def test_the_list_shows_them_with_what_is_wrong_with_any(consumer: Run, packages: Path) -> None:
+def test_the_list_shows_plugins_and_why_any_cannot_be_used(consumer: Run, packages: Path) -> None:
     done = consumer("--list")
     assert done.code == 0, done.err
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
@@ -106,14 +106,14 @@ def test_the_list_shows_them_with_what_is_wrong_with_any(consumer: Run, packages
     assert "lr Learning rate of every parameter group, after each batch." in lines
 
 
-def test_of_two_packages_with_one_name_the_first_has_it(packages: Path) -> None:
+def test_the_first_of_two_packages_with_one_name_wins(packages: Path) -> None:
     install(packages, "zz-second", "[offloop.callbacks]\ncount = json:JSONDecoder\nfresh = plugin_package:Counter\n")
     summaries = {entry.name: entry.summary for entry in CALLBACKS.entries()}
     assert summaries["fresh"] == "Counts batches. (from zz-second)"
     assert "(from plugin-package)" in summaries["count"]
 
 
-def test_a_package_whose_entry_points_cannot_be_read_hides_no_other(
+def test_a_package_with_unreadable_entry_points_hides_no_other(
     packages: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(packages, "damaged", "[offloop.callbacks]\nthis is no entry point\n")
@@ -121,7 +121,7 @@ def test_a_package_whose_entry_points_cannot_be_read_hides_no_other(
     assert "the entry points of package damaged cannot be read" in caplog.text
 
 
-def test_a_file_that_failed_is_loaded_anew_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_failed_is_loaded_again_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
     path = tmp_path / "mended.py"
     path.write_text("from offloop.consumers import Callback\n\nundefined_name\nclass Mine(Callback):\n    pass\n")

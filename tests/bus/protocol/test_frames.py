@@ -92,7 +92,7 @@ def test_an_event_is_read_as_another_implementation_reads_it(elements):
 
 
 @given(events(), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=3), st.integers(0, 3)), max_size=3))
-def test_spoiled_bytes_are_read_alike_or_are_our_error(elements, changes):
+def test_damaged_bytes_are_read_alike_or_refused(elements, changes):
     body = msgpack.packb(elements)
     for position, new, old in changes:
         at = position % len(body)
@@ -157,7 +157,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_maps_are_our_error():
+def test_hostile_maps_are_refused():
     for fields in HOSTILE:
         for body in (NUMBERS + fields + b"\x80", NUMBERS + b"\x80" + fields):
             with pytest.raises(ProtocolError, match=r": \S| are not a map | elements "):
@@ -166,7 +166,7 @@ def test_hostile_maps_are_our_error():
                 decode_whole_event(body)
 
 
-def test_nan_and_infinity_travel_as_they_are():
+def test_nan_and_infinity_are_unchanged():
     frame = event_encoder(Topic("r", "batch_end", 0), 1)(
         1, 1, 0, [0] * 14, None, {"loss": math.nan, "norm": -math.inf}, pack_map({})
     )
@@ -183,7 +183,7 @@ def test_a_control_message_comes_out_as_it_went_in(kind, content):
 
 
 @given(st.binary(max_size=400))
-def test_arbitrary_bytes_raise_nothing_but_our_error(data):
+def test_arbitrary_bytes_raise_only_protocol_errors(data):
     for decode in (split_frame, decode_body, decode_whole_event, decode_control):
         with contextlib.suppress(ProtocolError):
             decode(data)
@@ -233,7 +233,7 @@ def test_a_frame_over_the_limit_and_a_topic_of_another_form_are_refused():
             split_frame(topic + b"\0\x90")
 
 
-def test_names_that_can_and_cannot_be_run_names():
+def test_run_names_are_checked():
     for name in ("a", "digits-3", "A.b_c-9", "x" * 100):
         assert check_run_name(name) == name
     for name in ("", "a/b", "..", ".hidden", "a b", "x" * 101, "ü", "a\n", None):
@@ -248,7 +248,7 @@ def test_a_batch_holds_its_frames(frames):
     assert decode_control(body) == ("events", {"frames": frames}, 1)
 
 
-def test_a_beat_names_every_position():
+def test_a_heartbeat_has_every_position():
     topic, body = split_frame(encode_heartbeat("r", 2, 77, {0: (5, 4)}, 999, {0: (3, 2)}))
     assert topic == ("r", "$beat", 0)
     _, attempt, time, sent, size, on_disk = decode_body(body)

@@ -46,7 +46,7 @@ def test_a_window_comes_back_as_it_was(window):
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_refused(data):
+def test_arbitrary_bytes_are_refused(data):
     with pytest.raises(ProtocolError):
         decode_window(data)
 
@@ -78,7 +78,7 @@ def test_a_quantity_names_the_worst_rank_and_leaves_out_what_is_not_finite():
     assert math.isnan(none.mean)
 
 
-def test_what_is_no_number_of_32_bits_is_left_out_and_ends_nothing():
+def test_numbers_beyond_32_bits_are_left_out():
     for value in (1e39, -1.7e308, math.inf):
         made = summarize("loss", [0, 1], [[value, 1.0, value], [value]], first_nan=(1, 0))
         sent = decode_window(encode_window(HostWindow("h", 1, (0, 1), 2, 1, 3, 3, 1.0, (3, 3), (), {"loss": made})))

@@ -68,7 +68,7 @@ def test_any_part_of_the_stream_may_be_lost_repeated_or_late(events, data, reque
 
 
 @given(some_events, st.data())
-def test_what_nobody_has_is_named_exactly(events, data):
+def test_lost_events_are_named_exactly(events, data):
     recorded = frames(events)
     lost = data.draw(st.sets(st.integers(1, len(recorded) - 1))) if len(recorded) > 1 else set()
     order = StreamOrder("r", 1, None)
@@ -77,7 +77,7 @@ def test_what_nobody_has_is_named_exactly(events, data):
     assert {number for gap in order.gaps for number in range(gap.first, gap.last + 1)} == lost
 
 
-def test_readers_of_base_events_are_not_troubled_by_others():
+def test_readers_of_base_events_see_no_gaps_of_other_events():
     order = StreamOrder("r", 1, {Event.EPOCH_END})
     recorded = frames([Event.BATCH_START, Event.BATCH_END, Event.AFTER_LOSS, Event.EPOCH_END])
     assert receive(order, recorded, recorded) == [(Event.EPOCH_END, 4)]
@@ -90,14 +90,14 @@ def test_a_gap_in_the_recording_is_a_gap():
     assert order.gaps == [Gap(0, 1, 3)]
 
 
-def test_positions_of_the_broker_show_what_a_quiet_stream_lost():
+def test_positions_of_the_broker_reveal_losses_of_a_quiet_stream():
     order = StreamOrder("r", 1, {Event.BATCH_END})
     from_feed(order, *frame("batch_end", 0, 1, 2, 1))
     assert order.missing_at({0: (9, 1)}) is None
     assert order.missing_at({0: (9, 2)}) == Missing(0, (9, 2))
 
 
-def test_another_attempt_another_run_and_unknown_events_are_left_out():
+def test_other_attempts_other_runs_and_unknown_events_are_skipped():
     order = StreamOrder("r", 2, None)
     assert from_feed(order, *frame("batch_end", 0, 1, 1, 1)) is None
     assert from_feed(order, "other/batch_end/0", frame("batch_end", 0, 2, 1, 1)[1]) is None
@@ -125,7 +125,7 @@ def test_the_run_does_not_end_with_an_actor_that_is_not_a_rank():
 
 
 @given(some_events, st.data(), st.sets(st.sampled_from(NAMES)) | st.none())
-def test_many_records_are_what_each_of_them_is(events, data, requested):
+def test_a_list_of_records_is_read_like_single_ones(events, data, requested):
     recorded = [*frames(events), frame(CHECKPOINT, 1, 1, 1, 1, {"action": "save"}), ("another/batch_end/0", b"")]
     recorded += [frame(CHECKPOINT, 0, 1, 100, 50, {"action": "save"}), ("r/batch_end/0", b"malformed")]
     recorded += frames(events, rank=1) + frames(events, attempt=2) + [frame("unknown", 0, 1, 101, 50)]
@@ -140,7 +140,7 @@ def test_many_records_are_what_each_of_them_is(events, data, requested):
         assert getattr(many, name) == getattr(one, name)
 
 
-def test_what_other_records_say_comes_between_the_lists():
+def test_gaps_are_reported_between_the_lists():
     events = [frame("batch_end", 0, 1, seq, seq) for seq in range(1, 601)]
     del events[300]
     order = StreamOrder("r", 1, None)

@@ -15,7 +15,7 @@ def snapshot(**fields):
     return Snapshot.build(Event.BATCH_END, timestamp=Timestamp(epoch=1, batch=12, sample=96), **fields)
 
 
-def test_the_names_of_the_training_state_are_there():
+def test_a_snapshot_has_the_names_of_the_training_state():
     state = snapshot(
         loss=0.5,
         lr={"SGD": [0.1]},
@@ -36,7 +36,7 @@ def test_the_names_of_the_training_state_are_there():
     assert Snapshot.build(Event.BATCH_END, timestamp=half, max_duration="1m").get_elapsed_duration() == Time(0.5, "dur")
 
 
-def test_maps_that_are_malformed_are_our_error_when_they_are_looked_at():
+def test_malformed_maps_are_protocol_errors_when_they_are_read():
     numbers = msgpack.packb([1, 1, 7, 1, 0, [0] * 14, None]).replace(b"\x97", b"\x99", 1)
     state = Snapshot(Event.BATCH_END, "run", 0, decode_event(numbers + b"\x81\xa1x\xa1\xff" + b"\x80"))
     assert state.seq == 7
@@ -45,7 +45,7 @@ def test_maps_that_are_malformed_are_our_error_when_they_are_looked_at():
             look()
 
 
-def test_what_was_not_published_is_empty_where_it_has_a_meaning():
+def test_unpublished_fields_have_empty_values():
     state = Snapshot.build(Event.INIT)
     assert state.loss is None
     assert state.max_duration is None
@@ -56,7 +56,7 @@ def test_what_was_not_published_is_empty_where_it_has_a_meaning():
     assert state.world_size == 1
 
 
-def test_a_missing_field_says_what_is_there_and_how_to_get_it():
+def test_a_missing_field_error_lists_the_available_ones():
     assert snapshot(perplexity=3.5).perplexity == snapshot(perplexity=3.5).fields["perplexity"] == 3.5
     with pytest.raises(FieldNotAvailableError, match=r"batch_end .* no field 'grad_norm'.*loss.*grad_norm=") as error:
         _ = snapshot(loss=1.0).grad_norm

@@ -27,7 +27,7 @@ def read(publisher: Publisher) -> tuple[list[tuple[str, int]], list[float]]:
     ]
 
 
-def test_what_several_threads_publish_at_once_is_all_there_in_the_order_of_each(runs_dir: Path) -> None:
+def test_threads_that_publish_at_once_lose_nothing_and_keep_the_order_of_each(runs_dir: Path) -> None:
     errors: list[BaseException] = []
 
     def work(who: str) -> None:
@@ -59,7 +59,7 @@ def test_what_several_threads_publish_at_once_is_all_there_in_the_order_of_each(
     assert sorted(logged) == sorted([*range(1, 501)] * 3)
 
 
-def test_while_a_publisher_closes_what_is_given_is_recorded_or_refused(runs_dir: Path) -> None:
+def test_an_event_published_during_close_is_recorded_or_refused(runs_dir: Path) -> None:
     given, refused = [], []
 
     class Busy:
@@ -89,7 +89,7 @@ def test_while_a_publisher_closes_what_is_given_is_recorded_or_refused(runs_dir:
     assert [batch for who, batch in published if who == "other"] == logged == given
 
 
-def test_what_is_published_without_end_meanwhile_does_not_keep_a_publisher_from_closing(runs_dir: Path) -> None:
+def test_endless_publishing_does_not_keep_a_publisher_from_closing(runs_dir: Path) -> None:
     class Busy:
         """A value on its way; from the moment when it is asked for, each one has another one published."""
 
@@ -129,7 +129,7 @@ class Reentrant:
         return 0.5
 
 
-def test_what_cannot_be_sent_is_refused_where_it_is_given_also_in_the_middle_of_a_call(runs_dir: Path) -> None:
+def test_invalid_values_of_a_nested_call_are_refused_in_that_call(runs_dir: Path) -> None:
     refused = [object(), "\ud800", 2**70, b"x" * (17 << 20)]
     with Publisher("r") as publisher:
         for batch, wrong in enumerate(refused):
@@ -140,7 +140,7 @@ def test_what_cannot_be_sent_is_refused_where_it_is_given_also_in_the_middle_of_
     assert read(publisher) == ([("outer", batch) for batch in range(4)], [])
 
 
-def test_what_is_published_in_the_middle_of_a_call_is_as_it_was_given(runs_dir: Path) -> None:
+def test_values_of_a_nested_call_are_recorded_as_they_were_at_the_call(runs_dir: Path) -> None:
     mutable = [1]
 
     def publish() -> None:
@@ -246,7 +246,7 @@ def raise_at(number: int) -> Callable[[Any, str, Any], None]:
     return profile
 
 
-def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before_or_comes_after(runs_dir: Path) -> None:
+def test_a_signal_handler_that_raises_loses_no_earlier_or_later_event(runs_dir: Path) -> None:
     raised, numbers = 0, list(range(1, 301))
     with Publisher("r", max_delay=0) as publisher:
         for number in numbers:
@@ -268,7 +268,7 @@ def test_where_a_signal_handler_raises_nothing_is_lost_that_was_published_before
     assert set(numbers) <= set(logged)
 
 
-def test_where_a_signal_handler_raises_what_others_have_published_meanwhile_is_not_lost(runs_dir: Path) -> None:
+def test_a_signal_handler_that_raises_loses_no_event_of_a_nested_call(runs_dir: Path) -> None:
     def publish(number: int) -> None:
         publisher.publish(Event.EPOCH_END, batch=number, who="other")
         publisher.log({"other": number}, step=number)
@@ -289,7 +289,7 @@ def test_where_a_signal_handler_raises_what_others_have_published_meanwhile_is_n
     assert set(logged) == set(numbers)
 
 
-def test_a_python_without_a_global_lock_is_refused(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_threaded_python_is_refused(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with pytest.raises(ConfigurationError, match="PYTHON_GIL=1"):
         Publisher("r")

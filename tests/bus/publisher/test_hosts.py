@@ -33,7 +33,7 @@ def publish(ranks):
     wait_for(lambda: [one.poll() for one in ranks] and all(one.recorded_all for one in ranks), "the recording")
 
 
-def test_a_host_has_a_run_of_its_own_ranks_with_the_attempt_and_identity_that_were_agreed_on(tmp_path):
+def test_a_host_has_a_run_of_its_own_ranks_with_the_agreed_attempt_and_identity(tmp_path):
     assert next_attempt(tmp_path, "r") == (1, None)
     ranks = second_host(tmp_path, attempt=5)
     assert [one.attempt for one in ranks] == [5, 5]
@@ -68,7 +68,7 @@ def test_a_host_has_a_run_of_its_own_ranks_with_the_attempt_and_identity_that_we
     assert (run.status, run.last.world_size, run.last.local_world_size) == ("finished", 4, 2)
 
 
-def test_a_hosts_broker_that_is_killed_is_started_again_and_waits_for_its_own_ranks_alone(tmp_path):
+def test_a_killed_broker_of_a_host_is_restarted_and_waits_for_its_own_ranks_only(tmp_path):
     ranks = second_host(tmp_path)
     publish(ranks)
     os.kill(json.loads((tmp_path / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)

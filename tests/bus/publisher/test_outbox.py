@@ -65,7 +65,7 @@ def frame_of(number: int, size: int) -> bytes:
     ),
     st.integers(60, 1000),
 )
-def test_everything_comes_once_and_in_order_or_is_named(steps: list[tuple[str, int]], limit: int) -> None:
+def test_every_frame_arrives_once_and_in_order_or_is_a_named_gap(steps: list[tuple[str, int]], limit: int) -> None:
     line = Line()
     outbox = Outbox(line.send, limit)
     put = 0
@@ -105,7 +105,7 @@ def test_everything_comes_once_and_in_order_or_is_named(steps: list[tuple[str, i
     assert len(outbox) == 0
 
 
-def test_what_is_acknowledged_is_forgotten() -> None:
+def test_acknowledged_frames_are_dropped() -> None:
     line = Line()
     line.room = 100
     outbox = Outbox(line.send, 1000)
@@ -120,7 +120,7 @@ def test_what_is_acknowledged_is_forgotten() -> None:
     assert (outbox.resent, outbox.sent, outbox.dropped) == (3, 10, 0)
 
 
-def test_what_was_not_sent_is_counted_when_it_is_given_up() -> None:
+def test_unsent_frames_are_counted_when_they_are_dropped() -> None:
     outbox = Outbox(Line().send, 100)
     for number in range(1, 31):
         outbox.put(frame_of(number, 10))
@@ -129,7 +129,7 @@ def test_what_was_not_sent_is_counted_when_it_is_given_up() -> None:
     assert outbox.size_high <= 100
 
 
-def test_while_paused_nothing_is_sent() -> None:
+def test_a_paused_outbox_sends_nothing() -> None:
     line = Line()
     line.room = 100
     outbox = Outbox(line.send, 1000)
@@ -151,7 +151,7 @@ def test_a_frame_over_the_limit_is_refused_and_takes_no_number() -> None:
 
 
 @pytest.mark.parametrize(("count", "size", "messages"), [(256, 10, 1), (600, 10, 3), (3, 40_000, 3), (2, 30_000, 1)])
-def test_what_does_not_fit_into_one_message_goes_in_several(count: int, size: int, messages: int) -> None:
+def test_frames_too_large_for_one_message_are_split_over_several(count: int, size: int, messages: int) -> None:
     line = Line()
     line.room = 1000
     outbox = Outbox(line.send, 1 << 24)

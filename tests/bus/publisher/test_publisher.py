@@ -107,7 +107,7 @@ def test_a_planned_duration_applies_until_another_one_is_given(runs_dir):
     assert find_run("my-run").last.reached.planned == "3ep"
 
 
-def test_event_times_never_go_back_and_give_a_plain_loop_its_training_time(runs_dir):
+def test_event_times_never_decrease_and_a_plain_loop_gets_its_training_time_from_them(runs_dir):
     now = 5_000_000_000
     with Publisher("r", clock=lambda: now) as publisher:
         for now in (6_000_000_000, 8_500_000_000, 7_000_000_000, 9_000_000_000):  # noqa: B007  the clock reads it
@@ -130,7 +130,7 @@ def test_unrequested_events_are_not_published(runs_dir):
         publisher.publish(Event.BATCH_END)
 
 
-def test_values_on_their_way_hold_events_back_in_order_and_are_never_waited_for(runs_dir):
+def test_pending_values_delay_events_in_order_and_are_never_waited_for(runs_dir):
     class Loss:
         def __init__(self):
             self.there = False
@@ -169,7 +169,7 @@ def test_values_on_their_way_hold_events_back_in_order_and_are_never_waited_for(
 # -- when it is sent --------------------------------------------------------------------------------------------------
 
 
-def test_a_fast_loop_sends_in_bursts_within_the_delay_and_all_else_at_once(runs_dir):
+def test_a_fast_loop_sends_in_bursts_within_the_delay_and_urgent_events_at_once(runs_dir):
     now = 0
     with Publisher("r", clock=lambda: now, max_delay=0.05) as publisher:
         publisher.publish(Event.BATCH_END, batch=1)
@@ -189,7 +189,7 @@ def test_a_fast_loop_sends_in_bursts_within_the_delay_and_all_else_at_once(runs_
     assert len(read_back(publisher)[0]) == 12
 
 
-def test_the_shortest_delay_that_a_consumer_asks_for_applies(runs_dir):
+def test_the_shortest_delay_requested_by_a_consumer_applies(runs_dir):
     now = 0
 
     def longest_wait():
@@ -234,7 +234,7 @@ def test_with_no_delay_an_event_arrives_before_the_loop_does_anything_else(runs_
 # -- how a run ends ---------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_ends_the_run_as_failed_with_its_text(runs_dir, caplog):
+def test_an_exception_fails_the_run_with_its_text(runs_dir, caplog):
     class Loss:
         def ready(self):
             raise RuntimeError("device-side assert")
@@ -253,7 +253,7 @@ def test_an_exception_ends_the_run_as_failed_with_its_text(runs_dir, caplog):
     assert "event 1 is sent without loss" in caplog.text
 
 
-def test_a_user_function_that_fails_while_the_run_is_closed_does_not_lose_its_end(runs_dir, monkeypatch):
+def test_a_user_function_that_fails_during_close_does_not_lose_the_end_of_the_run(runs_dir, monkeypatch):
     def fail(command):
         raise RuntimeError("in the user's function")
 
@@ -267,7 +267,7 @@ def test_a_user_function_that_fails_while_the_run_is_closed_does_not_lose_its_en
     assert str(read_back(publisher)[1]) == "finished"
 
 
-def test_a_publisher_that_is_dropped_ends_its_stream(runs_dir):
+def test_a_garbage_collected_publisher_ends_its_stream(runs_dir):
     publisher = Publisher("r")
     recording = publisher.recording
     publisher.publish(Event.FIT_START)
@@ -278,7 +278,7 @@ def test_a_publisher_that_is_dropped_ends_its_stream(runs_dir):
     assert len(list(Recording(recording))) == 1
 
 
-def test_a_publisher_in_a_cycle_ends_its_stream_where_it_was_made_and_not_in_a_forked_child(runs_dir):
+def test_a_collected_publisher_ends_its_stream_only_in_the_process_that_made_it(runs_dir):
     script = """
 import gc, os, sys
 from offloop.bus import Event, Publisher, find_run
@@ -320,7 +320,7 @@ print(find_run("r").status)
         ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)", "finished", 0),
     ],
 )
-def test_a_program_that_ends_without_close_leaves_a_whole_record(runs_dir, last_line, status, code):
+def test_a_program_that_exits_without_close_leaves_a_complete_recording(runs_dir, last_line, status, code):
     script = f"""
 import signal, threading, time
 from offloop.bus import Event, Publisher
@@ -345,7 +345,7 @@ def publish_on():
     assert recording.ending.status == status == run.status
 
 
-def test_closing_waits_no_longer_than_its_time_limit_for_a_broker_that_stands_still(runs_dir, caplog):
+def test_close_waits_for_a_stopped_broker_only_up_to_its_time_limit(runs_dir, caplog):
     publisher = Publisher("r", timeouts=Timeouts(flush=0.2, broker_exit=1000.0))
     publisher.publish(Event.EPOCH_END)
     pid = broker_pid(publisher)
@@ -361,7 +361,7 @@ def test_closing_waits_no_longer_than_its_time_limit_for_a_broker_that_stands_st
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_values_that_cannot_be_sent_are_refused_where_they_are_given_and_leave_no_hole(runs_dir):
+def test_unsupported_values_are_refused_in_the_call_and_leave_no_gap(runs_dir):
     class OnGpu:
         is_cuda = True
 
@@ -404,9 +404,7 @@ def test_values_that_cannot_be_sent_are_refused_where_they_are_given_and_leave_n
     ],
     ids=["large", "object", "many"],
 )
-def test_what_cannot_be_sent_of_an_event_of_a_training_is_left_out_named_and_ends_nothing(
-    wrong, reason, runs_dir, caplog
-):
+def test_unsupported_values_logged_in_a_training_are_left_out_and_reported(wrong, reason, runs_dir, caplog):
     def log(event, state, logger):
         logger.log_metrics({"good": 0.5, **(wrong if state.timestamp.values[2] == 2 else {})})
 
@@ -424,7 +422,7 @@ def test_what_cannot_be_sent_of_an_event_of_a_training_is_left_out_named_and_end
     assert reason in caplog.text
 
 
-def test_a_start_that_fails_leaves_nothing_behind_and_the_name_free(runs_dir, tmp_path):
+def test_a_failed_start_leaves_no_run_behind(runs_dir, tmp_path):
     (tmp_path / "file").write_text("")
     refused = [
         (ConfigurationError, {"info": {"config": object()}}),
@@ -459,7 +457,7 @@ def test_a_live_run_cannot_be_resumed(runs_dir):
     assert len(read_back(publisher)[0]) == 1
 
 
-def test_a_resumption_is_a_new_attempt_and_both_are_kept_also_when_the_run_was_moved(runs_dir):
+def test_a_resumption_is_a_new_attempt_also_of_a_renamed_run(runs_dir):
     for loss in (1.0, 2.0):
         with Publisher("r", resume=True) as publisher:
             publisher.publish(Event.BATCH_END, loss=loss)
@@ -475,7 +473,7 @@ def test_a_resumption_is_a_new_attempt_and_both_are_kept_also_when_the_run_was_m
 # -- a broker that fails ----------------------------------------------------------------------------------------------
 
 
-def test_the_training_goes_on_when_no_broker_can_be_started_again(runs_dir, caplog):
+def test_the_training_continues_when_its_broker_cannot_be_restarted(runs_dir, caplog):
     publisher = Publisher("r")
     publisher.publish(Event.BATCH_END, batch=1)
     # While it lives it may be writing there.
@@ -498,9 +496,7 @@ def test_the_training_goes_on_when_no_broker_can_be_started_again(runs_dir, capl
 
 
 @pytest.mark.parametrize(("owner", "name"), [(BrokerSession, "_connect"), (BrokerProcess, "_spawn")])
-def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later(
-    runs_dir, monkeypatch, caplog, owner, name
-):
+def test_a_trainer_temporarily_out_of_descriptors_reconnects_later(runs_dir, monkeypatch, caplog, owner, name):
     monkeypatch.setattr(session_state, "HELLO_AGAIN_SECONDS", 0.2)
     publisher = Publisher("r", timeouts=Timeouts(flush=30.0))
     publisher.publish(Event.BATCH_END, batch=1)
@@ -524,7 +520,7 @@ def test_a_trainer_that_is_out_of_descriptors_for_a_while_finds_its_broker_later
 
 
 @pytest.mark.parametrize("backlog_bytes", [64 << 20, 100_000], ids=["ample", "too little"])
-def test_a_broker_that_stands_still_delays_nothing_and_what_is_given_up_is_bounded_and_named(
+def test_a_stopped_broker_delays_nothing_and_events_beyond_the_backlog_are_a_named_gap(
     runs_dir, caplog, monkeypatch, backlog_bytes
 ):
     monkeypatch.setattr("offloop.bus.publisher.session.SEND_QUEUE", 10)
@@ -550,9 +546,7 @@ def test_a_broker_that_stands_still_delays_nothing_and_what_is_given_up_is_bound
         assert f"{dropped} events of run r were given up" in caplog.text
 
 
-def test_a_broker_that_has_finished_is_not_started_again_before_its_last_acknowledgement_is_here(
-    runs_dir, monkeypatch, caplog
-):
+def test_a_finished_broker_is_not_restarted_before_its_last_acknowledgement_arrives(runs_dir, monkeypatch, caplog):
     receive, ended = BrokerSession._next, []
 
     def receive_late(self):
@@ -572,9 +566,7 @@ def test_a_broker_that_has_finished_is_not_started_again_before_its_last_acknowl
 # -- where a program runs ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_and_arguments_that_are_not_utf_8_and_a_module_named_like_a_package_do_no_harm(
-    tmp_path, runs_dir, monkeypatch
-):
+def test_invalid_utf_8_in_folder_and_arguments_and_a_module_named_zmq_do_no_harm(tmp_path, runs_dir, monkeypatch):
     folder = tmp_path / os.fsdecode(b"folder\xff")
     folder.mkdir()
     (folder / "zmq.py").write_text("raise SystemExit('not this one')")
@@ -589,7 +581,7 @@ def test_a_folder_and_arguments_that_are_not_utf_8_and_a_module_named_like_a_pac
         Publisher("r", runs_dir="runs")
 
 
-def test_a_current_folder_that_was_removed_does_not_matter_to_runs_elsewhere(tmp_path, runs_dir, monkeypatch):
+def test_a_removed_current_folder_does_not_affect_runs_elsewhere(tmp_path, runs_dir, monkeypatch):
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -36,7 +36,7 @@ def logged_by(publisher: Publisher) -> list[tuple[str, int, Any]]:
     ]
 
 
-def test_what_a_loop_logs_that_does_nothing_else_gets_into_a_file(runs_dir: Path, tmp_path: Path) -> None:
+def test_metrics_of_a_loop_that_only_logs_reach_a_file(runs_dir: Path, tmp_path: Path) -> None:
     script, go, rows = tmp_path / "loop.py", tmp_path / "go", tmp_path / "rows.jsonl"
     script.write_text(LOOP)
     with subprocess.Popen([sys.executable, script, go]) as loop:
@@ -56,7 +56,7 @@ def test_what_a_loop_logs_that_does_nothing_else_gets_into_a_file(runs_dir: Path
     assert reached.batch == 100
 
 
-def test_in_a_loop_that_publishes_it_travels_with_the_next_event(runs_dir: Path) -> None:
+def test_logged_metrics_travel_with_the_next_event(runs_dir: Path) -> None:
     with Publisher("r") as publisher:
         publisher.log({"warm-up": 1})
         publisher.log({"and": 2})
@@ -77,7 +77,7 @@ def test_in_a_loop_that_publishes_it_travels_with_the_next_event(runs_dir: Path)
     assert replayed.rows[-1].metrics == {"test": 0.9}
 
 
-def test_without_a_step_a_name_that_comes_again_begins_the_next(runs_dir: Path) -> None:
+def test_without_a_step_a_repeated_name_starts_the_next_step(runs_dir: Path) -> None:
     with Publisher("r") as publisher:
         publisher.publish(Event.FIT_START, max_duration="3ba")
         for number in range(3):
@@ -94,7 +94,7 @@ def test_without_a_step_a_name_that_comes_again_begins_the_next(runs_dir: Path) 
     ]
 
 
-def test_what_waits_in_a_loop_that_publishes_seldom_goes_out_by_time_and_by_number(runs_dir: Path) -> None:
+def test_metrics_of_a_loop_that_publishes_rarely_are_sent_by_time_and_by_number(runs_dir: Path) -> None:
     now = 0
     with Publisher("r", clock=lambda: now) as publisher:
         publisher.publish(Event.EPOCH_END, epoch=1, batch=10)
@@ -113,7 +113,7 @@ def test_what_waits_in_a_loop_that_publishes_seldom_goes_out_by_time_and_by_numb
     ]
 
 
-def test_values_are_numbers_and_what_can_be_made_one(runs_dir: Path) -> None:
+def test_numbers_and_single_element_tensors_can_be_logged(runs_dir: Path) -> None:
     loss = torch.tensor(0.5, requires_grad=True)
     with Publisher("r") as publisher:
         values = {"tensor": loss, "numpy": np.float32(0.25), "nan": math.nan, "inf": -math.inf, "bool": True, "int": 7}
@@ -129,7 +129,7 @@ class OnGpu:
     is_cuda = True
 
 
-def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(runs_dir: Path) -> None:
+def test_unsupported_metrics_are_refused_and_the_rest_is_kept(runs_dir: Path) -> None:
     refused: list[tuple[Any, Any]] = [
         *[({"other": 2, "a": value}, 0) for value in ("text", None, [1, 2], torch.zeros(3, 4), 10**400, OnGpu(), 1j)],
         *[({"other": 2, name: 1.0}, 0) for name in (5, "\ud800", "x" * 1001)],
@@ -146,7 +146,7 @@ def test_what_cannot_be_logged_is_refused_and_the_rest_is_kept(runs_dir: Path) -
     assert logged_by(publisher) == [("batch_end", 1, [[0, {"before": 1, "large": 2**400}]])]
 
 
-def test_more_than_an_event_can_hold_travels_with_several(runs_dir: Path) -> None:
+def test_metrics_too_large_for_one_event_travel_with_several(runs_dir: Path) -> None:
     names = [f"{number:01000}" for number in range(20_000)]
     with Publisher("r") as publisher:
         for first in range(0, 20_000, 2000):
@@ -168,7 +168,7 @@ class Later:
         return self.arrived
 
 
-def test_a_late_value_that_is_no_number_is_left_out_named_and_counted(
+def test_a_pending_value_that_turns_out_unsupported_is_left_out_reported_and_counted(
     runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("r") as publisher:
@@ -183,7 +183,7 @@ def test_a_late_value_that_is_no_number_is_left_out_named_and_counted(
     assert "5 values were left out, among them of late" in caplog.text
 
 
-def test_an_event_that_cannot_be_sent_takes_nothing_along(runs_dir: Path) -> None:
+def test_a_refused_event_loses_no_logged_metrics(runs_dir: Path) -> None:
     with Publisher("r") as publisher:
         publisher.log({"a": 1}, step=0)
         with pytest.raises(ConfigurationError, match="cannot be sent"):

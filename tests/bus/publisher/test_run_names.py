@@ -18,7 +18,7 @@ def finish(publisher: Publisher) -> tuple[str, int]:
     return publisher.run_name, publisher.attempt
 
 
-def test_a_start_under_a_taken_name_is_a_run_of_its_own(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_under_a_taken_name_is_a_new_run(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert finish(Publisher("r")) == ("r", 1)
     assert not caplog.text
     assert finish(Publisher("r", info=lambda name: {"place": f"saved/{name}"})) == ("r-2", 1)
@@ -36,7 +36,7 @@ def test_a_start_under_a_taken_name_is_a_run_of_its_own(runs_dir: Path, caplog: 
     assert find_run("r-2").recorded_as == "r-2"
 
 
-def test_all_ranks_are_of_the_run_that_the_first_one_began(runs_dir: Path) -> None:
+def test_all_ranks_join_the_run_of_the_first_one(runs_dir: Path) -> None:
     finish(Publisher("r"))
     with (
         Publisher("r", world_size=2) as first,
@@ -46,7 +46,7 @@ def test_all_ranks_are_of_the_run_that_the_first_one_began(runs_dir: Path) -> No
         assert (first.run_name, second.run_name, second.run_dir) == ("r-2", "r-2", first.run_dir)
 
 
-def test_starts_at_once_get_different_names(runs_dir: Path) -> None:
+def test_simultaneous_starts_get_different_names(runs_dir: Path) -> None:
     code = "from offloop.bus import Publisher; publisher = Publisher('r'); publisher.close(); print(publisher.run_name)"
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -57,7 +57,7 @@ def test_starts_at_once_get_different_names(runs_dir: Path) -> None:
     assert [len(find_run(one.strip()).attempts) for one, _ in said] == [1] * 3
 
 
-def test_a_folder_without_a_run_is_free_and_one_that_cannot_be_read_is_taken(runs_dir: Path) -> None:
+def test_a_folder_without_a_run_is_free_and_an_unreadable_one_is_taken(runs_dir: Path) -> None:
     (runs_dir / "r" / "checkpoints").mkdir(parents=True)
     assert finish(Publisher("r")) == ("r", 1)
     # An unreadable record is another run's.
@@ -66,14 +66,12 @@ def test_a_folder_without_a_run_is_free_and_one_that_cannot_be_read_is_taken(run
     assert (runs_dir / "r" / "run.json").read_text() == "{"
 
 
-def test_the_name_of_a_long_one_is_cut_to_make_room_for_the_number() -> None:
+def test_a_long_name_is_shortened_to_make_room_for_the_number() -> None:
     names = list(itertools.islice(numbered_names("x" * 100), 3))
     assert names == ["x" * 100, "x" * 98 + "-2", "x" * 98 + "-3"]
 
 
-def test_a_process_that_torchrun_starts_again_continues_its_run(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_restarted_by_torchrun_continues_its_run(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(Publisher("r"))
     for launch in ("a-launch", "none"):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)

@@ -62,7 +62,7 @@ def number_of(frame: bytes) -> int | tuple[str, int]:
     return (name, number) if name.startswith("$") else number
 
 
-def test_what_is_not_acknowledged_is_sent_to_the_broker_that_comes_back() -> None:
+def test_unacknowledged_events_are_sent_to_the_restarted_broker() -> None:
     session = Session()
     for number in (1, 2, 3):
         session.publish(number)
@@ -79,7 +79,7 @@ def test_what_is_not_acknowledged_is_sent_to_the_broker_that_comes_back() -> Non
     assert (session.state.acknowledged, session.state.restarts, session.state.lost) == (2, 1, False)
 
 
-def test_hello_is_said_again_until_a_broker_answers() -> None:
+def test_hello_is_repeated_until_a_broker_answers() -> None:
     session = Session()
     session.publish(1)
     session.hear("unknown")
@@ -91,7 +91,7 @@ def test_hello_is_said_again_until_a_broker_answers() -> None:
     assert session.after(2.5) == [Hello({"loss": {}})]
 
 
-def test_a_system_without_room_for_a_connection_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_connection_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     session = Session()
     session.publish(1)
     session.hear("unknown")
@@ -102,7 +102,7 @@ def test_a_system_without_room_for_a_connection_ends_nothing(caplog: pytest.LogC
     assert caplog.text.count("it is tried again: too many open files") == 1
 
 
-def test_a_silent_broker_is_asked_for_a_word_only_while_events_are_not_acknowledged() -> None:
+def test_a_silent_broker_is_asked_only_while_events_are_unacknowledged() -> None:
     session = Session()
     assert session.after(100.0) == []
     session.publish(1, 2)
@@ -115,7 +115,7 @@ def test_a_silent_broker_is_asked_for_a_word_only_while_events_are_not_acknowled
     assert session.after(100.0) == []
 
 
-def test_our_own_broker_is_not_given_up_for_its_silence() -> None:
+def test_silence_of_the_own_broker_does_not_end_the_session() -> None:
     session = Session()
     session.publish(1)
     for _ in range(20):
@@ -123,7 +123,7 @@ def test_our_own_broker_is_not_given_up_for_its_silence() -> None:
     assert not session.outbox.paused
 
 
-def test_a_broker_that_died_is_greeted_once_it_is_started_again() -> None:
+def test_a_restarted_broker_is_greeted() -> None:
     session = Session()
     session.publish(1)
     session.state.broker_died(None)
@@ -137,7 +137,7 @@ def test_a_broker_that_died_is_greeted_once_it_is_started_again() -> None:
     assert session.state.lost
 
 
-def test_a_refusal_for_good_ends_the_stream() -> None:
+def test_a_permanent_refusal_ends_the_stream() -> None:
     session = Session()
     session.hear("unknown")
     session.publish(1, 2)
@@ -146,14 +146,14 @@ def test_a_refusal_for_good_ends_the_stream() -> None:
     assert (session.outbox.size, session.numbers_sent()) == (0, [])
 
 
-def test_a_request_that_is_refused_while_the_run_is_served_ends_nothing() -> None:
+def test_a_refused_request_of_a_served_run_ends_nothing() -> None:
     session = Session()
     assert session.hear("refused", error="ProtocolError", reason="malformed") == []
     assert not session.outbox.paused
     assert not session.state.lost
 
 
-def test_a_broker_that_has_ended_the_stream_by_itself_gets_nothing_more() -> None:
+def test_a_broker_that_ended_the_stream_itself_gets_no_further_events() -> None:
     session = Session()
     session.publish(1, 2, 3)
     session.hear("ack", seq=2)
@@ -172,7 +172,7 @@ def test_a_stream_that_was_ended_by_its_publisher_is_not_lost() -> None:
     assert session.state.acknowledged == 3
 
 
-def test_events_that_no_longer_fit_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_beyond_the_backlog_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     session = Session(limit=300)
     session.hear("unknown")
     session.publish(*range(1, 21))
@@ -222,7 +222,7 @@ MESSAGES = st.one_of(
         max_size=30,
     ),
 )
-def test_whatever_happens_each_event_is_kept_until_it_is_acknowledged(happenings: list[tuple[str, Any]]) -> None:
+def test_each_event_is_kept_until_it_is_acknowledged(happenings: list[tuple[str, Any]]) -> None:
     session = Session(limit=1 << 20)
     state, published = session.state, 0
     for what, value in happenings:

@@ -41,7 +41,7 @@ def parts(tmp_path: Path) -> tuple[Path, list[int]]:
     return path, ends
 
 
-def test_a_growing_file_is_known_up_to_its_last_whole_check_record(parts: tuple[Path, list[int]]) -> None:
+def test_a_growing_file_is_read_up_to_its_last_complete_check_record(parts: tuple[Path, list[int]]) -> None:
     path, ends = parts
     whole, growing = path.read_bytes(), None
     for size in range(0, len(whole) + 1, 7):
@@ -74,7 +74,7 @@ def test_a_reader_begins_at_the_check_record_behind_an_offset(parts: tuple[Path,
     assert next_check_record(path, ends[-1]) is None
 
 
-def test_what_takes_the_place_of_a_footer_is_seen(parts: tuple[Path, list[int]]) -> None:
+def test_a_part_that_replaces_a_footer_is_found(parts: tuple[Path, list[int]]) -> None:
     path, ends = parts
     RecordingWriter(path, "r", 1, resume=True).close()
     growing = GrowingRecording(path)

@@ -106,7 +106,7 @@ RecordingWriter(Path(sys.argv[1]), 'r', 1, resume=True).close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", FILES, ids=lambda make: make.__name__)
-def test_what_is_shown_recovered_and_continued_is_in_proportion(tmp_path, make):
+def test_memory_and_output_stay_in_proportion_to_the_file(tmp_path, make):
     path = tmp_path / "a.mcap"
     make(path)
     check("-m", "offloop.bus", "show", path)
@@ -116,7 +116,7 @@ def test_what_is_shown_recovered_and_continued_is_in_proportion(tmp_path, make):
     assert check("-c", CONTINUED, path) == []
 
 
-def test_damage_is_listed_up_to_a_bound_and_summed_up(tmp_path):
+def test_damage_is_listed_up_to_a_bound_and_then_counted(tmp_path):
     path = tmp_path / "a.mcap"
     many_places(path)
     with RecordingReader(path) as reader:

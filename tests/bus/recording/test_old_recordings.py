@@ -55,20 +55,22 @@ def path_of(name: str) -> Path:
     return RECORDINGS / f"{name}.mcap"
 
 
-def test_no_recording_is_without_its_facts() -> None:
+def test_every_recording_has_its_facts() -> None:
     files = {f"{path.parent.name}/{path.stem}" for path in RECORDINGS.glob("*/*.mcap")}
     assert files == set(FACTS_OF) != set()
 
 
 @pytest.mark.parametrize("name", FACTS_OF)
-def test_every_recording_holds_what_it_held_when_it_was_made(name: str) -> None:
+def test_recordings_of_released_versions_have_unchanged_contents(name: str) -> None:
     found = facts_of(path_of(name))
     assert found.pop("sha256") == FACTS_OF[name]["sha256"], "a recording of a released version is never changed"
     assert found == {fact: value for fact, value in FACTS_OF[name].items() if fact != "sha256"}
 
 
 @pytest.mark.parametrize("name", FACTS_OF)
-def test_callbacks_log_the_same_numbers_as_ever(name: str, replay: Callable[..., Logged], golden: Golden) -> None:
+def test_callbacks_log_the_same_numbers_for_old_recordings(
+    name: str, replay: Callable[..., Logged], golden: Golden
+) -> None:
     logged = replay(callbacks(), path_of(name), on_error="continue")
     # They say so when nothing was evaluated before the training was over.
     assert {callback for callback, errors in logged.statistics.errors.items() if errors} <= STOPPERS

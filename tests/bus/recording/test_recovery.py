@@ -57,7 +57,7 @@ class Written:
         *(pytest.param(finished, 5000, marks=pytest.mark.soak) for finished in (True, False)),
     ],
 )
-def test_a_flipped_bit_anywhere_costs_at_most_its_chunk_and_is_named(tmp_path, finished, flips):
+def test_a_flipped_bit_costs_at_most_its_chunk_and_is_reported(tmp_path, finished, flips):
     written = Written(tmp_path / "a.mcap", finished=finished)
     spoilt, mended = tmp_path / "spoilt.mcap", tmp_path / "mended.mcap"
     generator = random.Random(1)
@@ -85,7 +85,7 @@ def test_a_flipped_bit_anywhere_costs_at_most_its_chunk_and_is_named(tmp_path, f
     assert flips / 5 < losses < flips
 
 
-def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
+def test_missing_events_are_reported_by_number(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     sizes = []
@@ -102,7 +102,7 @@ def test_what_is_missing_is_named_with_its_numbers_to_the_last_one(tmp_path):
     assert (done.events, done.lost) == (3, True)
 
 
-def test_a_run_without_an_end_stays_so(tmp_path):
+def test_a_recovered_run_without_an_end_stays_lost(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
@@ -115,7 +115,7 @@ def test_a_run_without_an_end_stays_so(tmp_path):
     assert recording.ending.status == "lost"
 
 
-def test_a_record_that_is_no_event_is_left_out_and_named(tmp_path):
+def test_a_malformed_event_is_left_out_and_reported(tmp_path):
     writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     append(writer, 1)
     writer.append(TOPICS[0].encode()[:-1], 2, 2, 2, b"no event")

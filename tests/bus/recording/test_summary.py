@@ -78,7 +78,7 @@ def test_each_bucket_holds_minimum_maximum_and_last_of_all_its_values(points, mo
             assert (bucket.high_step, bucket.high) in values
 
 
-def test_it_is_made_of_the_first_ranks_events_and_continued_where_it_ends(tmp_path):
+def test_a_summary_covers_the_first_rank_and_is_continued_at_its_end(tmp_path):
     path = tmp_path / "recording-1.mcap"
     losses = [math.sin(batch * batch) for batch in range(3000)]
     losses[77], losses[1234] = 99.0, math.nan
@@ -101,7 +101,7 @@ def test_it_is_made_of_the_first_ranks_events_and_continued_where_it_ends(tmp_pa
     assert max(tick.batch for tick in whole.clock.values()) == 3000
 
 
-def test_a_damaged_summary_is_made_again(tmp_path, caplog):
+def test_a_damaged_summary_is_rebuilt(tmp_path, caplog):
     path = tmp_path / "recording-1.mcap"
     record(path, [float(batch) for batch in range(300)]).close()
     expected, beside = summary_of(path), path_beside(path)
@@ -134,7 +134,7 @@ def test_the_summary_of_another_recording_is_not_used(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_killed_leaves_a_summary_that_the_next_one_continues(runs_dir):
+def test_the_summary_of_a_killed_broker_is_continued_by_the_next_one(runs_dir):
     publisher = Publisher("r")
     noise = os.urandom(1500)
     sent = 0

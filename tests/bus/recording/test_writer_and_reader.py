@@ -46,7 +46,7 @@ def seqs(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("seeking", [True, False])
-def test_other_tools_read_it(tmp_path, seeking):
+def test_other_mcap_tools_read_a_recording(tmp_path, seeking):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     written = []
@@ -58,7 +58,7 @@ def test_other_tools_read_it(tmp_path, seeking):
     assert official(path, seeking) == written == read(path)
 
 
-def test_its_metadata_is_that_of_mcap_and_only_its_owner_may_read_it(tmp_path):
+def test_a_recording_has_mcap_metadata_and_is_private(tmp_path):
     write(tmp_path / "a.mcap", [3, 4])
     assert (tmp_path / "a.mcap").stat().st_mode & 0o777 == 0o600
     with open(tmp_path / "a.mcap", "rb") as file:
@@ -84,7 +84,7 @@ def test_a_reader_may_begin_at_any_chunk(tmp_path):
         assert [len(chunk) for chunk in reader.read()] == [5, 5]
 
 
-def test_a_chunk_that_has_become_large_is_written_without_being_asked(tmp_path):
+def test_a_large_chunk_is_written_without_a_flush(tmp_path):
     writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     for seq in range(1, 4):
         writer.append(BATCH_END, seq, seq, seq, os.urandom(700_000))
@@ -105,7 +105,7 @@ def test_more_topics_than_a_file_may_hold_are_refused_by_name(tmp_path, monkeypa
     assert len(read(tmp_path / "a.mcap")) == 100
 
 
-def test_positions_are_those_that_are_flushed(tmp_path):
+def test_positions_are_those_of_flushed_events(tmp_path):
     writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     append(writer, 1)
     assert (writer.positions, writer.written) == ({}, 1)
@@ -118,7 +118,7 @@ def test_positions_are_those_that_are_flushed(tmp_path):
     writer.close()
 
 
-def test_a_reader_goes_on_where_it_stopped_while_the_file_grows(tmp_path):
+def test_a_reader_continues_while_the_file_grows(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     with RecordingReader(path) as reader:
@@ -135,7 +135,7 @@ def test_a_reader_goes_on_where_it_stopped_while_the_file_grows(tmp_path):
         assert reader.finished
 
 
-def test_a_recording_that_was_finished_and_gone_on_with_is_read_on(tmp_path):
+def test_a_reader_continues_when_a_finished_recording_is_resumed(tmp_path):
     write(tmp_path / "a.mcap", [3, 4])
     with RecordingReader(tmp_path / "a.mcap") as reader:
         assert sum(len(chunk) for chunk in reader.read()) == 7
@@ -163,7 +163,7 @@ def write_at_random(path: Path, count: int) -> None:
     writer.close()
 
 
-def test_a_reader_in_another_process_sees_everything_once_and_never_damage(tmp_path):
+def test_a_reader_in_another_process_reads_everything_once_and_no_damage(tmp_path):
     path = tmp_path / "a.mcap"
     process = multiprocessing.get_context("fork").Process(target=write_at_random, args=(path, 4_000))
     process.start()
@@ -211,7 +211,7 @@ class Copied(Source):
 
 
 @pytest.mark.parametrize("step", [1, 13, 500])
-def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tmp_path, step):
+def test_a_recording_that_arrives_in_pieces_is_read_once_without_damage(tmp_path, step):
     write(tmp_path / "a.mcap", [2, 3, 4])
     source, data = Copied(tmp_path / "a.mcap"), (tmp_path / "a.mcap").read_bytes()
     reader = RecordingReader(source, "the recording from afar")
@@ -223,7 +223,7 @@ def test_a_recording_that_arrives_in_pieces_is_read_once_and_is_never_damaged(tm
     assert found == read(tmp_path / "a.mcap")
 
 
-def test_a_copy_of_what_was_cut_off_and_written_anew_is_no_damage(tmp_path):
+def test_a_copied_torn_tail_that_is_overwritten_later_is_not_damage(tmp_path):
     path = tmp_path / "a.mcap"
     write(path, [2, 3], close=False)
     data = path.read_bytes()
@@ -261,7 +261,7 @@ class Holed(Source):
 
 @pytest.mark.parametrize("within", [0, 30])
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 3), (1, 2), (1, 4), (3, 5)])
-def test_what_a_copy_has_lost_is_skipped_and_counted(tmp_path, first, last, within):
+def test_a_lost_range_of_a_copy_is_skipped_and_counted(tmp_path, first, last, within):
     """From within a record into another one, at the front, in the middle and at the end."""
     counts = [2, 3, 4, 5, 6]
     ends = [0, *write(tmp_path / "a.mcap", counts)]
@@ -283,7 +283,7 @@ def test_what_a_copy_has_lost_is_skipped_and_counted(tmp_path, first, last, with
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_cut_at_any_byte_gives_every_whole_chunk_and_says_where_it_ends(tmp_path):
+def test_a_file_cut_at_any_byte_keeps_every_complete_chunk_and_reports_the_cut(tmp_path):
     write(tmp_path / "a.mcap", [2, 3, 4], close=False)
     data = (tmp_path / "a.mcap").read_bytes()
     begins = [sign.start() - 37 for sign in SIGNS.finditer(data) if sign[0].endswith(b"zstd")]
@@ -306,7 +306,7 @@ def test_a_file_cut_at_any_byte_gives_every_whole_chunk_and_says_where_it_ends(t
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 8])
-def test_a_spoilt_opcode_or_length_costs_nothing(tmp_path, place):
+def test_a_damaged_opcode_or_length_loses_nothing(tmp_path, place):
     sizes = write(tmp_path / "a.mcap", [5, 5, 5])
     original = (tmp_path / "a.mcap").read_bytes()
     for bit in range(8):
@@ -319,7 +319,7 @@ def test_a_spoilt_opcode_or_length_costs_nothing(tmp_path, place):
         assert any(f"offset {sizes[0]}" in line for line in reader.damage)
 
 
-def test_what_somebody_wrote_over_several_chunks_costs_those_alone(tmp_path):
+def test_overwritten_chunks_are_the_only_ones_lost(tmp_path):
     sizes = write(tmp_path / "a.mcap", [5, 5, 5, 5, 5], close=False)
     spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
     spoilt[sizes[0] + 45 : sizes[2] + 45] = bytes(sizes[2] - sizes[0])
@@ -340,7 +340,7 @@ def test_a_record_that_claims_too_much_takes_no_memory(tmp_path):
     assert "claims more than" in reader.damage[0]
 
 
-def test_what_is_no_recording_is_refused(tmp_path):
+def test_files_that_are_not_recordings_are_refused(tmp_path):
     for content in (b"", b"hello", b"\x89MCAP0\r\n\x01\x05\0\0\0\0\0\0\0\x01\0\0\0x", b"\x00" * 1000):
         (tmp_path / "a.mcap").write_bytes(content)
         with pytest.raises(RecordingError, match="not a recording"):
@@ -353,7 +353,7 @@ def test_what_is_no_recording_is_refused(tmp_path):
         RecordingReader(tmp_path)
 
 
-def test_a_recording_is_never_written_over(tmp_path):
+def test_a_recording_is_never_overwritten(tmp_path):
     write(tmp_path / "a.mcap", [1])
     before = (tmp_path / "a.mcap").read_bytes()
     with pytest.raises(RunDirectoryError, match="cannot be created"):
@@ -366,7 +366,7 @@ def test_a_recording_is_never_written_over(tmp_path):
 
 @given(st.data())
 @settings(max_examples=120, deadline=None)
-def test_what_is_appended_comes_out_through_crashes_and_torn_tails(tmp_path_factory, data):
+def test_appended_events_survive_crashes_and_torn_tails(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "resumed.mcap"
     path.unlink(missing_ok=True)
     writer = RecordingWriter(path, "r", 1)
@@ -402,7 +402,7 @@ def test_what_is_appended_comes_out_through_crashes_and_torn_tails(tmp_path_fact
     assert official(path) == official(path, seeking=False) == kept
 
 
-def test_a_file_cut_at_any_byte_of_its_last_chunk_and_mark_is_gone_on_with(tmp_path):
+def test_a_file_cut_at_any_byte_of_its_last_chunk_can_be_resumed(tmp_path):
     sizes = write(tmp_path / "a.mcap", [2, 3, 4], close=False)
     data = (tmp_path / "a.mcap").read_bytes()
     for length in range(sizes[1], len(data) + 1):
@@ -424,7 +424,7 @@ def test_a_file_cut_at_any_byte_of_its_last_chunk_and_mark_is_gone_on_with(tmp_p
         path.unlink()
 
 
-def test_a_file_cut_within_its_front_is_begun_anew(tmp_path):
+def test_a_file_cut_within_its_front_is_started_over(tmp_path):
     path = tmp_path / "a.mcap"
     write(path, [], close=False)
     front = path.read_bytes()
@@ -434,7 +434,7 @@ def test_a_file_cut_within_its_front_is_begun_anew(tmp_path):
         assert official(path) == []
 
 
-def test_going_on_never_costs_what_stands_behind_damage(tmp_path):
+def test_resuming_keeps_chunks_behind_damage(tmp_path):
     sizes = write(tmp_path / "a.mcap", [5, 5, 5])
     for place in (1, 60):
         spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
@@ -447,7 +447,7 @@ def test_going_on_never_costs_what_stands_behind_damage(tmp_path):
         assert seqs(tmp_path / "b.mcap") == [seq for seq in range(1, 17) if place == 1 or not 6 <= seq <= 10]
 
 
-def test_a_recording_of_something_else_is_not_gone_on_with(tmp_path):
+def test_a_recording_of_another_run_cannot_be_resumed(tmp_path):
     path = tmp_path / "a.mcap"
     write(path, [2])
     before = path.read_bytes()
@@ -465,7 +465,7 @@ def test_a_recording_of_something_else_is_not_gone_on_with(tmp_path):
 # -- going on after a full disk ---------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_breaks_the_writer_until_there_is_room_again(tmp_path):
+def test_a_full_disk_stops_the_writer_until_space_is_freed(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
@@ -496,7 +496,7 @@ def test_a_full_disk_breaks_the_writer_until_there_is_room_again(tmp_path):
     assert (reader.damage, reader.lost) == ([], False)
 
 
-def test_a_disk_that_fails_within_append_or_close_leaves_a_good_file_and_nothing_open(tmp_path):
+def test_a_disk_that_fails_during_append_or_close_leaves_a_valid_file_and_nothing_open(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     append(writer, 1)
@@ -516,7 +516,7 @@ def test_a_disk_that_fails_within_append_or_close_leaves_a_good_file_and_nothing
     }
 
 
-def test_a_file_that_is_gone_breaks_the_writer_until_it_is_back(tmp_path):
+def test_a_missing_file_stops_the_writer_until_it_is_back(tmp_path):
     path = tmp_path / "a.mcap"
     writer = RecordingWriter(path, "r", 1)
     path.rename(tmp_path / "elsewhere.mcap")
@@ -532,13 +532,13 @@ def test_a_file_that_is_gone_breaks_the_writer_until_it_is_back(tmp_path):
     assert len(official(path)) == 1
 
 
-def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path):
+def test_a_recording_that_cannot_be_created_leaves_nothing_behind(tmp_path):
     with file_limit(20), pytest.raises(RunDirectoryError, match="cannot be created"):
         RecordingWriter(tmp_path / "a.mcap", "r", 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_closes_the_file_of_an_iteration_that_was_left(tmp_path):
+def test_with_closes_the_file_of_an_unfinished_iteration(tmp_path):
     path = (tmp_path / "a.mcap").resolve()
     write(path, [1, 1, 1])
 

@@ -78,7 +78,7 @@ def test_a_start_is_written_in_training_time_or_by_the_clock(recordings: Path, s
     assert seen[:2] == ([] if first is None else ["init 0", first])
 
 
-def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
+def test_a_share_of_the_training_needs_its_planned_duration(tmp_path: Path) -> None:
     states = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in (0, 1)]
     half = parse_bound("0.5dur")
     assert half.compare(states[0], 0) == -1
@@ -89,7 +89,7 @@ def test_half_of_the_training_needs_to_be_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "-1ep", "1.5ba", "+-1s", "2026-13-01", "nandur", "9" * 99])
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_invalid_moments_are_refused(text: str) -> None:
     with pytest.raises(InvalidTimeError):
         parse_bound(text)
 
@@ -105,7 +105,9 @@ moments = st.one_of(
 
 @settings(max_examples=100, deadline=None)
 @given(start=st.none() | moments, until=st.none() | moments, name=st.sampled_from(["one", "two", "holes"]))
-def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None, until: str | None, name: str) -> None:
+def test_a_part_has_exactly_the_events_in_its_bounds(
+    recordings: Path, start: str | None, until: str | None, name: str
+) -> None:
     recording = Recording(recordings / f"{name}.mcap")
     everything = list(recording)
 
@@ -134,7 +136,7 @@ def test_a_part_is_what_is_in_it_one_by_one(recordings: Path, start: str | None,
     assert told(replayed(Replay(recording, start=start, until=until))) == told(expected)
 
 
-def test_the_commands_of_a_part_are_told(recordings: Path) -> None:
+def test_commands_of_a_part_are_replayed(recordings: Path) -> None:
     recording = Recording(recordings / "two.mcap")
     moment = "2023-11-14T22:13:21Z"
     told_of = [("1ep", None), (None, "4ba"), (moment, "2023-11-14T22:13:21.01Z")]
@@ -149,7 +151,7 @@ def test_the_commands_of_a_part_are_told(recordings: Path) -> None:
         assert replay.answered() == tuple(recording.read_commands())[:count]
 
 
-def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
+def test_a_rank_that_lags_reaches_the_end_of_the_part() -> None:
     window = Window(None, parse_bound("2ba"))
     order = [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (0, 4), (1, 3)]
     states = [Snapshot.build(Event.BATCH_END, rank=r, timestamp=Timestamp(batch=n), world_size=2) for r, n in order]
@@ -158,7 +160,7 @@ def test_a_rank_that_is_behind_comes_to_the_end_of_the_part_too() -> None:
     assert [over for _, over in seen] == [False] * 6 + [True]
 
 
-def test_what_need_not_come_again_is_not_waited_for(recordings: Path) -> None:
+def test_handled_events_are_skipped_without_waiting(recordings: Path) -> None:
     *_, third, second, last = Recording(recordings / "one.mcap")
     pace = Noted()
     replay = Replay(Recording(recordings / "one.mcap"), pace, after={0: (third.seq, third.base_seq)})
@@ -180,7 +182,7 @@ class Clock:
 
 
 @given(gaps=st.lists(st.integers(0, 10 * SECOND), min_size=1, max_size=20), rate=st.sampled_from([0.25, 1.0, 2.0, 8.0]))
-def test_events_are_due_as_far_apart_as_they_were_divided_by_the_rate(gaps: list[int], rate: float) -> None:
+def test_distances_between_events_are_divided_by_the_rate(gaps: list[int], rate: float) -> None:
     clock = Clock()
     pace = Pace(rate, clock=clock)
     times = list(itertools.accumulate(gaps, initial=BEGAN))
@@ -192,7 +194,7 @@ def test_events_are_due_as_far_apart_as_they_were_divided_by_the_rate(gaps: list
         assert clock.now - 100 == pytest.approx((at - BEGAN) / 1e9 / rate, abs=1e-5)
 
 
-def test_what_is_late_is_due_at_once_and_what_comes_then_is_not_put_off() -> None:
+def test_late_events_are_due_at_once_and_delay_no_others() -> None:
     clock = Clock()
     pace = Pace(1, clock=clock)
     assert pace.due_in(BEGAN) == 0
@@ -211,14 +213,14 @@ class Noted(Pace):
         self.asked.append(at)
 
 
-def test_a_replay_waits_for_the_times_that_are_recorded(recordings: Path) -> None:
+def test_a_replay_waits_for_the_recorded_times(recordings: Path) -> None:
     pace = Noted()
     seen = replayed(Replay(Recording(recordings / "one.mcap"), pace, start="2ep"))
     # What comes first is not waited for: it would be an hour, in a replay that begins after one.
     assert pace.asked == [one.time_ns for one in seen[2:]]
 
 
-async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_after_it(recordings: Path) -> None:
+async def test_a_command_is_replayed_at_its_time_and_not_with_the_next_event(recordings: Path) -> None:
     recording = Recording(recordings / "one.mcap")
     first, _, _ = recording.snapshots([Event.EPOCH_START])
     (told,) = recording.read_commands()
@@ -242,6 +244,6 @@ async def test_a_command_is_told_when_its_time_has_come_and_not_with_the_event_a
 
 
 @pytest.mark.parametrize("rate", [0, -1, math.nan])
-def test_a_rate_that_is_none_is_refused(recordings: Path, rate: float) -> None:
+def test_invalid_rates_are_refused(recordings: Path, rate: float) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a rate: 1 replays as fast as it was, 10 ten times as fast"):
         Replay(Recording(recordings / "one.mcap"), rate)

@@ -69,7 +69,7 @@ def is_recorded(run: str, event: str, ranks: int = 1) -> bool:
     ],
     ids=["odd", "long"],
 )
-def test_what_is_served_is_what_was_recorded(runs_dir: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_served_run_equals_its_recording(runs_dir: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     path = record(tmp_path / "r.mcap", **options)
     done = bus_replay(path, "--rate", "max", "--run-name", "served")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -83,7 +83,7 @@ def test_what_is_served_is_what_was_recorded(runs_dir: Path, tmp_path: Path, opt
     assert last.endswith(f": {count} events served")
 
 
-def test_consumers_before_during_and_after_log_what_one_of_the_file_logs(runs_dir: Path, tmp_path: Path) -> None:
+def test_consumers_of_a_served_run_log_the_same_as_one_of_the_file(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", batches=8)
     early = Consumer(tmp_path / "early", "--run", "served", "--wait")
     with serving(path, "--run-name", "served", "--rate", "2") as server:
@@ -102,7 +102,7 @@ def test_consumers_before_during_and_after_log_what_one_of_the_file_logs(runs_di
         assert consumer.ended() == (0, rows, "run served finished: 36 events handled")
 
 
-def test_a_served_run_says_what_it_replays_takes_no_command_and_is_stopped_by_a_signal(
+def test_a_served_run_names_its_recording_refuses_commands_and_stops_on_a_signal(
     runs_dir: Path, tmp_path: Path
 ) -> None:
     path = record(tmp_path / "r.mcap", ranks=2)
@@ -124,7 +124,7 @@ def test_a_served_run_says_what_it_replays_takes_no_command_and_is_stopped_by_a_
     assert find_run("served").status == "stopped"
 
 
-def test_a_recording_that_does_not_say_how_it_ended_is_a_run_that_was_lost(runs_dir: Path, tmp_path: Path) -> None:
+def test_a_recording_without_an_end_is_served_as_a_lost_run(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, status=None)
     # In a process of its own: while that lives, the run may go on.
     with serving(path, "--run-name", "served", "--rate", "max") as server:
@@ -136,7 +136,7 @@ def test_a_recording_that_does_not_say_how_it_ended_is_a_run_that_was_lost(runs_
     assert records_of(run.recording)[:-2] == records_of(path)
 
 
-def test_of_a_part_nothing_is_lost_and_what_was_left_out_takes_no_time(runs_dir: Path, tmp_path: Path) -> None:
+def test_a_served_part_has_no_gaps_and_skips_the_rest_without_waiting(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, inner=True, step=100 * SECOND)
     for number, (start, until) in enumerate((("12ba", "2h"), ("2ep", "8ba"), ("+0s", "0ba"))):
         name = f"served-{number}"
@@ -164,7 +164,7 @@ def test_in_a_loop_each_pass_is_an_attempt(runs_dir: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_killed_is_started_again_and_nothing_is_lost(runs_dir: Path, tmp_path: Path) -> None:
+def test_a_killed_broker_is_restarted_and_nothing_is_lost(runs_dir: Path, tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", ranks=2, without=[7])
     with serving(path, "--run-name", "served", "--rate", "1") as server:
         wait_for(lambda: is_recorded("served", "epoch_end", ranks=2), "a third of it")
@@ -185,7 +185,7 @@ def _broker_of(run: str) -> int:
     return pid
 
 
-def test_a_mistake_is_one_line(
+def test_mistakes_are_reported_in_one_line(
     runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,7 @@ async def training(runs_dir: object) -> AsyncIterator[Publisher]:
         listening.cancel()
 
 
-async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir: object) -> None:
+async def test_async_iteration_yields_every_event_and_does_not_block_the_loop(runs_dir: object) -> None:
     seen = []
 
     async def follow(subscriber: Subscriber) -> None:
@@ -69,7 +69,7 @@ async def test_async_iteration_gives_the_same_and_leaves_the_loop_free(runs_dir:
     assert batches(seen) == list(range(1, 201))
 
 
-async def test_a_task_that_is_cancelled_or_timed_out_leaves_nothing_open_and_the_stream_continues(
+async def test_a_timed_out_task_leaves_nothing_open_and_the_stream_continues(
     runs_dir: object,
 ) -> None:
     seen: list[Snapshot] = []
@@ -151,7 +151,7 @@ async def test_a_command_that_is_cancelled_or_too_late_leaves_nothing_open(runs_
         assert what_is_open() == before
 
 
-async def test_a_command_to_a_broker_that_is_gone_says_so_and_leaves_nothing_open(training: Publisher) -> None:
+async def test_a_command_to_a_missing_broker_is_an_error_and_leaves_nothing_open(training: Publisher) -> None:
     publish(training, 1, 1)
     wait_for(lambda: training.poll() or training.recorded_all, "the event on disk")
     before = what_is_open()
@@ -165,7 +165,7 @@ async def test_a_command_to_a_broker_that_is_gone_says_so_and_leaves_nothing_ope
 # -- one stream by two names ------------------------------------------------------------------------------------------
 
 
-async def test_the_stream_of_a_block_is_the_subscriber_that_was_entered(runs_dir: object) -> None:
+async def test_async_with_returns_a_stream_of_the_same_subscriber(runs_dir: object) -> None:
     with Publisher("r") as publisher:
         publish(publisher, 1, 3)
         publisher.mark_checkpoint("save", Timestamp(batch=3).values)

@@ -40,7 +40,7 @@ def test_a_command_is_answered_by_the_broker_and_then_by_the_training(exchange: 
     )
 
 
-def test_a_command_that_takes_too_long_has_no_outcome_yet(exchange: CommandExchange) -> None:
+def test_a_slow_command_has_no_outcome_yet(exchange: CommandExchange) -> None:
     exchange.take(answer(exchange, "accepted", ranks=1), 101.0)
     outcome = exchange.give_up("the broker")
     assert (outcome.command.name, outcome.event, outcome.batch) == ("set", None, None)
@@ -54,13 +54,13 @@ def test_a_broker_that_does_not_answer_or_has_no_trainer_is_an_error(exchange: C
 
 
 @pytest.mark.parametrize("name", [None, "its own"])
-def test_a_refusal_is_an_error_also_one_that_does_not_say_of_what(exchange: CommandExchange, name: str | None) -> None:
+def test_a_refusal_is_an_error_with_or_without_an_id(exchange: CommandExchange, name: str | None) -> None:
     refusal = {"id": name if name is None else exchange_id(exchange), "reason": "key may not command"}
     with pytest.raises(BrokerError, match="key may not command"):
         exchange.take(Control("refused", refusal), 101.0)
 
 
-def test_a_command_is_sent_again_until_the_broker_has_confirmed_it() -> None:
+def test_a_command_is_repeated_until_the_broker_confirms_it() -> None:
     sent, command = PendingCommands(), Command("stop", (), "mine")
     sent.add(command, 10.0)
     assert sent.due(10.9) == ()
@@ -77,7 +77,7 @@ def test_a_command_is_sent_again_until_the_broker_has_confirmed_it() -> None:
 
 
 @given(st.none() | st.integers() | st.lists(st.integers(), max_size=2) | st.binary(max_size=3) | st.just({}))
-def test_an_answer_of_a_broker_whose_id_is_no_text_is_nobodys(name: object) -> None:
+def test_an_answer_with_an_invalid_id_is_ignored(name: object) -> None:
     sent, command = PendingCommands(), Command("stop", (), "mine")
     sent.add(command, 0.0)
     for kind in ("refused", "accepted"):

@@ -59,7 +59,7 @@ def given(following: Following) -> list[int]:
     return taken
 
 
-def test_history_comes_first_then_the_live_stream_and_the_overlap_once(following: Following) -> None:
+def test_history_comes_before_the_live_stream_and_the_overlap_is_given_once(following: Following) -> None:
     assert following.phase is Phase.HISTORY
     following.at_end_of_recording(False, LIVE, 0.0)
     assert following.phase is Phase.LIVE
@@ -70,7 +70,7 @@ def test_history_comes_first_then_the_live_stream_and_the_overlap_once(following
     assert following.ending == Ending("finished")
 
 
-def test_what_the_stream_skips_is_read_from_the_recording(live: Following) -> None:
+def test_events_missing_in_the_live_stream_are_read_from_the_recording(live: Following) -> None:
     live.take_frame(batch(frame(5)))
     assert live.phase is Phase.GAP
     step = live.at_end_of_recording(False, LIVE, 1.0)
@@ -85,7 +85,7 @@ def test_what_the_stream_skips_is_read_from_the_recording(live: Following) -> No
     assert live.fallbacks == 1
 
 
-def test_what_the_disk_does_not_take_becomes_a_gap_in_the_end(live: Following) -> None:
+def test_unrecorded_events_become_a_gap_after_a_time_limit(live: Following) -> None:
     live.take_frame(batch(frame(5)))
     live.at_end_of_recording(False, LIVE, 1.0)
     assert live.at_end_of_recording(False, LIVE, 0.9 + TIMEOUTS.gap).action is Action.READ_ON
@@ -97,7 +97,7 @@ def test_what_the_disk_does_not_take_becomes_a_gap_in_the_end(live: Following) -
     assert live.order.gaps == [Gap(0, 3, 5)]
 
 
-def test_a_broker_that_takes_over_has_its_own_time_to_write_what_is_missing(live: Following) -> None:
+def test_a_restarted_broker_has_the_full_time_limit_for_missing_events(live: Following) -> None:
     live.take_frame(batch(frame(5)))
     live.at_end_of_recording(False, LIVE, 1.0)
     assert live.at_end_of_recording(False, AWAY, 2.0).action is Action.DISCONNECT
@@ -111,7 +111,7 @@ def test_a_broker_that_takes_over_has_its_own_time_to_write_what_is_missing(live
     assert live.order.gaps == []
 
 
-def test_a_broker_that_dies_is_waited_for_and_its_recording_read_on(live: Following) -> None:
+def test_a_dead_broker_is_waited_for_and_its_recording_read(live: Following) -> None:
     assert live.when_quiet(AWAY, 1.0).action is Action.DISCONNECT
     assert (live.is_connected, live.phase) == (False, Phase.HISTORY)
     live.take_records([record(3)])
@@ -125,14 +125,14 @@ def test_a_broker_that_dies_is_waited_for_and_its_recording_read_on(live: Follow
     assert given(live) == [1, 2, 3, 4]
 
 
-def test_silence_ends_the_connection_and_what_was_missed_is_read(live: Following) -> None:
+def test_a_silent_broker_is_disconnected(live: Following) -> None:
     live.heard(1.0)
     assert live.when_quiet(LIVE, 0.9 + TIMEOUTS.silence).action is Action.NONE
     assert live.when_quiet(LIVE, 1.0 + TIMEOUTS.silence).action is Action.DISCONNECT
     assert live.at_end_of_recording(False, LIVE, 7.0).action is Action.CONNECT
 
 
-def test_a_heartbeat_shows_what_was_missed_and_where_to_read_on(live: Following) -> None:
+def test_a_heartbeat_reveals_missed_events_and_the_offset_to_read_from(live: Following) -> None:
     live.take_frame(heartbeat(2, 4096, 2))
     assert (live.phase, live.offset, live.lag) == (Phase.LIVE, 4096, 0)
     live.take_frame(heartbeat(4, 8192, 4))
@@ -153,20 +153,20 @@ def test_a_run_without_a_broker_is_read_once_more_before_it_counts_as_lost() -> 
     assert given(following) == [1]
 
 
-def test_the_end_that_the_broker_wrote_between_two_looks_counts() -> None:
+def test_an_end_recorded_just_before_the_broker_exits_counts() -> None:
     following = Following(StreamOrder("r", 1, None), TIMEOUTS)
     following.at_end_of_recording(False, FINISHED, 0.0)
     following.take_records([record(1), record(2, END)])
     assert following.ending == Ending("finished")
 
 
-def test_a_part_that_is_on_its_way_is_waited_for(following: Following) -> None:
+def test_a_part_in_transit_is_waited_for(following: Following) -> None:
     step = following.at_end_of_recording(True, LIVE, 1.0)
     assert (step.action, step.pause > 0) == (Action.NONE, True)
     assert following.ending is None
 
 
-def test_a_batch_with_a_gap_before_it_is_read_from_the_recording_to_its_end(live: Following) -> None:
+def test_a_batch_behind_a_gap_is_read_from_the_recording(live: Following) -> None:
     live.take_frame(batch(frame(3), frame(5), frame(6), frame(7)))
     assert (live.phase, given(live)) == (Phase.GAP, [1, 2, 3])
     live.take_records([record(4), record(5)])
@@ -177,7 +177,7 @@ def test_a_batch_with_a_gap_before_it_is_read_from_the_recording_to_its_end(live
     assert (live.phase, given(live), live.fallbacks) == (Phase.LIVE, [4, 5, 6, 7, 8, 9], 1)
 
 
-def test_what_is_no_message_is_counted_and_passed_over(live: Following) -> None:
+def test_malformed_messages_are_counted_and_skipped(live: Following) -> None:
     for nonsense in (b"", b"r/batch_end/0 \xc1", b"r/$beat/0 \x93\x01\x01\x01"):
         live.take_frame(nonsense)
     assert live.phase is Phase.LIVE
@@ -186,7 +186,7 @@ def test_what_is_no_message_is_counted_and_passed_over(live: Following) -> None:
     assert given(live) == [1, 2, 3]
 
 
-def test_it_needs_neither_sockets_nor_an_event_loop() -> None:
+def test_following_imports_neither_sockets_nor_an_event_loop() -> None:
     code = "import sys, offloop.bus.subscriber.following; print({'zmq', 'asyncio', 'socket'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "set()\n"

@@ -46,7 +46,7 @@ def numbers(snapshots, rank):
     return [snapshot.seq for snapshot in snapshots if snapshot.rank == rank]
 
 
-def test_events_of_each_rank_come_once_and_in_order_and_a_silent_host_is_not_waited_for(hosts, merged):
+def test_hosts_are_merged_once_and_in_order_without_waiting_for_a_silent_one(hosts, merged):
     train(hosts[0], *range(1, 11))
 
     async def read():
@@ -75,7 +75,7 @@ def test_events_of_each_rank_come_once_and_in_order_and_a_silent_host_is_not_wai
     assert (merged.first_rank, str(merged.ending)) == (0, "failed: out of memory")
 
 
-def test_an_event_is_handled_when_the_next_one_is_asked_for(tmp_path, hosts):
+def test_an_event_is_handled_when_the_next_one_is_requested(tmp_path, hosts):
     """A training may wait for what is handled: what was only looked at in order to merge does not count."""
     subscribers = [
         Subscriber("wide", runs_dir=tmp_path / str(number), ranks=ranks, barrier_events=[Event.BATCH_END])

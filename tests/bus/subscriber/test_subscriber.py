@@ -39,7 +39,7 @@ class Collector(threading.Thread):
             self.got.extend(self.subscriber)
 
 
-def test_before_in_the_middle_and_after_give_the_same(runs_dir):
+def test_early_and_late_subscribers_get_the_same_events(runs_dir):
     with Publisher("r") as publisher:
         before, ends = Collector(), Collector(events=[Event.EPOCH_END])
         publish(publisher, 1, 300)
@@ -59,7 +59,7 @@ def test_before_in_the_middle_and_after_give_the_same(runs_dir):
     assert str(late.ending) == "finished"
 
 
-def test_inner_events_are_published_from_when_a_consumer_requests_them(runs_dir):
+def test_inner_events_are_published_once_a_consumer_requests_them(runs_dir):
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_START)
         watcher = Collector(events=[Event.BATCH_START])
@@ -70,7 +70,7 @@ def test_inner_events_are_published_from_when_a_consumer_requests_them(runs_dir)
     assert batches(watcher.got) == [1, 2, 3] == batches(Recording(publisher.recording))
 
 
-def test_a_broker_that_is_killed_is_waited_for_while_the_trainer_lives(runs_dir):
+def test_subscribers_wait_for_a_killed_broker_while_the_trainer_lives(runs_dir):
     publisher = Publisher("r")
     publish(publisher, 1, 100)
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100, "the record")
@@ -116,7 +116,7 @@ def test_a_killed_trainer_ends_the_run_as_lost(runs_dir):
     assert find_run("r").status == "lost"
 
 
-def test_an_unknown_run_is_refused_and_a_closed_subscriber_gives_nothing(runs_dir):
+def test_unknown_runs_and_closed_subscribers_are_errors(runs_dir):
     with pytest.raises(RunNotFoundError, match=r"none yet"):
         Subscriber("x")
     Publisher("r").close()

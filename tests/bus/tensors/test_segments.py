@@ -60,7 +60,7 @@ def test_a_segment_is_used_again_when_it_is_released_or_handled(pool: SegmentPoo
     assert pool.size == MIB
 
 
-def test_what_is_not_handled_stays_for_its_time() -> None:
+def test_unhandled_segments_are_kept_for_their_hold_time() -> None:
     handled: set[tuple[int, str]] = set()
     pool = SegmentPool(2, is_handled=lambda seq, field: (seq, field) in handled)
     first = filled(pool, MIB, 1)
@@ -79,7 +79,7 @@ def test_what_is_not_handled_stays_for_its_time() -> None:
     hasty.close()
 
 
-def test_who_comes_too_late_is_told_so(pool: SegmentPool) -> None:
+def test_reading_a_reused_segment_is_an_error(pool: SegmentPool) -> None:
     late = filled(pool, MIB, 1)
     being_filled = pool.reserve(MIB, "weights")
     assert being_filled is not None
@@ -102,7 +102,7 @@ def test_all_segments_are_leased_and_one_comes_back(pool: SegmentPool) -> None:
     assert set(bytes(held[0])) == {1}
 
 
-def test_the_smallest_that_is_large_enough_is_used(pool: SegmentPool) -> None:
+def test_the_smallest_segment_that_fits_is_used(pool: SegmentPool) -> None:
     large = filled(pool, 4 * MIB, 1)
     held = opened(large)
     filled(pool, MIB, 2)
@@ -114,7 +114,7 @@ def test_the_smallest_that_is_large_enough_is_used(pool: SegmentPool) -> None:
     assert pool.size == 13 * MIB
 
 
-def test_memory_that_nobody_uses_is_given_back(pool: SegmentPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_memory_is_released(pool: SegmentPool, monkeypatch: pytest.MonkeyPatch) -> None:
     told = filled(pool, MIB, 1)
     held = opened(told)
     filled(pool, MIB, 2)
@@ -140,7 +140,7 @@ def test_a_pool_has_its_memory_before_it_is_needed(pool: SegmentPool) -> None:
     assert pool.size == 3 * MIB
 
 
-def test_memory_on_its_way_is_waited_for_by_who_it_is_for_alone(
+def test_memory_being_allocated_delays_only_the_call_that_needs_it(
     pool: SegmentPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on, create = threading.Event(), segments.create_memory
@@ -163,7 +163,7 @@ def test_memory_on_its_way_is_waited_for_by_who_it_is_for_alone(
     del held
 
 
-def test_a_pool_that_is_closed_leaves_nothing_of_what_was_on_its_way() -> None:
+def test_a_closed_pool_leaves_no_memory_that_was_being_allocated() -> None:
     pool = SegmentPool(1)
     pool.prepare(64 * MIB)
     pool.close()
@@ -188,7 +188,7 @@ def test_memory_is_pinned_once_by_the_thread_that_gets_it_and_unpinned_before_it
     assert steps == ["offloop-segment", "unpinned"]
 
 
-def test_too_much_is_refused_and_said(
+def test_too_large_segments_are_refused_and_reported(
     pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{10 * MIB}\n")
@@ -203,7 +203,7 @@ def test_too_much_is_refused_and_said(
     assert 16 * MIB < shared_memory.memory_available() < 1 << 50
 
 
-def test_what_was_made_of_the_memory_outlives_the_pool() -> None:
+def test_views_of_the_memory_outlive_the_pool() -> None:
     pool = SegmentPool(1)
     segment = pool.reserve(MIB, "weights")
     assert segment is not None
@@ -230,7 +230,7 @@ def test_a_killed_readers_lease_comes_back_at_once(pool: SegmentPool) -> None:
         assert filled(pool, MIB, 4) is not None
 
 
-def test_a_reader_goes_on_when_the_writer_was_killed() -> None:
+def test_a_reader_keeps_its_image_when_the_writer_is_killed() -> None:
     with running(writer, 2, MIB) as (process, pipe):
         pipe.send(5)
         told = pipe.recv()
@@ -265,7 +265,7 @@ def test_a_fork_keeps_nothing() -> None:
         assert pipe.recv() == "all gone"
 
 
-def test_nobody_reads_half_of_two_images() -> None:
+def test_no_reader_sees_halves_of_two_images() -> None:
     size, complete = 256 * 1024, 0
     with running(writer, 1, size) as (_, pipe):
         pipe.send(0)
@@ -284,7 +284,7 @@ def test_nobody_reads_half_of_two_images() -> None:
     assert complete >= 100
 
 
-def test_what_is_no_segment_is_not_read(pool: SegmentPool, tmp_path: Path) -> None:
+def test_other_descriptors_are_not_read(pool: SegmentPool, tmp_path: Path) -> None:
     told = filled(pool, MIB, 1)
     os.mkfifo(tmp_path / "fifo")
     memory = os.memfd_create("another")
@@ -317,7 +317,7 @@ def test_the_segment_of_another_run_is_not_read(pool: SegmentPool) -> None:
             open_segment(other)
 
 
-def test_a_reference_that_makes_no_sense_is_refused(pool: SegmentPool) -> None:
+def test_invalid_references_are_refused(pool: SegmentPool) -> None:
     told = filled(pool, MIB, 1)
     wrong: dict[str, list[Any]] = {
         "pid": [0, -1, "self", 1 << 40, True],
@@ -342,7 +342,7 @@ class TestWithoutMemfd:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         return tmp_path / f"offloop-segments-{os.getuid()}"
 
-    def test_it_works_the_same_and_leaves_nothing(self, folder: Path) -> None:
+    def test_files_work_the_same_and_are_removed(self, folder: Path) -> None:
         pool = SegmentPool(1, is_handled=lambda seq, field: True)
         told = filled(pool, MIB, 9)
         assert told is not None
@@ -357,7 +357,7 @@ class TestWithoutMemfd:
         with pytest.raises(SegmentElsewhereError):
             opened(told)
 
-    def test_what_a_killed_process_left_is_removed(self, folder: Path) -> None:
+    def test_files_of_a_killed_process_are_removed(self, folder: Path) -> None:
         pool = SegmentPool(2)
         filled(pool, MIB, 1)
         left = folder / f"{(1 << 22) + 1}-00"
@@ -367,9 +367,7 @@ class TestWithoutMemfd:
         assert len(list(folder.iterdir())) == 2
         pool.close()
 
-    def test_a_folder_that_others_can_write_to_is_not_used(
-        self, folder: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_folder_writable_by_others_is_not_used(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         folder.mkdir()
         folder.chmod(0o777)
         assert SegmentPool(1).reserve(MIB, "weights") is None

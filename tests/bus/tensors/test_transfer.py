@@ -71,7 +71,7 @@ def test_only_publishers_of_the_run_are_read(pool: SegmentPool) -> None:
         read_piece([os.getpid()], requested({**reference, "size": 1 << 40}))
 
 
-def test_a_request_that_makes_no_sense_is_refused(pool: SegmentPool) -> None:
+def test_invalid_requests_are_refused(pool: SegmentPool) -> None:
     request = requested(filled(pool, SIZE, 1))
     offsets = [{"offset": offset} for offset in (-1, SIZE + 1, 1 << 80, "0")]
     for changes in (*offsets, {"segment": None}, {"segment": {"pid": 1}}):
@@ -85,7 +85,7 @@ def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool) -> None:
     assert read_piece([os.getpid()], requested(reference, SIZE))["data"] == b""
 
 
-def test_half_of_an_image_is_no_image(pool: SegmentPool) -> None:
+def test_an_image_reused_during_the_transfer_is_refused(pool: SegmentPool) -> None:
     broker = Broker(os.getpid())
 
     def ask(kind: str, content: dict[str, Any]) -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ def test_half_of_an_image_is_no_image(pool: SegmentPool) -> None:
         fetch_segment(ask, "first", filled(pool, SIZE, 1) or {})
 
 
-def test_an_answer_that_makes_no_sense_ends_it(pool: SegmentPool) -> None:
+def test_invalid_answers_are_refused(pool: SegmentPool) -> None:
     reference = filled(pool, SIZE, 1) or {}
     right = {"run": "first", "offset": 0, "data": b"1"}
     changes: list[dict[str, Any]] = [{"data": data} for data in (b"", "text", bytes(SIZE + 1))]

@@ -77,7 +77,7 @@ def test_tensors_are_those_of_the_file() -> None:
 
 @given(specs, metadata, st.binary(min_size=1, max_size=64))
 @settings(max_examples=150)
-def test_what_is_laid_out_is_what_the_library_writes(
+def test_the_layout_is_that_of_safetensors(
     specs: dict[str, tuple[str, list[int]]], metadata: dict[str, str] | None, noise: bytes
 ) -> None:
     assume(specs or metadata != {})  # of nothing at all safetensors 0.8.0 writes what is not JSON
@@ -101,7 +101,7 @@ def test_what_is_laid_out_is_what_the_library_writes(
         assert read.metadata == (metadata or {})
 
 
-def test_further_metadata_stay_in_their_order() -> None:
+def test_metadata_keep_their_order() -> None:
     strings = {text: text for text in ("z", "a", "é", "b")}
     layout = tensor_places({"a": ("F32", [])}).layout(strings)
     with Tensors.from_image(layout.header + bytes(4)) as read:
@@ -128,14 +128,14 @@ def test_a_dtype_that_numpy_lacks_is_named() -> None:
     assert bytes(view.data) == bytes(2)
 
 
-def test_a_file_that_is_cut_off_is_refused() -> None:
+def test_truncated_files_are_refused() -> None:
     for length in range(len(SMALL)):
         with pytest.raises(ProtocolError):
             Tensors.from_image(SMALL[:length])
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(image_of))
-def test_bytes_that_are_anything_are_refused(image: bytes) -> None:
+def test_arbitrary_bytes_are_refused(image: bytes) -> None:
     with pytest.raises(ProtocolError):
         Tensors.from_image(b"\0" + image)
 
@@ -211,7 +211,7 @@ def test_a_malformed_header_is_refused() -> None:
             Tensors.from_image(image)
 
 
-def test_a_file_without_tensors_is_one() -> None:
+def test_a_file_without_tensors_is_valid() -> None:
     assert len(Tensors.from_image(image_of(b"{}   "))) == 0
     assert Tensors.from_image(save_torch({"a": torch.zeros(0, 3)}))["a"].shape == (0, 3)
 
@@ -219,7 +219,7 @@ def test_a_file_without_tensors_is_one() -> None:
 # -- laying out -------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_stand_in_an_image_is_refused() -> None:
+def test_invalid_names_and_shapes_are_refused() -> None:
     specs: list[Any] = [("float32", [1]), ("F32", [-1]), ("F32", [1.5]), ("F4", [3]), ("U8", [1 << 49])]
     for name, spec in (*(("a", spec) for spec in specs), ("__metadata__", ("F32", [1])), ("\ud800", ("F32", [1]))):
         with pytest.raises(ConfigurationError, match="cannot be sent"):
@@ -229,7 +229,7 @@ def test_what_cannot_stand_in_an_image_is_refused() -> None:
 # -- the value of a field ---------------------------------------------------------------------------------------------
 
 
-def test_only_the_map_stands_for_tensors() -> None:
+def test_only_a_map_with_its_marker_stands_for_tensors() -> None:
     assert is_tensors(wired(SMALL))
     for other in (None, 1, b"", [], {}, {"tensors": 1}, "$tensors", ["$tensors"]):
         assert not is_tensors(other)
@@ -238,7 +238,7 @@ def test_only_the_map_stands_for_tensors() -> None:
 REFERENCE = {"pid": 1, "fd": 1, "token": bytes(16), "number": 1, "size": 8}
 
 
-def test_a_value_that_makes_no_sense_is_refused() -> None:
+def test_invalid_tensor_values_are_refused() -> None:
     right = {"$tensors": 1, "bytes": len(SMALL), "image": SMALL}
     wrong: list[dict[str, Any]] = [{"$tensors": 2}, {"image": None}, {"bytes": None}, {"bytes": len(SMALL) + 1}]
     segments = ({}, {"pid": 1}, {**REFERENCE, "pid": -1}, {**REFERENCE, "size": 9})
@@ -269,7 +269,7 @@ def test_tensors_in_shared_memory_are_read_in_place(shared: tuple[SegmentPool, d
     assert pool.reserve(8, "weights") is not None
 
 
-def test_closed_tensors_say_so_and_what_is_kept_stays(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+def test_closed_tensors_are_errors_and_kept_arrays_stay_valid(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
     pool, value = shared
     read = open_tensors(value)
     kept = read["a"].numpy()
@@ -284,7 +284,7 @@ def test_closed_tensors_say_so_and_what_is_kept_stays(shared: tuple[SegmentPool,
     assert pool.reserve(8, "weights") is not None
 
 
-def test_an_image_that_is_none_is_not_leased(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+def test_an_invalid_image_is_not_leased(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
     pool, _ = shared
     segment = pool.reserve(16, "weights")
     assert segment is not None
@@ -295,7 +295,7 @@ def test_an_image_that_is_none_is_not_leased(shared: tuple[SegmentPool, dict[str
     assert pool.reserve(16, "weights") is not None
 
 
-def test_only_what_is_not_here_is_fetched(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
+def test_only_images_of_another_machine_are_fetched(shared: tuple[SegmentPool, dict[str, Any]]) -> None:
     pool, value = shared
     fetched: list[Any] = []
 
