@@ -15,7 +15,7 @@ _given: set[int] = set()
 
 
 def free_address() -> str:
-    """An address at which nobody listens, and at the next port neither."""
+    """Return an address that is free, with a free port after it."""
     while True:
         # Below the ports that the system gives to connections, which would take one between this look and its use.
         # Tests that run beside this one begin with the same random numbers.
@@ -33,7 +33,7 @@ def free_address() -> str:
 
 
 def start_broker(runs_dir: Path, run: str = "r", how: str = "begin") -> "subprocess.Popen[str]":
-    """The broker of a run, started by hand, once it serves: publishers join it as further ranks do."""
+    """Start the broker of a run without a publisher; publishers join it as further ranks do."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "offloop.bus.broker", how, str(runs_dir), run], stdout=subprocess.PIPE, text=True
     )
@@ -44,5 +44,5 @@ def start_broker(runs_dir: Path, run: str = "r", how: str = "begin") -> "subproc
 
 
 def address_of(runs_dir: Path, run: str = "r") -> str:
-    """Where the broker of a run listens."""
+    """Return the address of the broker of a run."""
     return socket_address(runs_dir.absolute() / run / SOCKET_FILES[0])

@@ -40,8 +40,9 @@ def write_recording(
     chunk: int = 5,
     footer: bool = True,
 ) -> list[Record]:
-    """Writes a recording, ``chunk`` events in each chunk; entries at the places ``missing`` were never recorded.
-    Returns what is in it."""
+    """Write a recording and return its records.
+
+    Each chunk has ``chunk`` events; entries at the places ``missing`` were never recorded."""
     writer = RecordingWriter(path, run, attempt)
     numbers: dict[int, tuple[int, int]] = {}
     written = []
@@ -73,7 +74,7 @@ def write_recording(
 
 
 def write_foreign(path: Path) -> None:
-    """Writes an MCAP file as another program would, of which nothing is ours."""
+    """Write an MCAP file of another program."""
     with path.open("wb") as file:
         writer = Writer(file)
         writer.start("ros1", "another")
@@ -84,14 +85,13 @@ def write_foreign(path: Path) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Everything in a recording, in the order of the file."""
     with RecordingReader(path) as reader:
         return [record for chunk in reader.read() for record in chunk]
 
 
 @st.composite
 def entries(draw: st.DrawFn, ranks: int = 3) -> list[Entry]:
-    """The streams of some ranks, interleaved; of each rank the batches only go forward."""
+    """Draw the interleaved streams of some ranks, whose batches never decrease."""
     made: list[Entry] = []
     batches = dict.fromkeys(range(draw(st.integers(1, ranks))), 0)
     for _ in range(draw(st.integers(1, 40))):

@@ -25,14 +25,14 @@ def body(topic: Topic, seq: int, attempt: int = 1) -> bytes:
 
 
 def append(writer: RecordingWriter, seq: int, topic: Topic = TOPICS[0]) -> Record:
-    """Appends one event; returns it as it is going to be read."""
+    """Append one event; return it as it will be read."""
     name = topic.encode()[:-1]
     writer.append(name, seq, seq, seq, body(topic, seq))
     return Record(name.decode(), body(topic, seq))
 
 
 def crash(writer: RecordingWriter) -> None:
-    """Ends a writer as a kill does: without a footer."""
+    """End a writer as a kill does: without a footer."""
     os.close(writer._descriptor)
     writer._closed = True
 
@@ -43,7 +43,7 @@ def read(path: Path) -> list[Record]:
 
 
 def official(path: Path, seeking: bool = True) -> list[Record]:
-    """What MCAP's own reader finds, with every checksum looked at."""
+    """Read the records with MCAP's own reader, which checks every checksum."""
 
     class Unseekable(io.BytesIO):
         def seekable(self) -> bool:
@@ -58,7 +58,7 @@ def official(path: Path, seeking: bool = True) -> list[Record]:
 
 @contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """A disk on which no file may become larger."""
+    """Limit the size of files, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -56,9 +56,10 @@ def record(
     padding: int = 0,
     step: int = STEP,
 ) -> Path:
-    """Writes a recording: every ``step`` nanoseconds a batch, of every rank in turn. ``without`` are numbers of events
-    that were lost; ``status=None`` leaves it without an end; ``inner`` adds an event within each batch, ``padding`` so
-    many bytes to each batch's end."""
+    """Write a recording with a batch of every rank each ``step`` nanoseconds.
+
+    ``without`` has the numbers of lost events, ``status=None`` leaves out the end, ``inner`` adds an event within each
+    batch, and ``padding`` so many bytes to its end."""
     writer = RecordingWriter(path, run, 1)
     rank_writers = [_Rank(writer, run, rank, ranks, without) for rank in range(ranks)]
     time = BEGAN
@@ -101,7 +102,6 @@ def record(
 
 
 def records_of(path: Path) -> list[Recorded]:
-    """The records of a recording, in order."""
     found = []
     with RecordingReader(path) as reader:
         for records in reader.read():
@@ -114,7 +114,7 @@ def records_of(path: Path) -> list[Recorded]:
 
 @contextlib.contextmanager
 def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
-    """The command ``offloop replay``, once consumers can attach; ended at the end."""
+    """Run ``offloop replay`` until the end of the block, from when consumers can attach."""
     command = [sys.executable, "-m", "offloop.bus", "replay", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -131,6 +131,5 @@ def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """How a process ended: its exit code, and what it said since."""
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err

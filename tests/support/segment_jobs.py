@@ -10,13 +10,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from offloop.bus.errors import FieldNotAvailableError
 from offloop.bus.tensors.segments import SegmentPool, SegmentReference, open_segment
 
 
 @contextmanager
 def running(job: Callable[..., None], *arguments: Any) -> Iterator[tuple[SpawnProcess, Connection]]:
-    """A process that does ``job(pipe, *arguments)``; killed at the end if it is still there."""
+    """Run ``job(pipe, *arguments)`` in another process, which is killed at the end of the block."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=job, args=(theirs, *arguments), daemon=True)
     process.start()
@@ -30,7 +29,7 @@ def running(job: Callable[..., None], *arguments: Any) -> Iterator[tuple[SpawnPr
 
 
 def filled(pool: SegmentPool, size: int, seq: int) -> dict[str, Any] | None:
-    """Publishes a segment in which every byte is ``seq``, modulo 256."""
+    """Publish a segment in which every byte is ``seq``, modulo 256."""
     segment = pool.reserve(size, "weights")
     if segment is None:
         return None
@@ -39,32 +38,24 @@ def filled(pool: SegmentPool, size: int, seq: int) -> dict[str, Any] | None:
 
 
 def writer(pipe: Connection, slots: int, size: int) -> None:
-    """Publishes a segment whenever it gets a number."""
+    """Publish a segment for each number that arrives."""
     pool = SegmentPool(slots, is_handled=lambda seq, field: True)
     while True:
         pipe.send(filled(pool, size, pipe.recv()))
 
 
 def reader(pipe: Connection) -> None:
-    """Maps the segments that it is told, and lets go of the first one when it is told ``None``; answers with the
-    distinct bytes in all that it has mapped."""
+    """Map each segment that arrives, and answer with the distinct bytes in all that are mapped."""
     held: list[memoryview] = []
     while True:
-        told = pipe.recv()
-        if told is None:
-            held.pop(0)
-        else:
-            try:
-                held.append(open_segment(SegmentReference.from_wire(told)))
-            except FieldNotAvailableError as error:
-                pipe.send(str(error))
-                continue
+        held.append(open_segment(SegmentReference.from_wire(pipe.recv())))
         pipe.send([set(bytes(image)) for image in held])
 
 
 def forker(pipe: Connection) -> None:
-    """Forks while it fills one segment, has another one published, and a third one mapped. The fork goes on without
-    the parent, says what it has of them, and ends the way an interpreter does."""
+    """Fork with one segment being filled, another one published, and a third one mapped.
+
+    The fork reports what it has of them, and exits like an interpreter."""
     pool = SegmentPool(4)
     objects: list[Any] = [pool, pool.reserve(1, "weights"), filled(pool, 1, 1), filled(pool, 1, 2)]
     objects.append(open_segment(SegmentReference.from_wire(objects[-1])))
@@ -81,7 +72,7 @@ def forker(pipe: Connection) -> None:
 
 
 def shared_memory_of(pid: int) -> list[str]:
-    """The maps and descriptors of segments that a process has."""
+    """List the maps and descriptors of segments that a process has."""
     found = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "offloop-segment" in line]
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -55,7 +55,7 @@ def live_run(path: Path, counts: BrokerStatistics) -> BrokerRun:
 
 
 def taken(path: Path, frames: list[bytes], together: bool) -> Any:
-    """What is recorded of these frames, and how the rank and the counts are then."""
+    """Return what is recorded of these frames, and the state of the rank and the counts."""
     path.unlink(missing_ok=True)
     counts = BrokerStatistics()
     run = live_run(path, counts)
@@ -108,7 +108,7 @@ def test_excess_topics_are_reported_once_and_other_events_are_recorded(tmp_path:
 
 
 def read(order: StreamOrder, frames: list[bytes]) -> tuple[list[Any], Missing | None]:
-    """What a batch of the event feed gives, and what is missing before its end."""
+    """Return the events of a batch of the event feed, and what is missing before its end."""
     found: list[Any] = []
     for one in order.from_feed(frames):
         if isinstance(one, Missing):

@@ -11,7 +11,6 @@ from offloop.bus.runs.bridged import BridgeStatus
 
 @pytest.fixture
 def bridge(tmp_path, monkeypatch):
-    """That of a folder without a run."""
     monkeypatch.setattr(bridging, "_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(bridging, "_REPORT_SECONDS", 0.0)
     made = BridgeProcess(tmp_path, "nats://127.0.0.1:1")
@@ -22,7 +21,6 @@ def bridge(tmp_path, monkeypatch):
 
 
 def started(bridge):
-    """Its process, and nothing more of it until it has ended."""
     bridge.tend()
     return bridge._process
 

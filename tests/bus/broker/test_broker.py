@@ -38,7 +38,6 @@ from offloop.bus.types.timeouts import Timeouts
 
 @pytest.fixture
 def address(runs_dir):
-    """The broker of run ``r``, started by hand: its address."""
     process = start_broker(runs_dir)
     yield address_of(runs_dir)
     process.terminate()
@@ -57,7 +56,7 @@ def stranger(address):
 
 
 HELLO = {"run": "r", "rank": 0, "world_size": 1, "publisher_id": "x"}
-"""The least that a publisher says of itself."""
+"""The smallest greeting of a publisher."""
 
 
 def answer(socket):
@@ -425,7 +424,7 @@ def test_an_unlisted_recording_does_not_block_the_run(runs_dir):
 
 
 class Peer:
-    """A publisher of run ``r`` that says what it likes."""
+    """A publisher of run ``r`` that sends what a test gives it."""
 
     def __init__(self, socket):
         self.socket = socket
@@ -447,7 +446,7 @@ class Peer:
         wait_for(lambda: not find_run("r").live, "the end of the run")
 
     def hears(self, kind, part=""):
-        """Waits for a message of that kind with ``part`` in it; all that come before it are kept."""
+        """Wait for a message of that kind with ``part`` in it, and keep all that come before it."""
         begin = time.monotonic()
         while time.monotonic() - begin < 30:
             if not self.socket.poll(500):
@@ -461,7 +460,6 @@ class Peer:
 
 
 def recorded(runs_dir):
-    """The numbers of what is recorded of run ``r``, and its gaps."""
     recording = Recording(runs_dir / "r")
     return [snapshot.seq for snapshot in recording], [tuple(gap) for gap in recording.gaps], recording.ending.status
 

@@ -41,7 +41,6 @@ def frames_of(ring):
 
 
 def settle(recorder):
-    """Waits until everything is written and answered."""
     wait_for(lambda: recorder.report() or not recorder.is_writing, "the dumps")
 
 
@@ -100,7 +99,7 @@ def test_dumps_are_limited_and_repeated_alerts_are_refused(recorder, tmp_path):
 
 
 def look(recorder, begin, end):
-    """Has it look as often as it does, between two moments in units of what a stall takes."""
+    """Look at the usual intervals, between two moments in units of the time of a stall."""
     for step in range(round(20 * begin), round(20 * end)):
         recorder.look(step * STALLED_SECONDS / 20 + 0.1)
     settle(recorder)

@@ -1,5 +1,4 @@
-"""One rank at the broker: the order of its events, what is requested and acknowledged, and when its publisher is
-gone. No sockets here, and the clock is a number."""
+"""One rank at the broker: order, retransmissions, acknowledgements and death, without sockets and clocks."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ def batch_end(rank, batch, time_ns, **fields):
 
 @st.composite
 def trainings(draw):
-    """The ends of batches of some ranks, in the order of their times; some ranks lag behind, or stop."""
+    """Draw the ends of batches of some ranks in the order of their times; some ranks lag, or stop."""
     ends = []
     for rank in draw(st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True)):
         now, step = draw(st.integers(0, 10**9)), draw(st.sampled_from([3 * 10**6, 2 * 10**8, 7 * 10**8, 3 * 10**9]))

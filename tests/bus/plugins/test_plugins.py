@@ -52,7 +52,7 @@ shouting = plugin_package:Shouting [extra]
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a package that has callbacks and a logger, on the path of this process and its children."""
+    """Put a package with callbacks and a logger on the path of this process and its children."""
     (tmp_path / "plugin_package.py").write_text(MODULE)
     (tmp_path / "plugin_package_with_a_mistake.py").write_text("import math\n\nlimit = math.tau / 0\n")
     install(tmp_path, "plugin-package", ENTRY_POINTS)
@@ -63,7 +63,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process, which has imported nothing of the package before."""
+    """Return the command, which runs in this process as if nothing of the package had been imported."""
     run = command("consumer", main, monkeypatch, capsys)
 
     def run_anew(*arguments: object) -> Outcome:

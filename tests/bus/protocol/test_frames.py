@@ -65,7 +65,7 @@ training_times = st.lists(st.integers(-(2**63), 2**64 - 1), min_size=14, max_siz
 
 @st.composite
 def events(draw):
-    """The elements of an event, with all that publishers have ever been able to send."""
+    """Draw the elements of an event, with everything that publishers have ever been able to send."""
     seq = draw(st.integers(1, 2**63 - 1))
     numbers = [draw(st.integers(0, 300)), draw(st.integers(1, 2**63 - 1)), seq, draw(st.integers(0, seq))]
     times = [draw(st.integers(0, 2**63 - 1)), draw(training_times), draw(st.none() | training_times)]
@@ -73,7 +73,6 @@ def events(draw):
 
 
 def by_msgpack(body):
-    """An event as msgpack, another implementation, reads it."""
     *numbers, timestamp, previous, fields, context = msgpack.unpackb(body, strict_map_key=False)[:9]
     return [*numbers, timestamp, previous, fields, context]
 

@@ -32,13 +32,13 @@ def frame(name, rank, attempt, seq, base_seq, fields=None, context=None):
 
 
 def from_feed(order, topic, body):
-    """What a frame that comes alone gives."""
+    """Return the event of a single frame."""
     found = next(order.from_feed([topic.encode() + b"\0" + body]), None)
     return found[0] if isinstance(found, list) else found
 
 
 def receive(order, live, recorded):
-    """What a subscriber does: take live frames, and read the recording whenever something is missing."""
+    """Take live frames, and read the recording whenever something is missing, like a subscriber."""
     out = []
     for topic, body in live:
         if "r/$base/" in order.topics and not BASE_STEPS.get(topic.split("/")[1], 1):

@@ -17,7 +17,7 @@ from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recor
 
 
 def read(publisher: Publisher) -> tuple[list[tuple[str, int]], list[float]]:
-    """Who published which batch, in order, and what was logged; the recording is whole."""
+    """Return who published which batch, and what was logged, of a complete recording."""
     recording = Recording(publisher.recording)
     snapshots = list(recording)
     assert (recording.gaps, str(recording.ending)) == ((), "finished")

@@ -29,7 +29,7 @@ with Publisher("logs") as publisher:
 
 
 def logged_by(publisher: Publisher) -> list[tuple[str, int, Any]]:
-    """Of each event of the recording its name, the batch that it counts, and what was logged with it."""
+    """Return the name, the batch and the logged metrics of each event."""
     return [
         (snapshot.event.value, int(snapshot.timestamp.batch), snapshot.fields.get("logged"))
         for snapshot in Recording(publisher.recording)

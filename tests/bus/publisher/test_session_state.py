@@ -1,5 +1,4 @@
-"""A publisher's session with its broker: what it does when something happens, and when nothing does. No sockets here,
-and the clock is a number."""
+"""A publisher's session with its broker, without sockets; the clock is a number."""
 
 from typing import Any
 
@@ -41,7 +40,7 @@ class Session:
         return self.state.tick(self.now)
 
     def numbers_sent(self) -> list[Any]:
-        """What was sent since the last look: numbers of events, marks with theirs, and what ``resume`` says."""
+        """Return what was sent since the last call: numbers of events, marks with theirs, and ``resume``."""
         sent, self.sent[:] = [*self.sent], []
         self.outbox.send()
         sent += self.sent

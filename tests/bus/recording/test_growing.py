@@ -30,7 +30,7 @@ def test_a_backlog_of_days_takes_little_memory(parts: int) -> None:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[Path, list[int]]:
-    """A recording that is being written, and where its parts end."""
+    """Return a recording that is being written, and the offsets at which its parts end."""
     path = tmp_path / "recording-1.mcap"
     writer = RecordingWriter(path, "r", 1)
     ends = [writer.size]

@@ -26,7 +26,6 @@ CHANNEL = records.encode(records.channel_record(1, "r/batch_end/0"))
 
 
 def front(path: Path) -> bytes:
-    """What every recording of run ``r`` begins with."""
     scratch = path.with_suffix(".front")
     RecordingWriter(scratch, "r", 1)
     begin = scratch.read_bytes()
@@ -35,7 +34,6 @@ def front(path: Path) -> bytes:
 
 
 def chunk(data: bytes, *, checksum: int | None = None) -> bytes:
-    """A chunk's record around any bytes."""
     packed = zstandard.ZstdCompressor(level=3).compress(data)
     record = bytearray(records.encode_chunk(data, packed, 0, 0))
     if checksum is not None:
@@ -85,7 +83,7 @@ print(json.dumps([done.returncode, done.stdout.splitlines(), most]))
 
 
 def check(*command: object) -> list[str]:
-    """What a Python process prints of such a recording, within bounds."""
+    """Return the lines that a Python process prints of such a recording, within bounds."""
     # In between is a small one: a process begins with the most memory of the one that starts it.
     measured = [sys.executable, "-S", "-c", MEASURED, sys.executable, *map(str, command)]
     done = subprocess.run(measured, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -22,7 +22,7 @@ VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
 def record(path, losses, run="run", attempt=1, run_id=None):
-    """A recording of so many batches of two ranks, with an evaluation after each tenth."""
+    """Write batches of two ranks with an evaluation after each tenth, and return the open writer."""
     writer, context = RecordingWriter(path, run, attempt, run_id), pack_map({"dataloader_len": 100})
     seqs = [0, 0]
 

@@ -1,5 +1,4 @@
-"""Recordings: every whole chunk is read, whatever happened to the rest of the file, and writing continues after a
-crash and after a full disk."""
+"""Recordings: complete chunks are read from any file, and writing continues after a crash and a full disk."""
 
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from offloop.bus.recording.writer import RecordingWriter
 
 
 def write(path: Path, chunks: list[int], close: bool = True) -> list[int]:
-    """A recording with so many events in each chunk; returns the offset at which each ends, with its check record."""
+    """Write chunks of so many events; return the offset at which each ends, with its check record."""
     writer = RecordingWriter(path, "r", 1)
     sizes, seq = [], 1
     for count in chunks:
@@ -146,7 +145,7 @@ def test_a_reader_continues_when_a_finished_recording_is_resumed(tmp_path):
 
 
 def write_at_random(path: Path, count: int) -> None:
-    """Writes with many flushes, and is now and then killed within one."""
+    """Write with many flushes, and with kills within some of them."""
     generator = random.Random(3)
     writer = RecordingWriter(path, "r", 1)
     front = path.stat().st_size
@@ -262,7 +261,7 @@ class Holed(Source):
 @pytest.mark.parametrize("within", [0, 30])
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 3), (1, 2), (1, 4), (3, 5)])
 def test_a_lost_range_of_a_copy_is_skipped_and_counted(tmp_path, first, last, within):
-    """From within a record into another one, at the front, in the middle and at the end."""
+    """Lose parts at the front, in the middle and at the end, also from within a record into another one."""
     counts = [2, 3, 4, 5, 6]
     ends = [0, *write(tmp_path / "a.mcap", counts)]
     data = (tmp_path / "a.mcap").read_bytes()

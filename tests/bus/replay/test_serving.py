@@ -30,7 +30,6 @@ SLOW = 0.001
 
 
 def bus_replay(*arguments: object) -> Result:
-    """The command in this process."""
     return CliRunner().invoke(bus, ["replay", *map(str, arguments)], catch_exceptions=False)
 
 
@@ -48,7 +47,7 @@ class Consumer:
         return self._path.read_text() if self._path.exists() else ""
 
     def ended(self) -> tuple[int, str, str]:
-        """Its exit code, what it logged, and its last words."""
+        """Return its exit code, what it logged, and the last line of its errors."""
         _, err = self._process.communicate(timeout=100)
         return self._process.returncode, self._path.read_text(), err.splitlines()[-1]
 

@@ -34,7 +34,7 @@ def what_is_open() -> tuple[int, list[str], int]:
 
 @pytest.fixture
 async def training(runs_dir: object) -> AsyncIterator[Publisher]:
-    """A run that publishes nothing by itself, and listens to commands."""
+    """Start a run that publishes nothing by itself, and listens to commands."""
     with Publisher("r") as publisher:
 
         async def listen() -> None:

@@ -38,7 +38,7 @@ def heartbeat(seq: int, offset: int, recorded: int) -> bytes:
 
 @pytest.fixture
 def following() -> Following:
-    """Connected, with events 1 and 2 read from the recording."""
+    """Return a connected one, with events 1 and 2 read from the recording."""
     made = Following(StreamOrder("r", 1, [Event.BATCH_END]), TIMEOUTS)
     made.connected(0.0)
     made.take_records([record(1), record(2)])
@@ -53,7 +53,6 @@ def live(following: Following) -> Following:
 
 
 def given(following: Following) -> list[int]:
-    """Takes what is ready."""
     taken = [one.seq for one in following.ready if isinstance(one, Snapshot)]
     following.ready.clear()
     return taken

@@ -13,7 +13,7 @@ RANKS = ((0, 1), (2, 3))
 
 @pytest.fixture
 def hosts(tmp_path):
-    """The publishers of two hosts, each with a broker and a recording of its own."""
+    """Start the publishers of two hosts, each with a broker and a recording of its own."""
     with contextlib.ExitStack() as opened:
         made = []
         for number, (first, second) in enumerate(RANKS):
@@ -76,7 +76,7 @@ def test_hosts_are_merged_once_and_in_order_without_waiting_for_a_silent_one(hos
 
 
 def test_an_event_is_handled_when_the_next_one_is_requested(tmp_path, hosts):
-    """A training may wait for what is handled: what was only looked at in order to merge does not count."""
+    """A training may wait for handled events: one that was only read in order to merge does not count."""
     subscribers = [
         Subscriber("wide", runs_dir=tmp_path / str(number), ranks=ranks, barrier_events=[Event.BATCH_END])
         for number, ranks in enumerate(RANKS)
