@@ -1,28 +1,23 @@
 """``offloop import``: logs that other tools wrote become runs as every other."""
 
-import csv
 import json
 import math
 import os
 import struct
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from run_folders import write_run
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
-from training import gold_evaluators, gold_trainer
 from transformers.trainer_callback import TrainerState
 
 from offloop.bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
@@ -66,114 +61,68 @@ def same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-# -- Lightning --------------------------------------------------------------------------------------------------------
-
-
-class Model(lightning.LightningModule):
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.layer = torch.nn.Linear(width, 1)
-
-    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        loss = self.layer(batch[0]).pow(2).mean()
-        self.log("train_loss", loss)
-        self.log("norm", self.layer.weight.norm())
-        return loss
-
-    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
-        self.log("val_loss", self.layer(batch[0]).pow(2).mean())
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), 0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-
-
 @pytest.fixture(scope="module")
 def lightning_logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The logs of one training: by CSVLogger and by TensorBoardLogger."""
     folder = tmp_path_factory.mktemp("lightning")
-    loggers = CSVLogger(folder, "as_csv", "first"), TensorBoardLogger(folder, "as_tb", "second")
-    loader = DataLoader(TensorDataset(torch.randn(40, 4)), 4)
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        log_every_n_steps=3,
-        logger=loggers,
-        callbacks=[LearningRateMonitor()],
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    with warnings.catch_warnings():
-        # Lightning's own use of torch, and its advice where there are more processors.
-        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-        warnings.filterwarnings("ignore", ".*does not have many workers", UserWarning)
-        trainer.fit(Model(), loader, loader)
+    for logger in (CSVLogger(folder, "as_csv", "first"), TensorBoardLogger(folder, "as_tb", "second")):
+        logger.log_hyperparams({"width": 4})
+        for name, values in LOGGED.items():
+            for step, value in values:
+                logger.log_metrics({name: value, "epoch": step // 10}, step)
+        logger.save()
+        logger.finalize("success")
     return {"csv": folder / "as_csv" / "first", "tensorboard": folder / "as_tb" / "second"}
+
+
+LOGGED = {
+    "train_loss": [(2, 0.5), (11, 1 / 3)],
+    "norm": [(2, 1.5), (11, 1.25)],
+    "val_loss": [(9, 0.75), (19, 0.1)],
+    "lr-SGD": [(0, 0.1), (10, 0.01)],
+}
+NAMES = {"train_loss": "loss/train/total", "norm": "norm", "val_loss": "metrics/val/loss", "lr-SGD": "lr-SGD/group0"}
 
 
 @pytest.mark.parametrize("source", ["csv", "tensorboard"])
 def test_a_training_of_lightning(runs_dir, lightning_logs, source):
     log = lightning_logs[source]
-    with (lightning_logs["csv"] / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    written = {
-        name: [(int(row["step"]), float(row[column])) for row in rows if row[column]]
-        for column, name in {
-            "train_loss": "loss/train/total",
-            "norm": "norm",
-            "val_loss": "metrics/val/loss",
-            "lr-SGD": "lr-SGD/group0",
-        }.items()
-    }
-    assert [len(found) for found in written.values()] == [6, 6, 2, 2]
-
     assert "imported" in run_bus("import", "--from", source, log).output
     logged = replayed(log.name)
-    for name, values in written.items():
-        # The floats of an event file have half of the bits.
-        assert dict(logged.metrics[name]) == pytest.approx(dict(values), rel=1e-6 if source == "tensorboard" else 0), (
-            name
-        )
-    assert logged.hyperparameters == {"width": 4}
     states = list(Recording(find_run(log.name).recording))
     view = RunView(log.name)
     for state in states:
         view.see(state)
-    for name in written:
-        points = view.series(name).points()
-        assert dict(zip(points.xs, points.ys, strict=True)) == dict(logged.metrics[name]), name
+    for name, values in LOGGED.items():
+        found = dict(logged.metrics[NAMES[name]])
+        # The floats of an event file have half of the bits.
+        assert found == pytest.approx(dict(values), rel=1e-6 if source == "tensorboard" else 0), name
+        points = view.series(NAMES[name]).points()
+        assert dict(zip(points.xs, points.ys, strict=True)) == found, name
+    assert logged.hyperparameters == {"width": 4}
     with RunIndex(runs_dir) as index:
         index.refresh()
         assert index.series(log.name, "metrics/val/loss") == list(logged.metrics["metrics/val/loss"])
     assert [state.timestamp.epoch.value for state in states if state.event is Event.EVAL_END] == [0, 1]
     assert [state.event for state in states[:2]] == [Event.INIT, Event.FIT_START]
-    assert states[-1].event is Event.FIT_END
-    assert states[-1].timestamp.batch == 19
+    assert (states[-1].event, states[-1].timestamp.batch) == (Event.FIT_END, 19)
 
 
-def test_what_commands_say_of_an_imported_run(runs_dir, lightning_logs, tmp_path):
+def test_an_imported_run_is_a_run_for_every_command(runs_dir, lightning_logs, tmp_path):
     run_bus("import", "--from", "csv", lightning_logs["csv"], "--run-name", "one")
     run_bus("import", "--from", "tensorboard", lightning_logs["tensorboard"], "--run-name", "two")
-    run = find_run("one")
+    run, path = find_run("one"), lightning_logs["csv"] / "metrics.csv"
     assert (run.status, run.live, run.id is not None) == ("finished", False, True)
     assert run.last.reached is not None
     assert (run.last.reached.epoch, run.last.reached.batch) == (1, 19)
-    path = lightning_logs["csv"] / "metrics.csv"
     assert run.last.info["imported_from"] == {"source": "csv", "path": str(path)}
-    described = run_bus("show", "one", "--details").output
-    assert f"imported from  {path} (csv)" in described
-    assert "finished" in described
+    assert f"imported from  {path} (csv)" in run_bus("show", "one", "--details").output
     assert "one" in run_bus("runs").output
     found = diff(run.recording, find_run("two").recording, tolerance=1e-6)
     assert set(found.metrics) <= {"logged/hp_metric"}
     assert not found.incomplete
     assert export(run.recording, tmp_path / "out.csv", "csv").ending is not None
     assert (run.path / "run.json").stat().st_mode & 0o077 == 0
-
-
-# -- TensorBoard ------------------------------------------------------------------------------------------------------
 
 
 def test_scalars_in_every_form_at_their_own_times(runs_dir, tmp_path):
@@ -291,12 +240,9 @@ def test_of_a_damaged_event_file_what_is_whole_is_used(runs_dir, tmp_path):
 def test_tensorboard_is_named_where_it_is_missing(runs_dir, tmp_path, monkeypatch):
     (tmp_path / "a.tfevents.1").write_bytes(b"")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs tensorboard: install it with pip install 'offloop\[tensor"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'offloop\[tensor"):
         import_logs("tensorboard", tmp_path)
     assert not list(runs_dir.iterdir())
-
-
-# -- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
 def test_the_state_of_a_hugging_face_trainer(runs_dir, tmp_path):
@@ -326,34 +272,14 @@ def test_the_state_of_a_hugging_face_trainer(runs_dir, tmp_path):
     assert (last.epoch.value, last.batch.value, last.token.value) == (2, 4, 640)
 
 
-# -- ours, and any other ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def logs_of_ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What our own loggers wrote of one training."""
-    folder = tmp_path_factory.mktemp("ours")
-    with gold_trainer(
-        publish=True,
-        run_name="trained",
-        runs_dir=folder,
-        eval_dataloader=gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}}),
-    ) as trainer:
-        trainer.fit()
-    files = {"csv": folder / "ours.csv", "jsonl": folder / "ours.jsonl"}
-    replay(
-        [TrainerMetrics(), LRMonitor(), SpeedMonitor(window_size=2)],
-        find_run("trained", folder).recording,
-        loggers=[CsvLogger(str(files["csv"])), JsonlLogger(str(files["jsonl"]))],
-    )
-    return files
-
-
 @pytest.mark.parametrize("source", ["csv", "jsonl"])
-def test_what_our_own_loggers_wrote_is_replayed_as_it_was(runs_dir, tmp_path, logs_of_ours, source):
-    (done,) = import_logs(source, logs_of_ours[source])
-    # At the end of the first epoch a training metric is logged for the same step as after the next batch.
-    assert (done.run, done.replaced, done.notes) == ("ours", 1, ())
+def test_logs_of_our_own_loggers_are_replayed_as_they_were(runs_dir, tmp_path, source):
+    recording = write_run(tmp_path, "trained", [1 / (1 + batch) for batch in range(20)], 0.5) / "recording-1.mcap"
+    files = {"csv": tmp_path / "ours.csv", "jsonl": tmp_path / "ours.jsonl"}
+    loggers = [CsvLogger(str(files["csv"])), JsonlLogger(str(files["jsonl"]))]
+    replay([TrainerMetrics(), LRMonitor(), SpeedMonitor(window_size=2)], recording, loggers=loggers)
+    (done,) = import_logs(source, files[source])
+    assert (done.run, done.notes) == ("ours", ())
     again = tmp_path / "again.jsonl"
     replay([TrainerMetrics(), LRMonitor()], find_run("ours").recording, loggers=[JsonlLogger(str(again))])
 
@@ -367,13 +293,10 @@ def test_what_our_own_loggers_wrote_is_replayed_as_it_was(runs_dir, tmp_path, lo
             if name not in ("step", "time")
         }
 
-    before, after = values(logs_of_ours["jsonl"]), values(again)
-    assert {name for _, name in before} > {"loss/train/total", "lr-SGD/group0", "throughput/batches_per_sec"}
-    # The number of the epoch is logged where one begins, and these events are not in the log.
-    assert {one: after.get(one) for one in before if one[1] != "time/epoch"} == {
-        one: value for one, value in before.items() if one[1] != "time/epoch"
-    }
-    assert {name for _, name in after.keys() - before.keys()} <= {"time/batch", "time/sample", "time/batch_in_epoch"}
+    before, after = values(files["jsonl"]), values(again)
+    assert {name for _, name in before} > {"loss/train/total", "lr-SGD/group0", "metrics/eval/Accuracy"}
+    assert {one: after.get(one) for one in before} == before
+    assert all(name.startswith("time/") for _, name in after.keys() - before.keys())
 
 
 def test_wandb_s_history(runs_dir, tmp_path):
@@ -504,27 +427,16 @@ def test_a_log_without_times_has_that_of_its_file_and_no_speed(runs_dir, tmp_pat
 
 
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats()
-names = st.sampled_from(
-    [
-        "loss",
-        "train_loss",
-        "lr",
-        "lr-SGD/pg1",
-        "epoch",
-        "num_tokens",
-        "val_loss",
-        "val/loss",
-        "metrics/a/b",
-        "x",
-        "time",
-    ]
-) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).filter(lambda name: name.casefold() not in ("step",))
+NAMES_OF_LOGS = "loss train_loss lr lr-SGD/pg1 epoch num_tokens val_loss val/loss metrics/a/b x time"
+names = st.sampled_from(NAMES_OF_LOGS.split()) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).filter(
+    lambda name: name.casefold() != "step"
+)
 tables = st.lists(
     st.tuples(st.integers(0, 5), st.dictionaries(names, numbers, min_size=1, max_size=4)), min_size=1, max_size=6
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables)
 def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("log")
@@ -554,46 +466,36 @@ def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_p
             assert any(same(value, one) or same(float(value), one) for one in seen[step]), (step, name, value)
 
 
-# -- mistakes ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("source", "content", "message"),
     [
-        ("csv", b"", "there are no numbers in"),
-        ("csv", b"step,loss\n", "there are no numbers in"),
-        ("csv", b"step,loss\n1,2,3\n", "line 2: it has 3 cells, the header 2"),
+        ("csv", b"step,loss\n", "no numbers"),
+        ("csv", b"step,loss\n1,2,3\n", "line 2"),
         ("csv", b"step,loss,loss\n1,2,3\n", "more than one column 'loss'"),
-        ("csv", b"step,loss\n-1,2\n", "line 2: 'step' is -1, not a whole number from 0 on"),
-        ("csv", b"step,loss\nx,2\n", "line 2: 'step' is 'x', not a whole number from 0 on"),
-        ("csv", b"step,loss\n1.5,2\n", "line 2: 'step' is 1.5, not a whole number from 0 on"),
-        ("csv", b"step,loss\n1,2\n2,\xff\n", "is not text in UTF-8"),
-        ("csv", b"step,name\n1,a\n", "there are no numbers in"),
-        ("csv", b'step,loss\n1,"' + b"x" * 200_000, "it is not CSV"),
-        ("jsonl", b"", "there are no numbers in"),
-        ("jsonl", b'{"step": 1, "loss": 2}\nnot json\n', "line 2: it is not JSON"),
-        ("jsonl", b"[1, 2]\n", "line 1: it is not a JSON object"),
+        ("csv", b"step,loss\n-1,2\n", "line 2: 'step' is -1"),
+        ("csv", b"step,loss\n1.5,2\n", "line 2: 'step' is 1.5"),
+        ("csv", b"step,loss\n1,2\n2,\xff\n", "UTF-8"),
+        ("csv", b'step,loss\n1,"' + b"x" * 200_000, "CSV"),
+        ("jsonl", b'{"step": 1, "loss": 2}\nnot json\n', "line 2"),
+        ("jsonl", b"[1, 2]\n", "line 1"),
         ("jsonl", b"[" * 100_000 + b"\n", "nested too deep"),
-        ("jsonl", b'{"loss": 2}\n', "has no column of steps"),
-        ("jsonl", b'{"step": true, "loss": 2}\n', "'step' is True, not a whole number"),
-        ("jsonl", b'{"step": 1, "\\ud800": 2}\n', "is not text in UTF-8"),
-        ("jsonl", b'{"step": 1, "loss": "\xff"}\n', "is not text in UTF-8"),
-        ("hf-trainer-state", b"", "is not JSON"),
-        ("hf-trainer-state", b"\xff", "is not text in UTF-8"),
-        ("hf-trainer-state", b"[]", "has no list 'log_history' of objects"),
-        ("hf-trainer-state", b'{"log_history": [1]}', "has no list 'log_history' of objects"),
-        ("hf-trainer-state", b'{"log_history": []}', "there are no numbers in"),
-        ("tensorboard", b"", "there are no numbers in"),
-        ("tensorboard", b"PNG" * 100, "there are no numbers in"),
+        ("jsonl", b'{"step": true, "loss": 2}\n', "'step' is True"),
+        ("jsonl", b'{"step": 1, "\\ud800": 2}\n', "UTF-8"),
+        ("hf-trainer-state", b"", "JSON"),
+        ("hf-trainer-state", b'{"log_history": [1]}', "'log_history'"),
+        ("tensorboard", b"PNG" * 100, "no numbers"),
     ],
 )
-def test_what_is_not_such_a_log_is_refused_and_leaves_nothing(runs_dir, tmp_path, source, content, message):
+def test_another_file_is_refused_and_leaves_nothing(runs_dir, tmp_path, source, content, message):
     path = tmp_path / "log"
     path.write_bytes(content)
     result = run_bus("import", "--from", source, path, "--run-name", "x", code=1)
     assert message in str(result.exception)
     assert str(path) in str(result.exception)
     assert isinstance(result.exception, ConfigurationError)
+    # Where there is no log at all.
+    for place in (tmp_path / "missing", tmp_path if source != "tensorboard" else runs_dir):
+        assert str(place) in str(run_bus("import", "--from", source, place, code=1).exception)
     assert not list(runs_dir.iterdir())
 
 
@@ -620,16 +522,16 @@ def test_an_import_takes_little_memory_however_long_the_log_is(runs_dir, tmp_pat
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     kilobytes = []
-    for rows in (10, 200_000):
+    for rows in (10, 30_000):
         lines = (f"{step},0.5,{step}.5" for step in range(rows))
         path = write_csv(tmp_path / f"rows{rows}.csv", "step,loss,accuracy", *lines)
         done = subprocess.run([sys.executable, "-c", script, path], check=True, capture_output=True)
         kilobytes.append(int(done.stdout))
-    assert kilobytes[1] - kilobytes[0] < 25_000
+    assert kilobytes[1] - kilobytes[0] < 6_000
 
 
 def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
-    names = [f"c{number}" for number in range(200_000)]
+    names = [f"c{number}" for number in range(50_000)]
     path = write_csv(tmp_path / "log.csv", ",".join(("step", *names)), ",".join(["1"] * (len(names) + 1)))
     assert import_logs("csv", path)[0].values == len(names)
     write_csv(path, ",".join(("step", *names, "c7")))
@@ -645,24 +547,15 @@ def test_a_line_that_a_killed_process_left_half_is_left_out(runs_dir, tmp_path):
     assert replayed("log").metrics["loss/train/total"] == [(1, 2)]
 
 
-@pytest.mark.parametrize("source", ["tensorboard", "csv", "jsonl", "hf-trainer-state"])
-def test_a_path_where_no_log_is(runs_dir, tmp_path, source):
-    for path in (tmp_path, tmp_path / "missing"):
-        assert f"{path}" in str(run_bus("import", "--from", source, path, code=1).exception)
-    assert not list(runs_dir.iterdir())
-
-
 def test_names_of_runs(runs_dir, tmp_path):
     path = write_csv(tmp_path / "my log (1).csv", "step,loss", "1,2")
     assert import_logs("csv", path)[0].run == "my-log-1"
-    with pytest.raises(
-        ConfigurationError, match=r"run 'my-log-1' exists in the folder .*choose another name with '--run-name'"
-    ):
+    with pytest.raises(ConfigurationError, match="run 'my-log-1' exists"):
         import_logs("csv", path)
     assert len(list(runs_dir.iterdir())) == 1
     run_bus("import", "--from", "csv", path, "--run-name", "a/b", code=1)
     nameless = write_csv(tmp_path / "日本.csv", "step,loss", "1,2")
-    with pytest.raises(ConfigurationError, match="choose one with '--run-name'"):
+    with pytest.raises(ConfigurationError, match="--run-name"):
         import_logs("csv", nameless)
     twins = tmp_path / "logs"
     for folder in ("a/b", "a-b"):
@@ -730,4 +623,4 @@ def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monke
     }
     monkeypatch.setitem(sys.modules, "yaml", None)
     (done,) = import_logs("csv", tmp_path, name="without")
-    assert done.notes == (f"{yaml} is left out: its hyperparameters can be read after pip install pyyaml",)
+    assert ["pip install pyyaml" in note for note in done.notes] == [True]
