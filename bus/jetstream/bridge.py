@@ -58,17 +58,10 @@ async def _watch_nothing(attempt: Attempt, host: str) -> None:
 class Bridge:
     """Copies all attempts of the run in a directory.
 
-    Args:
-        path: The run's directory.
-        servers: Servers of JetStream.
-        replicas: Number of servers that keep each message of a new stream, by default 3 in a cluster and otherwise 1.
-        max_bytes: Limit of a new stream's size.
-        host: Name of this host, by default :func:`offloop.bus.runs.directory.host_name`.
-        say: Shows a line to the user.
-        watch: Writes the windows of an attempt of this host until it has ended, see
-            :func:`offloop.bus.hosts.watch.watch_host`. It is called for runs on several hosts, and repeated while it
-            raises ``BlockingIOError`` because another process writes them.
-    """
+    A new stream has ``replicas`` (by default 3 in a cluster and otherwise 1) and at most ``max_bytes``. ``say`` shows a
+    line to the user. ``watch`` writes the windows of an attempt of this host, see
+    :func:`offloop.bus.hosts.watch.watch_host`. It is called for runs on several hosts, and repeated while it raises
+    ``BlockingIOError`` because another process writes them."""
 
     def __init__(
         self,

@@ -56,21 +56,8 @@ class Snapshot(msgspec.Struct, eq=False):
     ) -> "Snapshot":
         """Build a snapshot for tests of callbacks.
 
-        Args:
-            event: The event.
-            run_name: Name of the run.
-            attempt: Number of the attempt, from 1.
-            rank: Rank of the publishing process.
-            seq: Number of the event, from 1.
-            time_ns: Time of the event, in nanoseconds since 1970.
-            timestamp: Training time.
-            previous_timestamp: Training time before the last batch, epoch or iteration ended.
-            eval_timestamp: Time within the evaluation.
-            predict_timestamp: Time within the prediction.
-            max_duration: Planned length of the training.
-            on_command: Called with name and arguments of each command that a callback sends.
-            **fields: Further published fields, such as ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``.
-        """
+        ``on_command(name, arguments)`` is called with each command that a callback sends. ``fields`` are further
+        published fields, such as ``loss=0.5``, ``lr={"SGD": [0.1]}``, ``batch_size=32``."""
         if eval_timestamp is not None:
             fields["eval_timestamp"] = list(eval_timestamp.values)
         if predict_timestamp is not None:
@@ -119,14 +106,9 @@ class Snapshot(msgspec.Struct, eq=False):
         self.send_command("stop", reason=reason)
 
     def send_command(self, name: str, *arguments: Any, reason: str | None = None) -> None:
-        """Send the trainer a command: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set``.
+        """Send the trainer a command: ``stop``, ``checkpoint``, ``pause``, ``resume``, or ``set`` with name and value.
 
-        ``set`` has two arguments: the name of a setting, and its value. Effect and ``reason`` are as for
-        :meth:`stop_training`.
-
-        Raises:
-            ConfigurationError: The command is unknown or its arguments are invalid.
-        """
+        Effect and ``reason`` are as for :meth:`stop_training`. An unknown command raises ConfigurationError."""
         command = check_command(name, arguments, reason)
         if self._send is not None:
             self._send(self, command)

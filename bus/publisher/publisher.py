@@ -140,7 +140,16 @@ class Publisher(SerialCalls):
         BrokerError: The broker did not start, or refused.
     """
 
+    stop_requested = False
+    """A command requested the end of the training. Check it after each batch of your own loop."""
+    stop_reason: str | None = None
+    """Reason and sender of that command."""
+    fit_has_ended = False
+    """``FIT_END`` was published, and no ``FIT_START`` after it."""
+    kept_events: frozenset[Event] = frozenset()
+    """Events that stay in :attr:`requested_events` after the broker is lost for good: ranks synchronize there."""
     _closed = True  # until __init__ has succeeded
+    _is_ending = _is_left = False
 
     def __init__(
         self,
@@ -188,17 +197,9 @@ class Publisher(SerialCalls):
         """The run's description in ``run.json``: the given ``info`` and data of this process."""
         self.address = session.address
         """Address of the broker, for further ranks."""
-        self.stop_requested = False
-        """A command requested the end of the training. Check it after each batch of your own loop."""
-        self.stop_reason: str | None = None
-        """Reason and sender of that command."""
-        self.fit_has_ended = False
-        """``FIT_END`` was published, and no ``FIT_START`` after it."""
         self._audience = audience = Audience(self.run_name, rank, events)
         self.requested_events = audience.requested_events
         """Events to publish now. The set is changed in place, so a loop can keep a reference."""
-        self.kept_events: frozenset[Event] = frozenset()
-        """Events that stay in :attr:`requested_events` after the broker is lost for good: ranks synchronize there."""
         self.demand = Demand()
         """Merged demand of all consumers."""
         self.demand_version = 0
@@ -212,14 +213,7 @@ class Publisher(SerialCalls):
         self._topic = Topic(self.run_name, frames.END, rank)
         self._world_size = world_size
         self._mark_context = frames.mark_context(world_size, local_world_size or world_size)
-        self._encoders = {
-            event: _EventEncoder(
-                self._new_encoder(event.value),
-                int(event in BASE_EVENTS),
-                event in BASE_EVENTS and event is not Event.BATCH_END,
-            )
-            for event in Event
-        }
+        self._encoders = {event: self._encoder_of(event) for event in Event}
         self._state = session.state
         self._outbox = self._state.outbox
         self._put = self._outbox.put
@@ -228,7 +222,7 @@ class Publisher(SerialCalls):
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
         self._encoding_time = self._encodings_timed = self._flushing_time = 0
         self._patience = timeouts.flush
-        self._closed = self._is_ending = self._is_left = False
+        self._closed = False
         self._clock = clock or wall_clock()
         self._loop = OwnLoop(self._clock, self.info, world_size, self.left_out)
         self._take_report(session.welcome)
@@ -236,6 +230,10 @@ class Publisher(SerialCalls):
         _open_publishers.add(self)
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
             _log.warning("there is a run %s already, which is not resumed: this one is %s", run_name, self.run_name)
+
+    def _encoder_of(self, event: Event) -> _EventEncoder:
+        is_base = event in BASE_EVENTS
+        return _EventEncoder(self._new_encoder(event.value), int(is_base), is_base and event is not Event.BATCH_END)
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
         return frames.event_encoder(self._topic._replace(name=name), self.attempt)

@@ -228,25 +228,7 @@ def connect(
 
     With ``is_replay`` the broker learns that the events were recorded before."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
-    if not 0 <= rank < world_size:
-        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
-    if local_world_size is not None and not 1 <= local_world_size <= world_size:
-        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
-    if broker is not None and stream_to is not None:
-        raise ConfigurationError(
-            "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
-        )
-    if broker is not None and not broker.startswith("ipc://"):
-        raise ConfigurationError(
-            f"broker is {broker!r}: use the Publisher.address of the first rank on this host (ipc://...); from other "
-            "machines a run is read with stream_to='nats://HOST:4222'",
-            value=broker,
-        )
-    if broker is None and rank > 0 and local_world_size is None:
-        raise ConfigurationError(
-            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address; "
-            "name it with broker="
-        )
+    _check_place(broker, rank, world_size, local_world_size, stream_to)
     is_new = not (resume or is_replay) and attempt is None
     describe = describer(info)
     pid = os.getpid()
@@ -279,3 +261,27 @@ def connect(
     except BaseException:
         process.kill()
         raise
+
+
+def _check_place(
+    broker: str | None, rank: int, world_size: int, local_world_size: int | None, stream_to: str | None
+) -> None:
+    if not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank is {rank} and world_size {world_size}: ranks go from 0 to world_size - 1")
+    if local_world_size is not None and not 1 <= local_world_size <= world_size:
+        raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
+    if broker is not None and stream_to is not None:
+        raise ConfigurationError(
+            "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
+        )
+    if broker is not None and not broker.startswith("ipc://"):
+        raise ConfigurationError(
+            f"broker is {broker!r}: use the Publisher.address of the first rank on this host (ipc://...); from other "
+            "machines a run is read with stream_to='nats://HOST:4222'",
+            value=broker,
+        )
+    if broker is None and rank > 0 and local_world_size is None:
+        raise ConfigurationError(
+            f"rank {rank} needs the address of its run's broker: rank 0 starts one and has it as Publisher.address; "
+            "name it with broker="
+        )

@@ -19,16 +19,21 @@ from offloop.bus.subscriber.following import RunStatus
 from offloop.bus.subscriber.source import RunSource
 
 
-def connect(stream: str | NatsServers) -> NatsConnection:
-    return NatsConnection.shared(NatsServers.parse(stream) if isinstance(stream, str) else stream)
-
-
 class StreamRun(RunSource):
     """The newest attempt of a run in NATS. With several hosts it is that of ``host``, or of the first rank's host."""
 
-    def __init__(self, connection: NatsConnection, run: str | None, host: str | None = None) -> None:
-        self._connection = connection
+    def __init__(self, stream: str | NatsServers, run: str | None, host: str | None = None) -> None:
+        servers = NatsServers.parse(stream) if isinstance(stream, str) else stream
+        self._connection = NatsConnection.shared(servers)
         self._host = host
+        try:
+            self._open(run, host)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self, run: str | None, host: str | None) -> None:
+        connection = self._connection
         runs = connection.runs(run, host)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
@@ -95,6 +100,7 @@ class StreamRun(RunSource):
         super().close()
         if self._windows is not None:
             self._windows.close()
+        self._connection.close()
 
 
 def last_check(data: bytes) -> CheckRecord | None:

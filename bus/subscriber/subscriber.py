@@ -31,7 +31,6 @@ from offloop.bus.types.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from offloop.bus.jetstream.connection import NatsServers
-    from offloop.bus.jetstream.nats_connection import NatsConnection
 
 _log = logging.getLogger("offloop")
 
@@ -122,24 +121,10 @@ class Subscriber(RunStream):
                     f"barrier_events has {', '.join(unhandled)}, which is not among the events that are "
                     "requested: a training that waits there would wait in vain"
                 )
-        self._source: RunSource
-        self._nats: NatsConnection | None = None
         self._ranks = frozenset(ranks)
         self.first_rank = min(ranks, default=0)
-        if host is not None and stream is None:
-            raise ConfigurationError(f"host {host!r} is one of a run that is read from a stream: give stream too")
         self._host = host
-        if stream is not None:
-            from offloop.bus.subscriber.stream_run import StreamRun, connect
-
-            self._nats = connect(stream)
-            try:
-                self._source = StreamRun(self._nats, None if run is None else str(run), host)
-            except BaseException:
-                self._nats.close()
-                raise
-        else:
-            self._source = LocalRun(find_run("" if run is None else run, runs_dir))
+        self._source = _open_source(run, runs_dir, stream, host)
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
         """The run's identity, see :attr:`offloop.bus.RunInfo.id`."""
@@ -242,17 +227,8 @@ class Subscriber(RunStream):
     ) -> bool:
         """Send a command to the trainer without waiting; return whether it was sent.
 
-        A run that has ended takes no commands. :attr:`outcomes` has the result.
-
-        Args:
-            name: Name of the command.
-            *arguments: Its arguments.
-            decided_at: Number of the batch that caused the command.
-            reason: Why it is sent.
-
-        Raises:
-            ConfigurationError: The command is unknown.
-        """
+        A run that has ended takes no commands. ``decided_at`` is the batch that caused the command, ``reason`` says why
+        it is sent. :attr:`outcomes` has the result. An unknown command raises ConfigurationError."""
         command = check_command(name, arguments, reason)
         command = msgspec.structs.replace(command, id=new_command_id(), decided_at=decided_at)
         if not self._takes_commands:
@@ -461,12 +437,10 @@ class Subscriber(RunStream):
 
     def close(self) -> None:
         """End the subscription. Further calls have no effect."""
-        self._closed = True
-        self._source.close()
-        self._disconnect()
-        if self._nats is not None:
-            self._nats.close()
-            self._nats = None
+        if not self._closed:
+            self._closed = True
+            self._disconnect()
+            self._source.close()
 
     def __del__(self) -> None:
         # After a failed constructor there is nothing to close.
@@ -485,6 +459,21 @@ class Subscriber(RunStream):
     async def __aexit__(self, *_: object) -> None:
         # Without waiting, so that a cancelled task closes it too.
         self.close()
+
+
+def _open_source(
+    run: str | os.PathLike[str] | None,
+    runs_dir: str | os.PathLike[str] | None,
+    stream: "str | NatsServers | None",
+    host: str | None,
+) -> RunSource:
+    if stream is None:
+        if host is not None:
+            raise ConfigurationError(f"host {host!r} is one of a run that is read from a stream: give stream too")
+        return LocalRun(find_run("" if run is None else run, runs_dir))
+    from offloop.bus.subscriber.stream_run import StreamRun
+
+    return StreamRun(stream, None if run is None else str(run), host)
 
 
 class AsyncSubscriber(Subscriber):

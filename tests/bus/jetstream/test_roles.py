@@ -233,7 +233,7 @@ def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, c
     bridge = copying(publisher.run_dir, roles.servers("publish"))
     with attach("view", "r") as viewer:
         asyncio.run(_misuse(roles, host_name()))
-        assert [run.status for run in viewer._nats.runs()] == ["live"]
+        assert [run.status for run in viewer._source._connection.runs()] == ["live"]
         publisher.publish(Event.BATCH_END, loss=2.0)
         wait_for(lambda: publisher.poll() or publisher.recorded_all, "it on disk")
         following = iter(viewer)
