@@ -52,8 +52,8 @@ class BridgeProcess:
         self._has_reported = True
         why = "see bridge.log in its folder" if bridge is None else bridge.reason or bridge.state
         return (
-            f"it is not copied to NATS at {self._stream} at the moment ({why}); if its bridge ends before all is "
-            f"there, {how_to_send(self._run, self._stream)}"
+            f"it is not copied to NATS at {self._stream} at the moment ({why}); if its bridge ends before it is "
+            f"complete there, {how_to_send(self._run, self._stream)}"
         )
 
     def _start(self) -> "subprocess.Popen[bytes]":

@@ -313,7 +313,7 @@ class Broker:
         try:
             run.directory.end_attempt(run.ending, run.incomplete, run.reached, gaps=run.gaps)
         except RunDirectoryError as error:
-            unwritten = f"it is {run.ending.status}, but that cannot be written down: {error}"
+            unwritten = f"it is {run.ending.status}, but run.json cannot be written: {error}"
             _log.error("run %s: %s", run.name, unwritten)
             # If the directory cannot be written, our log probably cannot either.
             self._send_all(run, "notice", {"text": unwritten})

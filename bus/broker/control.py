@@ -81,7 +81,7 @@ class ControlHandler:
             self._reply(request, "refused", {"reason": f"{message.kind}: {error}", "error": "RunDirectoryError"})
 
     def _refuse_kind(self, request: _Request, content: dict[str, Any]) -> None:
-        raise ProtocolError(f"there is no such message to a broker; there are {', '.join(sorted(self._kinds))}")
+        raise ProtocolError(f"unknown message to a broker: use one of {', '.join(sorted(self._kinds))}")
 
     def _find(self, name: str) -> BrokerRun:
         run = self._broker.run
@@ -124,9 +124,7 @@ class ControlHandler:
             try:
                 run.consumers.renew(hello.rank, held, time.monotonic())
             except BrokerError as error:
-                _log.warning(
-                    "rank %d does not keep what it publishes until consumers come again: %s", hello.rank, error
-                )
+                _log.warning("rank %d loses its demand until consumers have reconnected: %s", hello.rank, error)
         self.push_demand(run)
         recording = run.writer.path
         welcome = {

@@ -143,10 +143,10 @@ class FlightRecorder:
             )
         now = time.monotonic()
         if reason == "alert" and now - self._alerted < ALERT_PAUSE:
-            answer(None, f"another alert had it written less than {ALERT_PAUSE:g} s ago")
+            answer(None, f"it was written for another alert less than {ALERT_PAUSE:g} s ago")
             return
         if reason in _ONCE and reason in self._met:
-            answer(None, f"it was written because of {reason!r} already")
+            answer(None, f"it was already written for the reason {reason!r}")
             return
         if (problem := self._dump(reason, detail, answer, identity)) is not None:
             raise BrokerError(problem)

@@ -71,7 +71,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
         metadata = metadata_of(contents)
         layout = tensor_places({name: (one.dtype, one.shape) for name, one in draft.items()}).layout(metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
-        raise ProtocolError(f"what was sent as a checkpoint is none: {error!r:.200}") from None
+        raise ProtocolError(f"a checkpoint draft is malformed: {error!r:.200}") from None
     with atomic_replace(path) as place, open(place, "wb") as file:
         file.write(layout.header)
         for name in layout.starts:

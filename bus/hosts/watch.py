@@ -37,7 +37,7 @@ async def watch_host(path: Path, attempt: Attempt, host: str, say: Callable[[str
             else:
                 await watching.read()
     except OffloopError as error:
-        say(f"no more is said of the ranks of this host: {error}")
+        say(f"windows of this host are not written any more: {error}")
 
 
 class _Watching:

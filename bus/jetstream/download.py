@@ -26,7 +26,7 @@ def download(address: str, run: str, attempt: int, path: Path, host: str | None 
 
     def refusal(begin: int, reason: object) -> BrokerError:
         return BrokerError(
-            f"the recording of run {run!r} cannot be had from byte {begin:,} on: {reason}", address=address
+            f"the recording of run {run!r} cannot be downloaded from byte {begin:,} on: {reason}", address=address
         )
 
     stored = StreamBytes(connection, run, attempt, host, patient=False)

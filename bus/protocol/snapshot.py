@@ -292,7 +292,7 @@ class Snapshot(msgspec.Struct, eq=False):
         carried = ", ".join(sorted(map(str, {*body.fields, *body.context}))) or "no fields"
         raise FieldNotAvailableError(
             f"the {self.event.value} snapshot has no field {name!r}; it carries {carried}; "
-            f"a callback asks for it with fields = ({name!r},), a loop of your own sends it with "
+            f"a callback requests it with fields = ({name!r},), a loop of your own sends it with "
             f"publisher.publish(event, {name}=...)",
             field=name,
         )

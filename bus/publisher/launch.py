@@ -159,7 +159,7 @@ class BrokerProcess:
             time.sleep(_COPY_POLL_SECONDS)
         why = "its bridge has not begun" if bridge is None else bridge.reason or bridge.state
         _log.warning(
-            "run %s is not all in NATS at %s yet (%s); if its bridge ends before it is, %s",
+            "run %s is not completely in NATS at %s yet (%s); if its bridge ends before that, %s",
             *(self.name, servers, why, how_to_send(path, servers)),
         )
 

@@ -229,7 +229,7 @@ class Publisher(SerialCalls):
         watch_main_thread()
         _open_publishers.add(self)
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
-            _log.warning("there is a run %s already, which is not resumed: this one is %s", run_name, self.run_name)
+            _log.warning("run %s exists already and is not resumed: this run is %s", run_name, self.run_name)
 
     def _encoder_of(self, event: Event) -> _EventEncoder:
         is_base = event in BASE_EVENTS

@@ -77,7 +77,7 @@ class SessionState:
         elif kind == "ended":
             self._ended = True
         elif kind == "unknown":
-            return self._lose("is another one, which does not know the run yet", now)
+            return self._lose("was replaced by one that does not know the run yet", now)
         elif kind == "welcome":
             return self._resume(content)
         elif kind == "refused":
@@ -97,7 +97,7 @@ class SessionState:
 
     def _resume(self, welcome: dict[str, Any]) -> list[Action]:
         if self._was_ended_by_broker(welcome):
-            self._give_up("took this trainer for lost, and ended the recording")
+            self._give_up("declared this trainer lost, and ended the recording")
             return []
         self._note_acknowledged(welcome.get("acknowledged"))
         self._note_welcome(welcome)
@@ -147,7 +147,7 @@ class SessionState:
     def _report_delay(self, why: Exception) -> None:
         if str(why) != self._delay:
             self._delay = str(why)
-            _log.warning("run %s is not recorded yet, and it is tried again: %s", self._run_name, why)
+            _log.warning("run %s is not recorded yet, retrying: %s", self._run_name, why)
 
     # -- a lost broker ------------------------------------------------------------------------------------------------
 
@@ -172,8 +172,8 @@ class SessionState:
         if not self._is_silence_reported:
             self._is_silence_reported = True
             _log.warning(
-                "the broker of run %s has not answered for %g s: the training continues, and what came after event %d "
-                "is kept for it",
+                "the broker of run %s has not answered for %g s: the training continues, and events after %d "
+                "are kept for it",
                 *(self._run_name, self._timeouts.silence, self.acknowledged),
             )
         return actions
@@ -190,7 +190,7 @@ class SessionState:
         if self.outbox.paused:
             return []
         _log.warning(
-            "the broker of run %s %s: the training continues, and what came after event %d is sent again",
+            "the broker of run %s %s: the training continues, and events after %d are sent again",
             *(self._run_name, what, self.acknowledged),
         )
         self.restarts += 1
@@ -207,7 +207,7 @@ class SessionState:
     def broker_died(self, refusal: OffloopError | None) -> None:
         """Note the end of the own broker, with its error, if any. It must be restarted unless the run is lost now."""
         if refusal is not None and not isinstance(refusal, TEMPORARY):
-            self._give_up(f"does not take it up again: {refusal}")
+            self._give_up(f"does not resume it: {refusal}")
         elif refusal is not None:
             self._report_delay(refusal)
 
@@ -229,5 +229,5 @@ class SessionState:
         self.outbox.clear()
         if dropped:
             _log.warning(
-                "%d events of run %s were given up: the broker did not read them in time", dropped, self._run_name
+                "%d events of run %s were dropped: the broker did not read them in time", dropped, self._run_name
             )

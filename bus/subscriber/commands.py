@@ -100,7 +100,7 @@ class CommandExchange:
     def give_up(self, peer: str) -> Outcome:
         """Return the outcome known at the deadline. Raise BrokerError if the broker has not answered."""
         if not self._is_forwarded:
-            raise BrokerError(f"{peer} does not answer: it may be busy or gone; 'offloop runs' shows")
+            raise BrokerError(f"{peer} does not answer: it may be busy or gone; see 'offloop runs'")
         return Outcome(self._command, None, None)
 
 

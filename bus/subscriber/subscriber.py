@@ -118,8 +118,8 @@ class Subscriber(RunStream):
             events = frozenset(events)
             if unhandled := sorted(event.value for event in self._barrier_events - events):
                 raise ConfigurationError(
-                    f"barrier_events has {', '.join(unhandled)}, which is not among the events that are "
-                    "requested: a training that waits there would wait in vain"
+                    f"barrier_events has {', '.join(unhandled)}, which is not in events: a training would wait there, "
+                    "although the consumer never handles it"
                 )
         self._ranks = frozenset(ranks)
         self.first_rank = min(ranks, default=0)
@@ -251,7 +251,7 @@ class Subscriber(RunStream):
         if answer.kind == "refused" and "id" not in answer.content:
             before, self._refusal = self._refusal, str(answer.content.get("reason"))
             if before != self._refusal:
-                _log.warning("run %s: what is requested of it is refused: %s", self.run_name, self._refusal)
+                _log.warning("run %s refuses the demand: %s", self.run_name, self._refusal)
 
     def command(
         self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
@@ -310,7 +310,7 @@ class Subscriber(RunStream):
         try:
             channel = self._source.open_channel()
         except ConfigurationError as error:
-            raise FieldNotAvailableError(f"these tensors cannot be had any more: {error}") from None
+            raise FieldNotAvailableError(f"these tensors are not available any more: {error}") from None
         with RequestClient(channel, self._timeouts) as ask:
             return fetch_segment(ask, self.run_name, reference)
 

@@ -329,8 +329,8 @@ def lock_segment(reference: SegmentReference) -> int:
             here = False
         if not here:
             raise FieldNotAvailableError(
-                "these tensors came too late: the trainer has used their memory again since; "
-                "ask for them less often, or handle events faster"
+                "these tensors were read too late: the trainer has reused their memory; "
+                "request them less often, or handle events faster"
             )
         on_failure.pop_all()
     return descriptor
@@ -363,10 +363,10 @@ def fetch_segment(ask: Ask, run: str, reference: Mapping[str, Any]) -> bytearray
         try:
             answer = ask("fetch_segment", question)
         except BrokerError as error:
-            raise FieldNotAvailableError(f"the broker does not hand on these tensors: {error}") from None
+            raise FieldNotAvailableError(f"the broker does not provide these tensors: {error}") from None
         data = answer.get("data")
         if answer.get("run") != run or answer.get("offset") != len(image) or not isinstance(data, bytes) or not data:
-            raise ProtocolError(f"the broker answered something else than the piece at {len(image)} of a segment")
+            raise ProtocolError(f"the broker's answer is not the piece at {len(image)} of a segment")
         image += data
     if len(image) > requested.size:
         raise ProtocolError(f"the broker sent {len(image)} bytes of a segment of {requested.size}")

@@ -123,7 +123,7 @@ class Tensors(Mapping[str, TensorView]):
     def _check(self) -> None:
         if self._closed:
             raise ClosedError(
-                "these tensors are closed: what is needed after its event has to be copied while it lasts"
+                "these tensors are closed: copy them before their event is handled, if you need them longer"
             )
 
     def close(self) -> None:
@@ -158,13 +158,13 @@ def open_tensors(value: Any, fetch: Fetch | None = None) -> Tensors:
     image, reference, size = value.get("image"), value.get("segment"), value.get("bytes")
     if isinstance(image, bytes):
         if size != len(image):
-            raise ProtocolError(f"a field's tensors are said to take {size!r} bytes, and take {len(image)}")
+            raise ProtocolError(f"a field's tensors should have {size!r} bytes, but have {len(image)}")
         return Tensors.from_image(image)
     if not isinstance(reference, dict):
         raise ProtocolError("a field's tensors have neither an image nor a segment")
     segment = SegmentReference.from_wire(reference)
     if size != segment.size:
-        raise ProtocolError(f"a field's tensors are said to take {size!r} bytes, their segment has {segment.size}")
+        raise ProtocolError(f"a field's tensors should have {size!r} bytes, but their segment has {segment.size}")
     try:
         return Tensors.from_image(open_segment(segment))
     except SegmentElsewhereError:

@@ -281,7 +281,7 @@ def test_a_stopped_broker_leaves_complete_records_and_the_next_one_continues_for
     assert reply.kind == "refused"
     assert "rank 0 of run 'r' is there already" in reply.content["reason"]
     publish_until_recorded(publisher, 102)
-    assert "does not know the run yet: the training continues, and what came after event 1 is sent again" in caplog.text
+    assert "does not know the run yet: the training continues, and events after 1 are sent again" in caplog.text
     publisher.close()
     second.communicate(timeout=100)
     recording = Recording(runs_dir / "r")

@@ -84,7 +84,7 @@ def test_dumps_are_limited_and_repeated_alerts_are_refused(recorder, tmp_path):
     answers = []
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer), "abc")
     recorder.ask("alert", "loss > 3", lambda *answer: answers.append(answer))
-    assert answers == [(None, "another alert had it written less than 60 s ago")]
+    assert answers == [(None, "it was written for another alert less than 60 s ago")]
     (announced,) = ANNOUNCED_DUMPS.find(tmp_path)
     assert (announced.id, announced.reason, announced.detail) == ("abc", "alert", "loss > 3")
     settle(recorder)
@@ -141,7 +141,7 @@ def test_hosts_that_stall_together_are_dumped_once_each(recorder, ring):
         recorder.ask("stalled", host, lambda *answer: answers.append(answer))
     look(recorder, 0.5, 3)
     assert answers == [
-        (None, "it was written because of 'stalled' already"),
+        (None, "it was already written for the reason 'stalled'"),
         ("flight-1-1.mcap: 1 events of 1 rank, 1 whole batches", None),
     ]
 

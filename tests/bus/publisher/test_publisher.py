@@ -490,7 +490,7 @@ def test_the_training_continues_when_its_broker_cannot_be_restarted(runs_dir, ca
 
     wait_for(goes_on, "the publisher to give up")
     assert "was killed by signal 9; another one is started" in caplog.text
-    assert "does not take it up again: the directory of run 'r' in" in caplog.text
+    assert "does not resume it: the directory of run 'r' in" in caplog.text
     publisher.publish(Event.BATCH_END, batch=batch + 1)
     publisher.close()
 
@@ -516,7 +516,7 @@ def test_a_trainer_temporarily_out_of_descriptors_reconnects_later(runs_dir, mon
     snapshots, ending = read_back(publisher)
     assert len(snapshots) == publisher.statistics().published - 1
     assert (ending.status, publisher.recorded_all) == ("finished", True)
-    assert "is not recorded yet, and it is tried again" in caplog.text
+    assert "is not recorded yet, retrying" in caplog.text
 
 
 @pytest.mark.parametrize("backlog_bytes", [64 << 20, 100_000], ids=["ample", "too little"])
@@ -543,7 +543,7 @@ def test_a_stopped_broker_delays_nothing_and_events_beyond_the_backlog_are_a_nam
     else:
         (gap,) = recording.gaps
         assert gap.last - gap.first + 1 == dropped > 0
-        assert f"{dropped} events of run r were given up" in caplog.text
+        assert f"{dropped} events of run r were dropped" in caplog.text
 
 
 def test_a_finished_broker_is_not_restarted_before_its_last_acknowledgement_arrives(runs_dir, monkeypatch, caplog):

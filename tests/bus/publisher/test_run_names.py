@@ -22,7 +22,7 @@ def test_a_start_under_a_taken_name_is_a_new_run(runs_dir: Path, caplog: pytest.
     assert finish(Publisher("r")) == ("r", 1)
     assert not caplog.text
     assert finish(Publisher("r", info=lambda name: {"place": f"saved/{name}"})) == ("r-2", 1)
-    assert caplog.messages == ["there is a run r already, which is not resumed: this one is r-2"]
+    assert caplog.messages == ["run r exists already and is not resumed: this run is r-2"]
     assert finish(Publisher("r", resume=True)) == ("r", 2)
     assert finish(Publisher("r-2")) == ("r-2-2", 1)
     with Publisher("r") as live:

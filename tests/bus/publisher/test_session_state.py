@@ -98,7 +98,7 @@ def test_a_failed_connection_is_tried_again(caplog: pytest.LogCaptureFixture) ->
         session.state.broker_failed(OSError("too many open files"))
         assert session.after(2.5) == [Hello({"loss": {}})]
     assert not session.state.lost
-    assert caplog.text.count("it is tried again: too many open files") == 1
+    assert caplog.text.count("retrying: too many open files") == 1
 
 
 def test_a_silent_broker_is_asked_only_while_events_are_unacknowledged() -> None:

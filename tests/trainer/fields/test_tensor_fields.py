@@ -226,7 +226,7 @@ def test_a_reader_that_comes_too_late_is_told(monkeypatch: pytest.MonkeyPatch) -
     first, second = (
         sharing.share("weights", TensorPayload({"w": torch.full((LARGE,), value)})) for value in (1.0, 2.0)
     )
-    with pytest.raises(FieldNotAvailableError, match="came too late"):
+    with pytest.raises(FieldNotAvailableError, match="read too late"):
         open_tensors(first)
     with open_tensors(second) as tensors:
         assert tensors["w"].numpy()[-1] == 2.0
