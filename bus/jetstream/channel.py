@@ -10,8 +10,7 @@ from nats.aio.msg import Msg
 from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
-from offloop.bus.jetstream.nats_connection import NatsConnection
-from offloop.bus.jetstream.wakeup import Wakeup
+from offloop.bus.jetstream.nats_connection import NatsConnection, Wakeup
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
 _MOST_ANSWERS = 1000

@@ -15,9 +15,8 @@ from nats.errors import NoRespondersError
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
-from offloop.bus.jetstream.nats_connection import NatsConnection
+from offloop.bus.jetstream.nats_connection import NatsConnection, Wakeup
 from offloop.bus.jetstream.stored import Stored, get, last_range
-from offloop.bus.jetstream.wakeup import Wakeup
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.recording.records import Hole
 

@@ -12,13 +12,7 @@ from mmap import mmap
 from typing import Any
 
 from offloop.bus.errors import ProtocolError
-from offloop.bus.tensors.shared_memory import (
-    allocate_memory,
-    check_available,
-    create_memory,
-    discard_memory,
-    open_memory,
-)
+from offloop.bus.tensors import shared_memory
 
 BLOCK = 64 * 1024
 MEMORY = 256 * 1024 * 1024  # limit for all rings of one host, in bytes
@@ -50,7 +44,7 @@ class FlightRing:
         self._most = max(2, size // BLOCK)
         self._token = os.urandom(_TOKEN)
         whole = _AT_BLOCKS + self._most * BLOCK
-        self._descriptor, self._shared = create_memory(whole, self._token, _AT_BLOCKS)
+        self._descriptor, self._shared = shared_memory.create_memory(whole, self._token, _AT_BLOCKS)
         try:
             self._memory = mmap(self._descriptor, whole)
             _FRONT.pack_into(self._memory, 0, _MAGIC, self._token, batches, 0, 0)
@@ -60,7 +54,7 @@ class FlightRing:
             self._at = self._end = 0
             self._enter_block()
         except BaseException:
-            discard_memory(self._descriptor, self._token)
+            shared_memory.discard_memory(self._descriptor, self._token)
             raise
 
     def to_wire(self) -> dict[str, Any]:
@@ -110,7 +104,7 @@ class FlightRing:
         if self._made < self._most and not self._made % _GROW:
             try:
                 more = min(_GROW, self._most - self._made)
-                allocate_memory(self._descriptor, _AT_BLOCKS + self._made * BLOCK, more * BLOCK)
+                shared_memory.allocate_memory(self._descriptor, _AT_BLOCKS + self._made * BLOCK, more * BLOCK)
             except OSError:
                 # Continue with the blocks in use.
                 self._most = self._made
@@ -121,7 +115,7 @@ class FlightRing:
         if self._end:
             self._end = 0
             self._memory.close()
-            discard_memory(self._descriptor, self._token)
+            shared_memory.discard_memory(self._descriptor, self._token)
 
 
 class FlightRingReader:
@@ -137,7 +131,7 @@ class FlightRingReader:
         if not isinstance(token, bytes) or len(token) != _TOKEN:
             raise ProtocolError("the flight recorder of a publisher has no token")
         self.token = token
-        self._descriptor = open_memory(pid, shared, token)
+        self._descriptor = shared_memory.open_memory(pid, shared, token)
         try:
             self.batches = self._front()[0]
         except BaseException:
@@ -164,7 +158,7 @@ class FlightRingReader:
         """Return the frames in the ring, oldest first. Blocks that change meanwhile are left out."""
         _, count, newest = self._front()
         last = self._number(newest)
-        check_available(count * BLOCK)
+        shared_memory.check_available(count * BLOCK)
         found: dict[int, list[bytes]] = {}
         for index in range(count):
             data = self._block(index)

@@ -18,7 +18,7 @@ MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20
 MAX_CONTAINERS = 1 << 16
-_MOST_GIVEN = MAX_CONTAINERS - 4096  # lists and maps in one field; the rest is for other fields of the event
+_MOST_GIVEN = MAX_CONTAINERS - 4096  # in given fields: the rest of the event has further lists and maps
 MAX_TIME = (1 << 63) - 1
 MAX_NUMBER = (1 << 63) - 1
 

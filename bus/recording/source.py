@@ -7,16 +7,8 @@ from typing import NamedTuple
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.printing import Damage
-from offloop.bus.protocol.frames import (
-    CUT,
-    EventBody,
-    Topic,
-    decode_event,
-    decode_whole_event,
-    event_encoder,
-    pack_map,
-    parse_topic,
-)
+from offloop.bus.protocol import frames
+from offloop.bus.protocol.frames import CUT, EventBody, Topic
 from offloop.bus.protocol.order import Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import RecordingReader
@@ -42,10 +34,10 @@ class CutRange(NamedTuple):
     def encode(self, run: str, attempt: int) -> "Recorded":
         topic = Topic(run, CUT, self.rank)
         fields = {"first": self.first, "base_first": self.base_first}
-        encode = event_encoder(topic, attempt)
-        frame = encode(self.last, self.base_last, self.time, self.timestamp, None, fields, pack_map({}))
+        encode = frames.event_encoder(topic, attempt)
+        frame = encode(self.last, self.base_last, self.time, self.timestamp, None, fields, frames.pack_map({}))
         body = frame[len(topic.encode()) :]
-        return Recorded(topic, decode_event(body), body)
+        return Recorded(topic, frames.decode_event(body), body)
 
     @classmethod
     def one(cls, record: "Recorded") -> "CutRange":
@@ -153,7 +145,7 @@ class RecordSource:
         if topic is None or not self._requests(topic.rank):
             return None
         try:
-            event = decode_whole_event(body)
+            event = frames.decode_whole_event(body)
         except ProtocolError as error:
             self._leave_out(name, str(error))
             return None
@@ -164,7 +156,7 @@ class RecordSource:
 
     def _topic(self, name: str) -> Topic | None:
         try:
-            topic = parse_topic(name.encode())
+            topic = frames.parse_topic(name.encode())
         except ProtocolError as error:
             self._leave_out(name, str(error))
             return None
@@ -203,7 +195,7 @@ def ranks_in(path: Path) -> set[int]:
         found = set(reader.positions)
     for name in names:
         with suppress(ProtocolError):
-            found.add(parse_topic(name.encode()).rank)
+            found.add(frames.parse_topic(name.encode()).rank)
     return found
 
 

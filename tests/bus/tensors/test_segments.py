@@ -83,7 +83,7 @@ def test_reading_a_reused_segment_is_an_error(pool: SegmentPool) -> None:
     late = filled(pool, MIB, 1)
     being_filled = pool.reserve(MIB, "weights")
     assert being_filled is not None
-    with pytest.raises(FieldNotAvailableError, match="too late: the trainer has used their memory again"):
+    with pytest.raises(FieldNotAvailableError, match="read too late: the trainer has reused their memory"):
         opened(late)
     being_filled.release()
     with pytest.raises(FieldNotAvailableError, match="too late"):

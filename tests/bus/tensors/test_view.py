@@ -276,7 +276,7 @@ def test_closed_tensors_are_errors_and_kept_arrays_stay_valid(shared: tuple[Segm
     read.close()
     read.close()
     for look in (lambda: read["a"], lambda: read.image):
-        with pytest.raises(ClosedError, match="has to be copied"):
+        with pytest.raises(ClosedError, match="copy them"):
             look()
     assert pool.reserve(8, "weights") is None
     np.testing.assert_array_equal(kept, [[0, 1, 2], [3, 4, 5]])
