@@ -1,7 +1,7 @@
 """Conversion of users' values, for the stream and for messages."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,16 +11,16 @@ from offloop.bus.errors import ConfigurationError
 _PLAIN = (int, float, str, bytes, type(None))
 
 
-def to_builtin(value: Any) -> Any:
-    """Convert a value to numbers, text, lists and maps. Waits for a tensor on a GPU."""
+def to_builtin(value: Any, read: Callable[[torch.Tensor], Any] = torch.Tensor.tolist) -> Any:
+    """Convert a value to numbers, text, lists and maps. By default it waits for a tensor on a GPU."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):
-        return value.tolist()
+        return read(value)
     if isinstance(value, Mapping):
-        return {str(name): to_builtin(part) for name, part in value.items()}
+        return {str(name): to_builtin(part, read) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [to_builtin(part) for part in value]
+        return [to_builtin(part, read) for part in value]
     if hasattr(value, "tolist"):  # numpy's scalars and arrays
         return value.tolist()
     kind = type(value).__name__

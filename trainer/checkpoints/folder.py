@@ -1,5 +1,6 @@
 """The folder of a training's checkpoints."""
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,19 +17,12 @@ from offloop.trainer.checkpoints.sharded import check_sharded
 class CheckpointFolder(CheckpointNames):
     """Saves checkpoints in a folder, and finds the newest intact one."""
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        filename: str = "ep{epoch}-ba{batch}-rank{rank}.safetensors",
-        latest_filename: str | None = "latest-rank{rank}.safetensors",
-        keep: int = -1,
-        overwrite: bool = False,
-        names: Mapping[str, str | int] | None = None,
-    ) -> None:
-        super().__init__(folder, filename, latest_filename, keep, overwrite, names)
-        self.unreadable: dict[Path, CheckpointError] = {}
+    _last: Timestamp | None = None
+
+    @functools.cached_property
+    def unreadable(self) -> dict[Path, CheckpointError]:
         """Errors of the checkpoints that :meth:`latest` could not read, by path without links."""
-        self._last: Timestamp | None = None
+        return {}
 
     @property
     def last_path(self) -> Path | None:

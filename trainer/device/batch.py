@@ -1,6 +1,6 @@
 """Parts of a batch: inputs and targets, whatever the type of the batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import Any
 
@@ -57,6 +57,16 @@ def _step(batch: Any, step: int | str, key: BatchKey) -> Any:
         f"the batch has no part {key!r}: it is a {type(batch).__name__} with {has}; "
         "name another key, or give a pair of functions (get, set)"
     )
+
+
+def walk_tensors(path: str, value: Any, joint: str = ".") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor with its path of keys and indices."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping | list | tuple):
+        # Outputs of transformers' models are mappings, too.
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from walk_tensors(f"{path}{joint}{key}" if path else str(key), part, joint)
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:

@@ -1,7 +1,7 @@
 """Fields of the model, its modules' activations, and the GPU."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from offloop.bus.errors import ConfigurationError
+from offloop.trainer.device.batch import walk_tensors
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import BATCH_RESULTS, Field, FieldUnsupportedError, ProbeHook
 
@@ -171,8 +172,8 @@ class ActivationProbe:
         with torch.no_grad():
             for what, values in (("input", given), ("output", made)):
                 for index, value in enumerate(values):
-                    for place, tensor in _tensors(name, value):
-                        for statistic, number in statistics(tensor).items():
+                    for place, tensor in walk_tensors(name, value, "_"):
+                        for statistic, number in statistics(tensor).items() if _is_measurable(tensor) else ():
                             # Only the first call of a module counts.
                             self._found.setdefault(f"{statistic}/{place}_{what}.{index}", number)
 
@@ -183,15 +184,9 @@ def _remove(handles: list[RemovableHandle]) -> None:
     handles.clear()
 
 
-def _tensors(place: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        is_dense = value.layout is torch.strided and not hasattr(value, "device_mesh")
-        if is_dense and value.is_floating_point() and value.ndim and value.numel():
-            yield place, value
-    elif isinstance(value, Mapping | list | tuple):
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in parts:
-            yield from _tensors(f"{place}_{key}", part)
+def _is_measurable(tensor: Tensor) -> bool:
+    is_dense = tensor.layout is torch.strided and not hasattr(tensor, "device_mesh")
+    return is_dense and tensor.is_floating_point() and tensor.ndim > 0 and tensor.numel() > 0
 
 
 ACTIVATION_FIELDS: dict[str, Field] = {

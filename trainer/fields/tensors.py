@@ -1,6 +1,6 @@
 """Fields of tensors: parts of a batch, the model's weights, a whole checkpoint."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.checkpoints.file import draft_checkpoint
 from offloop.trainer.checkpoints.training_state import weights_tree
+from offloop.trainer.device.batch import walk_tensors
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field
 
@@ -77,20 +78,10 @@ def _part(batch: Any, *, is_target: bool) -> Any:
 
 
 def _flat(field: str, value: Any) -> TensorPayload:
-    found = {path or field: tensor.detach() for path, tensor in _walk("", value)}
+    found = {path or field: tensor.detach() for path, tensor in walk_tensors("", value)}
     if not found:
         raise ConfigurationError(f"the {field} are a {type(value).__name__} without a tensor in it")
     return TensorPayload(found)
-
-
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path, value
-        return
-    # Outputs of transformers' models are mappings, too.
-    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, part in parts:
-        yield from _walk(f"{path}.{key}" if path else str(key), part)
 
 
 def _weights(state: State) -> TensorPayload:

@@ -1,7 +1,7 @@
 """Converts values of fields for sending; numbers on a GPU are read once they have arrived."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,28 +35,22 @@ def read_tree_later(value: Any, device: Device, check: Callable[[Any], object] =
     tensors: list[Tensor] = []
     count = 0
 
-    def without_tensors(part: Any) -> Any:
+    def place(tensor: Tensor) -> Any:
         nonlocal count
-        if isinstance(part, Tensor):
-            if part.device.type != device.torch_device.type:
-                _check_on_host(part)
-                return part.tolist()
-            if part.is_complex() or part.layout is not torch.strided:
-                raise ConfigurationError(
-                    f"a tensor of {part.dtype} with {part.layout} cannot be sent: send one of real numbers, dense"
-                )
-            whole = bool if part.dtype is torch.bool else int
-            span = _Span(count, tuple(part.shape), float if part.is_floating_point() else whole)
-            tensors.append(part.detach())
-            count += part.numel()
-            return span
-        if isinstance(part, Mapping):
-            return {str(key): without_tensors(one) for key, one in part.items()}
-        if isinstance(part, list | tuple):
-            return [without_tensors(one) for one in part]
-        return to_builtin(part)
+        if tensor.device.type != device.torch_device.type:
+            _check_on_host(tensor)
+            return tensor.tolist()
+        if tensor.is_complex() or tensor.layout is not torch.strided:
+            raise ConfigurationError(
+                f"a tensor of {tensor.dtype} with {tensor.layout} cannot be sent: send one of real numbers, dense"
+            )
+        whole = bool if tensor.dtype is torch.bool else int
+        span = _Span(count, tuple(tensor.shape), float if tensor.is_floating_point() else whole)
+        tensors.append(tensor.detach())
+        count += tensor.numel()
+        return span
 
-    tree = without_tensors(value) if device.name == "gpu" else to_builtin(value)
+    tree = to_builtin(value, place) if device.name == "gpu" else to_builtin(value)
     if not tensors:
         check(tree)
         return tree
