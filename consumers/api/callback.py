@@ -50,8 +50,7 @@ class Callback:
     """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 
     fields: ClassVar[Collection[str]] = ()
-    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event that has
-    them.
+    """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event that has them.
 
     Other fields on demand are hidden from it."""
 

@@ -272,9 +272,7 @@ class Logger:
 
         Values are numbers, strings or objects of one value with ``item()``, such as a tensor of one element.
 
-        Raises:
-            ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``.
-        """
+        Raises ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``."""
         if not _PLAIN.issuperset(map(type, metrics.values())) or "step" in metrics or "time" in metrics:
             metrics = {name: _checked(name, value) for name, value in metrics.items()}
         if not metrics:
@@ -333,9 +331,7 @@ class Logger:
     ) -> None:
         """Log a table; cells are values as for :meth:`log_metrics`, or ``None``.
 
-        Raises:
-            ConfigurationError: a row with more or fewer cells than columns, or a cell of another kind.
-        """
+        Raises ConfigurationError: a row with more or fewer cells than columns, or a cell of another kind."""
         names = [str(column) for column in columns]
         cells = [[_cell(name, cell) for cell in row] for row in rows]
         for number, row in enumerate(cells, 1):
@@ -346,11 +342,7 @@ class Logger:
         self._entries.append(Table(self._step("log_table", step), 0.0, name, names, cells))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Log a text for people.
-
-        Raises:
-            ConfigurationError: not a string.
-        """
+        """Log a text for people. Raises ConfigurationError: not a string."""
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
         self._entries.append(Text(self._step("log_text", step), 0.0, name, text))
@@ -360,9 +352,7 @@ class Logger:
 
         Afterwards it may be deleted or replaced, but not changed in place.
 
-        Raises:
-            ConfigurationError: the file does not exist.
-        """
+        Raises ConfigurationError: the file does not exist."""
         path = Path(file_path).absolute()
         if not path.is_file():
             raise ConfigurationError(f"{path} is not a file: upload_file() takes one that is there, and not a folder")

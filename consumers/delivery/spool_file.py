@@ -71,9 +71,7 @@ class SpoolDirectory:
     def go_on(cls, path: Path, committed: Offset) -> "SpoolDirectory":
         """Open a directory again, without what was appended after ``committed``.
 
-        Raises:
-            ConfigurationError: it is gone, or lacks committed records.
-        """
+        Raises ConfigurationError: it is gone, or lacks committed records."""
         found = cls(path)
         try:
             packed = msgpack.unpackb((path / _POSITION).read_bytes(), strict_map_key=False)

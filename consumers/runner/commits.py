@@ -52,10 +52,7 @@ class Commits:
     def restore(self) -> bool:
         """Restore the committed progress; True if nothing is left to do.
 
-        Raises:
-            ConfigurationError: it is of other callbacks or destinations.
-            RecordingError: it is damaged.
-        """
+        Raises ConfigurationError: it is of other callbacks or destinations; RecordingError: it is damaged."""
         committed = None if self._progress is None else self._progress.found
         if committed is None:
             return False
@@ -96,9 +93,7 @@ class Commits:
     def commit(self, ending: Ending | None = None) -> None:
         """Commit; ``ending`` says that nothing is left to do. A failure is shown once and tried again.
 
-        Raises:
-            ReplacedError: another consumer has taken over the name.
-        """
+        Raises ReplacedError: another consumer has taken over the name."""
         try:
             self.store(ending)
             self.problem = None
@@ -110,11 +105,8 @@ class Commits:
     def store(self, ending: Ending | None = None) -> None:
         """Commit, or raise where :meth:`commit` shows the failure.
 
-        Raises:
-            RunDirectoryError: it cannot be stored now.
-            ReplacedError: another consumer has taken over the name.
-            ConfigurationError: the state of a callback or a destination cannot be stored.
-        """
+        Raises RunDirectoryError: it cannot be stored now; ReplacedError: another consumer has taken over the name;
+        ConfigurationError: the state of a callback or a destination cannot be stored."""
         self._handled_at_commit = self._shared.handled
         self._next_commit = time.monotonic() + _COMMIT_SECONDS
         if self._progress is None or self._shared.fatal is not None:

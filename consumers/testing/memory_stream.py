@@ -188,10 +188,7 @@ class MemoryStream(RunStream):
     def train(self, batches: int | None = None) -> None:
         """Train a number of batches, or up to ``max_duration``.
 
-        Raises:
-            ClosedError: the training has ended.
-            ConfigurationError: neither is known.
-        """
+        Raises ClosedError: the training has ended; ConfigurationError: neither is known."""
         if batches is None and self._max_duration is None:
             raise ConfigurationError("how long to train is not known: train(batches=8), or MemoryStream(max_duration=)")
         end = None if batches is None else self._timestamp.batch + batches
@@ -204,10 +201,7 @@ class MemoryStream(RunStream):
         ``finished`` and ``stopped`` (on request) come after the event FIT_END, ``failed`` (with the text of an
         ``error``) and ``lost`` without it.
 
-        Raises:
-            ClosedError: it has ended already.
-            ConfigurationError: an unknown ``status``.
-        """
+        Raises ClosedError: it has ended already; ConfigurationError: an unknown ``status``."""
         if status not in SEVERITY:
             raise ConfigurationError(f"status {status!r} is not how a run ends: use {', '.join(SEVERITY)}")
         self._begin()
@@ -218,10 +212,7 @@ class MemoryStream(RunStream):
     def emit(self, event: Event | str, of_rank: Mapping[int, Mapping[str, Any]] | None = None, **fields: Any) -> None:
         """Add any event, with further fields; ``of_rank`` is as for :meth:`batch`.
 
-        Raises:
-            ClosedError: the training has ended.
-            ConfigurationError: an unknown event or rank.
-        """
+        Raises ClosedError: the training has ended; ConfigurationError: an unknown event or rank."""
         if self.ending is not None:
             raise ClosedError(f"the made-up training has {self.ending.status}: make a new MemoryStream")
         self._check_ranks(of_rank or {})
