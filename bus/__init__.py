@@ -7,23 +7,7 @@ from typing import TYPE_CHECKING
 from offloop.bus.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from offloop.bus.errors import BrokerError as BrokerError
-    from offloop.bus.errors import CheckpointError as CheckpointError
-    from offloop.bus.errors import ClosedError as ClosedError
-    from offloop.bus.errors import ConfigurationError as ConfigurationError
-    from offloop.bus.errors import FieldNotAvailableError as FieldNotAvailableError
-    from offloop.bus.errors import FrozenSnapshotError as FrozenSnapshotError
-    from offloop.bus.errors import InvalidRunNameError as InvalidRunNameError
-    from offloop.bus.errors import InvalidTimeError as InvalidTimeError
-    from offloop.bus.errors import OffloopError as OffloopError
-    from offloop.bus.errors import ProtocolError as ProtocolError
-    from offloop.bus.errors import RankError as RankError
-    from offloop.bus.errors import RecordingError as RecordingError
-    from offloop.bus.errors import RunDirectoryError as RunDirectoryError
-    from offloop.bus.errors import RunError as RunError
-    from offloop.bus.errors import RunIsLiveError as RunIsLiveError
-    from offloop.bus.errors import RunNotFoundError as RunNotFoundError
-    from offloop.bus.errors import TimeUnitError as TimeUnitError
+    from offloop.bus.errors import *  # noqa: F403  # all errors
     from offloop.bus.protocol.order import Ending as Ending
     from offloop.bus.protocol.order import Gap as Gap
     from offloop.bus.protocol.snapshot import Snapshot as Snapshot

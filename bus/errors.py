@@ -33,7 +33,6 @@ __all__ = [
     "RunIsLiveError",
     "RunNotFoundError",
     "TimeUnitError",
-    "close_matches",
 ]
 
 

@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ def lazy_exports(
 
     They cover the names that its ``__init__.py`` imports under ``if TYPE_CHECKING:``. ``explain_missing`` turns the
     name of a missing module into the message of the ModuleNotFoundError; with ``None`` the error stays as it is."""
-    home_of = dict(_imported_for_types(package))
+    source = Path(str(sys.modules[package].__file__)).read_bytes()
+    block = next(part for part in ast.parse(source).body if isinstance(part, ast.If))
+    home_of: dict[str, str] = {}
+    for statement in block.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            names = [one.name for one in statement.names]
+            names = import_module(statement.module).__all__ if names == ["*"] else names
+            home_of |= dict.fromkeys(names, statement.module)
 
     def load(name: str) -> Any:
         if name not in home_of:
@@ -31,13 +38,3 @@ def lazy_exports(
         return value
 
     return load, lambda: sorted({*vars(sys.modules[package]), *home_of}), sorted(home_of)
-
-
-def _imported_for_types(package: str) -> Iterator[tuple[str, str]]:
-    source = Path(str(sys.modules[package].__file__)).read_bytes()
-    block = next(part for part in ast.parse(source).body if isinstance(part, ast.If))
-    for statement in block.body:
-        if isinstance(statement, ast.ImportFrom) and statement.module:
-            names = [one.name for one in statement.names]
-            for name in import_module(statement.module).__all__ if names == ["*"] else names:
-                yield name, statement.module

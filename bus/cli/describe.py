@@ -248,23 +248,19 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 def _statistics_lines(statistics: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
     for publisher in sorted(statistics.get("publishers", []), key=lambda one: one["rank"]):
         if len(publisher) > 1:
-            yield f"rank {publisher['rank']}", _publisher(publisher)
+            parts = [
+                f"{publisher.get('published', 0):,} events, {publisher.get('lag', 0):,} of them not on disk yet",
+                f"{publisher.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
+            ]
+            named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
+            parts += [f"{publisher[key]:,} {text}" for key, text in named.items() if publisher.get(key)]
+            yield f"rank {publisher['rank']}", ", ".join(parts)
     consumers = statistics.get("consumers", [])
     yield "consumers", str(len(consumers) or "")
     for consumer in consumers[:_LISTED]:
         given, lag, gaps = (consumer.get(key, 0) for key in ("given", "lag", "missing"))
         yield f"  {consumer.get('name') or 'unnamed'}", f"{given:,} events, {lag:,} behind, {gaps:,} missing"
     yield "trouble", statistics.get("trouble")
-
-
-def _publisher(publisher: dict[str, Any]) -> str:
-    parts = [
-        f"{publisher.get('published', 0):,} events, {publisher.get('lag', 0):,} of them not on disk yet",
-        f"{publisher.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
-    ]
-    named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
-    parts += [f"{publisher[key]:,} {text}" for key, text in named.items() if publisher.get(key)]
-    return ", ".join(parts)
 
 
 def _gaps(gaps: list[dict[str, int]]) -> str:

@@ -1,5 +1,6 @@
 """The commands ``offloop runs`` and ``show``."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress, repeat
@@ -136,25 +137,21 @@ def _say_runs(table: RunTable, shown: Sequence[RunEntry], requested: list[str] |
 
 
 def summary(path: Path, entry: RunEntry) -> dict[str, Any]:
+    paused = None
+    if entry.status == "paused":
+        with contextlib.suppress(RunDirectoryError):  # just deleted
+            paused = read_run(path).paused
     known = msgspec.structs.asdict(entry)
     reached = {name: known.pop(name) for name in ("epoch", "batch", "sample", "planned")}
     return {
         **known,
-        "paused": _paused(path) if entry.status == "paused" else None,
+        "paused": msgspec.to_builtins(paused),
         "reached": None if entry.epoch is None else reached,
         "recording": str(path / entry.recording) if entry.recording else None,
         "path": str(path),
         "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
         "metrics": describe_metrics(entry.metrics),
     }
-
-
-def _paused(path: Path) -> dict[str, Any] | None:
-    try:
-        paused = read_run(path).paused
-    except RunDirectoryError:
-        return None  # just deleted
-    return None if paused is None else msgspec.structs.asdict(paused)
 
 
 @click.command(

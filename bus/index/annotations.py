@@ -38,8 +38,12 @@ def annotate(
 ) -> Annotations:
     """Add and remove tags, replace the note, pin or archive a run. Safe for several processes."""
     new = [check_tag(tag) for tag in add]
-    if note is not None:
-        _check_note(note)
+    if note is not None and len(note) > MAX_NOTE:
+        raise ConfigurationError(f"a note of {len(note):,} characters is too long: use {MAX_NOTE:,} at most")
+    try:
+        (note or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("the note is not UTF-8: use text that is") from None
 
     def change(before: Annotations | None) -> Annotations:
         before = before or Annotations()
@@ -66,12 +70,3 @@ def check_tag(tag: str) -> str:
             f"{tag!r} is not a tag: use 1 to {MAX_TAG} characters on one line, without a comma, such as 'baseline'"
         )
     return tag
-
-
-def _check_note(note: str) -> None:
-    if len(note) > MAX_NOTE:
-        raise ConfigurationError(f"a note of {len(note):,} characters is too long: use {MAX_NOTE:,} at most")
-    try:
-        note.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError("the note is not UTF-8: use text that is") from None

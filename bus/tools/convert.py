@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError
@@ -73,16 +73,7 @@ def convert(
     window = Window(first, last, began)
     records: Iterable[Recorded] = sources[0]
     if len(sources) > 1:
-        by_rank: dict[int, list[RecordSource]] = {}
-        for path in paths:
-            # A recording without events is read too, because its damage is known only then.
-            for rank in ranks_in(path) or (0,):
-                by_rank.setdefault(rank, []).append(RecordSource(path, [rank]))
-        sources = [source for same_rank in by_rank.values() for source in same_rank]
-        # Times within a rank never decrease, so this keeps its order. The lower rank is first at equal times.
-        ranks = [_records_of_rank(by_rank[rank]) for rank in sorted(by_rank)]
-        records = heapq.merge(*ranks, key=lambda record: record.event.time)
-
+        sources, records = _merge_ranks(paths)
     events = dropped = 0
     streams: dict[int, _RankStream] = {}
     with atomic_output(output, paths, force) as draft, closing(RecordingWriter(draft, run, attempt, run_id)) as writer:
@@ -117,6 +108,17 @@ def convert(
         left_out=tuple(written.left_out),
         lost=any(source.lost for source in sources) and (bool(gaps) or written.ending is None),
     )
+
+
+def _merge_ranks(paths: Sequence[Path]) -> tuple[list[RecordSource], Iterable[Recorded]]:
+    by_rank: dict[int, list[RecordSource]] = {}
+    for path in paths:
+        # A recording without events is read too, because its damage is known only then.
+        for rank in ranks_in(path) or (0,):
+            by_rank.setdefault(rank, []).append(RecordSource(path, [rank]))
+    # Times within a rank never decrease, so this keeps its order. The lower rank is first at equal times.
+    ranks = [_records_of_rank(by_rank[rank]) for rank in sorted(by_rank)]
+    return [*chain(*by_rank.values())], heapq.merge(*ranks, key=lambda record: record.event.time)
 
 
 def _identity(sources: Sequence[RecordSource]) -> tuple[str, int, str | None]:

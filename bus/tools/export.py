@@ -95,18 +95,14 @@ class _Chosen:
         count = self.events = self.marks = 0
         for record in self.source:
             # To its end in any case, as missing events are known only then.
-            if self._is_chosen(record) and (self._limit is None or count < self._limit):
+            name, names = record.topic.name, self._names
+            is_chosen = name in names if names is not None else not is_mark(record) or name in (COMMAND, END)
+            if is_chosen and (self._limit is None or count < self._limit):
                 count += 1
                 self.events += not is_mark(record)
                 self.marks += is_mark(record)
                 yield record
         self._limit = count
-
-    def _is_chosen(self, record: Recorded) -> bool:
-        name = record.topic.name
-        if self._names is not None:
-            return name in self._names
-        return not is_mark(record) or name in (COMMAND, END)
 
 
 def _write_trace(chosen: _Chosen, path: Path) -> None:

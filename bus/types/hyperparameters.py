@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from offloop.bus.strict_json import flatten, json_text
@@ -25,7 +26,10 @@ def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         return {}
     flat = flatten(given)
-    return {str(name): _plain(flat[name]) for name, _ in zip(flat, range(MOST), strict=False)}
+    return {
+        str(name): value if all(map(_is_single, value if isinstance(value, list) else [value])) else json_text(value)
+        for name, value in islice(flat.items(), MOST)
+    }
 
 
 def is_of_the_training(name: str) -> bool:
@@ -40,12 +44,6 @@ def chosen_first(names: Iterable[str]) -> list[str]:
 
 def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list) and all(_is_single(part) for part in value):
-        return value
-    return value if _is_single(value) else json_text(value)
 
 
 def _is_single(value: Any) -> bool:

@@ -69,13 +69,9 @@ class BatchPhases(NamedTuple):
 
     def split(self, step_ns: int) -> dict[str, float]:
         """Return the seconds of each of :data:`PARTS` in a batch of ``step_ns``; publishing as in a typical batch."""
-        found = dict.fromkeys(PARTS, 0)
-        for span in self.spans:
-            if span.phase in found:
-                found[span.phase] += span.duration_ns
-        found["other"] = max(step_ns - sum(found.values()), 0)
-        if self.publishing_ns is not None:
-            found["publishing"] = self.publishing_ns
+        totals = self.totals()
+        found = {phase: totals.get(phase, 0) for phase in PHASES}
+        found["other"] = max(step_ns - sum(found.values()) + found["publishing"], 0)
         return {part: nanoseconds / 1e9 for part, nanoseconds in found.items()}
 
 
