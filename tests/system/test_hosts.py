@@ -4,14 +4,18 @@ import contextlib
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from bridges import Copying, hurry
 from click.testing import CliRunner
 from helpers import wait_for
 from nats_servers import attach
 
 from offloop.bus import Event, Publisher, Recording, RunNotFoundError, Subscriber
 from offloop.bus.cli.main import bus
+from offloop.bus.hosts.watch import watch_host
+from offloop.consumers.cli.main import consumer
 
 PYTHON = (sys.executable, "-m")
 HOSTS = ("first", "second.rack")
@@ -37,13 +41,8 @@ class Host:
         common = {"runs_dir": self.runs_dir, "world_size": 4, "local_world_size": 2, "run_id": "0123456789abcdef"}
         first = Publisher(run, rank=self.ranks[0], attempt=1, **common)
         self.publishers = [first, Publisher(run, rank=self.ranks[1], attempt=1, broker=first.address, **common)]
-        words = ("server", "bridge", run, "--runs-dir", self.runs_dir, "--stream", server.address)
-        self.bridge = subprocess.Popen(
-            [*PYTHON, "offloop.bus", *words],
-            env={**os.environ, "OFFLOOP_HOST": self.name},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        path = self.runs_dir / run
+        self.bridge = Copying(path, server.servers, host=self.name, watch=partial(watch_host, path))
 
     @property
     def recording(self):
@@ -65,7 +64,7 @@ class Host:
         return all(one.acknowledged >= one.published for one in done)
 
     def close(self):
-        for publisher in self.publishers:
+        for publisher in reversed(self.publishers):
             publisher.close()
 
 
@@ -75,8 +74,12 @@ def running(host):
         yield host
     finally:
         host.close()
-        host.bridge.kill()
-        host.bridge.communicate()
+        host.bridge.stop()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    hurry(monkeypatch)
 
 
 @pytest.fixture
@@ -123,7 +126,8 @@ def test_windows_and_events_of_all_hosts_come_from_there_early_and_late(server, 
     assert {str(reader.ending), str(first.ending)} == {"finished"}
     assert {one.ranks for one in windows} == {(0, 1), (2, 3)}
     assert all(one.late == () and one.world_size == 4 for one in windows)
-    assert [host.bridge.wait(30) for host in hosts] == [0, 0]
+    for host in hosts:
+        host.bridge.wait()
     # The bridge of that host has ended with the run: nobody waits for it.
     with Subscriber(run, stream=server.address, host="second.rack") as late:
         assert list(late) == []
@@ -153,8 +157,7 @@ def test_a_part_of_another_hosts_recording_is_what_it_cuts_out_there(server, hos
     shown = show()
     assert (shown["bridge"], shown["hosts"]) == (f"copying, to {server.address}", "2")
     assert "silent" not in shown
-    hosts[1].bridge.kill()
-    hosts[1].bridge.wait()
+    hosts[1].bridge.stop()
     assert "no bridge that answers" in str(run_bus(*place, "-o", tmp_path / "none.mcap").exception)
     shown = wait_for(lambda: (now := show()).get("silent") and now, "the silence")
     assert shown["silent"].startswith("second.rack: ")
@@ -177,18 +180,18 @@ def test_a_named_consumer_of_ranks_of_several_hosts_waits_for_them_and_has_one_s
 
         def begin():
             with said.open("w") as errors:
-                consumer = subprocess.Popen(
+                process = subprocess.Popen(
                     [*command, "3,1"], stderr=errors, text=True, env={**os.environ, "SEEN": str(path)}
                 )
-            stack.callback(consumer.wait, 30)
-            stack.callback(consumer.terminate)
-            return consumer
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+            return process
 
         hosts.append(stack.enter_context(running(Host(tmp_path, server, "wide", 0))))
         train(hosts, *range(1, 51))
         attach(server, "wide").close()
-        refused = subprocess.run([*command, "1,4"], capture_output=True, text=True, timeout=60)
-        assert "run 'wide' has no rank 4" in refused.stderr
+        refused = CliRunner().invoke(consumer, [*command[3:], "1,4"]).exception
+        assert "run 'wide' has no rank 4" in str(refused)
         first = begin()
         wait_for(lambda: "waiting for rank 3 of run wide" in said.read_text(), "what it waits for")
         hosts.append(stack.enter_context(running(Host(tmp_path, server, "wide", 1))))
