@@ -41,12 +41,8 @@ _OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")
 def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False) -> "Runs":
     """Return the runs of a folder, pinned ones first, then the newest.
 
-    Args:
-        folder: by default ``$OFFLOOP_RUNS_DIR``, else ``runs``.
-        archived: whether to include archived runs.
-
-    Raises:
-        RunDirectoryError: the folder cannot be read."""
+    ``folder`` is by default ``$OFFLOOP_RUNS_DIR``, else ``runs``. Archived runs come only with ``archived``. Raises
+    RunDirectoryError if the folder cannot be read."""
     opened = _Folder(folder)
     return Runs(opened, lambda: opened.table.choose("", archived=archived).entries)
 
@@ -75,7 +71,8 @@ class Runs(Sequence["Run"]):
 
     ``runs[0]`` is the first run, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the run of that name.
     Hyperparameters and metrics have full and short names (``config/lr`` or ``lr``); ``config/lr`` takes precedence over
-    others that end in ``lr``."""
+    others that end in ``lr``. Methods raise ConfigurationError for a column, metric or expression that no run of the
+    folder has, and for a missing library."""
 
     def __init__(self, folder: _Folder, choose: Callable[[], list[RunEntry]]) -> None:
         self._folder = folder
@@ -111,29 +108,18 @@ class Runs(Sequence["Run"]):
     def where(self, expression: str) -> "Runs":
         """Return the runs for which an expression such as ``lr > 0.01 and status == finished`` is true.
 
-        See :func:`offloop.bus.index.filters.parse_filter`.
-
-        Raises:
-            ConfigurationError: it is not a filter, or names what no run of the folder has."""
+        See :func:`offloop.bus.index.filters.parse_filter`."""
         return Runs(self._folder, lambda: self._folder.table.where(self._choose(), expression))
 
     def sort(self, name: str) -> "Runs":
-        """Return the runs sorted by a column, with a minus before the name the greatest first.
-
-        Runs without a value come last.
-
-        Raises:
-            ConfigurationError: no run of the folder has that column."""
+        """Return the runs sorted by a column, with a minus before its name the greatest first, without a value last."""
         return Runs(self._folder, lambda: self._folder.table.sort(self._choose(), name))
 
     def best(self, metric: str, mode: Mode | None = None) -> "Run":
         """Return the run with the best value of a metric at any step.
 
         ``mode`` (``min`` or ``max``) is needed if neither the metric's name nor the runs say which values are better.
-
-        Raises:
-            ConfigurationError: no run of the folder has that metric, or the mode is unknown.
-            RunNotFoundError: none of these runs has a finite value of it."""
+        Raises RunNotFoundError if none of these runs has a finite value."""
         found = self._folder.table.best(self._entries, metric, mode)
         if found is None:
             raise RunNotFoundError(f"none of these {len(self):,} runs has a finite value of {metric!r}")
@@ -151,10 +137,7 @@ class Runs(Sequence["Run"]):
         Args:
             columns: names of columns, such as ``["run", "lr", "MulticlassAccuracy.best"]``. By default name, status,
                 times and tags, every hyperparameter, and the last value of every metric.
-            to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first that is installed.
-
-        Raises:
-            ConfigurationError: no run of the folder has a column, or the library is not installed."""
+            to: ``pandas``, ``polars``, or ``dict`` for lists by name. By default the first that is installed."""
         entries = self._entries
         if columns is None:
             rows = [
@@ -170,12 +153,7 @@ class Runs(Sequence["Run"]):
         return as_table(table, library(to))
 
     def plot(self, metric: str, ax: Any = None) -> Any:
-        """Draw a metric of these runs with matplotlib and return the axes.
-
-        Each run is thinned to some hundred points, with its extremes.
-
-        Raises:
-            ConfigurationError: no run of the folder has that metric, or matplotlib is not installed."""
+        """Draw a metric of these runs with matplotlib, some hundred points each with extremes, and return the axes."""
         names = self._folder.table.known.metric_names
         name = names.find(metric, "no run has the metric")
         series = {run.name: self._folder.series(run.name, name) for run in self}
@@ -200,7 +178,9 @@ class Run:
     """One run of a folder, as :class:`Runs` found it.
 
     Notebooks show its state, loss, metrics and hyperparameters. :meth:`metrics`, :meth:`events` and :meth:`plot` read
-    its recordings as they are now; everything else is as of the last :meth:`refresh`."""
+    its recordings as they are now; everything else is as of the last :meth:`refresh`. Methods raise ConfigurationError
+    for an unknown name or a missing library, RecordingError for an unreadable recording, RunNotFoundError for an
+    unknown attempt."""
 
     def __init__(self, folder: _Folder, entry: RunEntry) -> None:
         self._folder = folder
@@ -286,9 +266,7 @@ class Run:
     ) -> None:
         """Add and remove tags, replace the note, pin or archive the run. The rest stays unchanged.
 
-        Raises:
-            ConfigurationError: a tag or a note that is not allowed.
-            RunDirectoryError: it cannot be written."""
+        Raises ConfigurationError for a tag or note that is not allowed; RunDirectoryError if it cannot be written."""
         add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
         said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
         self._folder.replace(self._entry.annotated(said))
@@ -311,35 +289,20 @@ class Run:
             names: one metric or several, by full or short names. By default all.
             attempt: one attempt; -1 is the newest. By default all together.
             to: ``pandas`` (with the steps as index), ``polars``, or ``dict`` for lists by name. By default the first
-                that is installed.
-
-        Raises:
-            ConfigurationError: it has no such metric, or the library or numpy is not installed.
-            RecordingError: its recording cannot be read.
-            RunNotFoundError: it has no such attempt."""
+                that is installed."""
         chosen = library(to)
         return by_step(self._history(names, attempt), chosen)
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
         """Yield the snapshots of these events, by default all, of every rank in recorded order.
 
-        ``attempt`` chooses one attempt, -1 the newest.
-
-        Raises:
-            ConfigurationError: an event is unknown.
-            RecordingError: its recording cannot be read.
-            RunNotFoundError: it has no such attempt."""
+        ``attempt`` chooses one attempt, -1 the newest."""
         chosen = [Event(event) for event in events] or None
         recordings = self._recordings(attempt)
         return (snapshot for recording in recordings for snapshot in recording.snapshots(chosen))
 
     def plot(self, *metrics: str, attempt: int | None = None, ax: Any = None) -> Any:
-        """Draw metrics, by default the loss, at all steps with matplotlib, and return the axes.
-
-        Raises:
-            ConfigurationError: it has no such metric, or matplotlib is not installed.
-            RecordingError: its recording cannot be read.
-            RunNotFoundError: it has no such attempt."""
+        """Draw metrics, by default the loss, at all steps with matplotlib, and return the axes."""
         main = folder_html.main_metric(self._entry)
         if main is None:
             raise ConfigurationError(f"run {self.name} has no metric yet")
@@ -349,10 +312,7 @@ class Run:
         return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
 
     def follow(self, seconds: float = 1.0) -> None:
-        """Show the run in a notebook, updated every ``seconds`` until it ends or the cell is interrupted.
-
-        Raises:
-            ConfigurationError: IPython is not installed."""
+        """Show the run in a notebook, updated every ``seconds`` until it ends or the cell is interrupted."""
         handle = load("IPython.display", "follow()").display(self.refresh(), display_id=True)
         while self._entry.is_going_on:
             time.sleep(seconds)

@@ -52,11 +52,9 @@ def annotate(
             raise ConfigurationError(
                 f"run {run.name} would have {len(tags):,} tags, and {MAX_TAGS:,} are allowed: remove some first"
             )
-        return Annotations(
-            tags,
-            before.note if note is None else note,
-            before.pinned if pinned is None else pinned,
-            before.archived if archived is None else archived,
+        given = {"note": note, "pinned": pinned, "archived": archived}
+        return msgspec.structs.replace(
+            before, tags=tags, **{name: one for name, one in given.items() if one is not None}
         )
 
     return ANNOTATIONS.update(run, change)

@@ -79,14 +79,11 @@ class Replay(RunStream):
         recording: The recording.
         rate: Speed relative to the original; by default without waiting. Replays that share a
             :class:`~offloop.bus.replay.replay.Pace` run in step.
-        start: First moment, inclusive, see :func:`~offloop.bus.recording.window.parse_bound`.
-        until: Last moment, inclusive.
+        start, until: First and last moment, inclusive, see :func:`~offloop.bus.recording.window.parse_bound`.
         events: Requested events; all by default.
         after: Position to continue from: rank to ``(seq, base_seq)`` of the last handled snapshot.
 
-    Raises:
-        InvalidTimeError: ``start`` or ``until`` is not such a time.
-        ConfigurationError: The rate is not above 0."""
+    Raises InvalidTimeError for ``start`` or ``until``; ConfigurationError unless the rate is above 0."""
 
     ending: Ending | None = None
     """The run's ending, after a complete iteration; ``None`` if ``until`` came first."""

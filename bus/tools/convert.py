@@ -54,17 +54,13 @@ def convert(
 
     Args:
         paths: The recordings.
-        output: The file to write.
-        start: First moment of a part, see :func:`offloop.bus.recording.window.parse_bound`.
-        until: Last moment of a part. A replay between both shows the same events.
-        force: Replace an existing file.
+        output: The file to write, replaced only with ``force``.
+        start, until: First and last moment of a part, see :func:`offloop.bus.recording.window.parse_bound`. A replay
+            between them shows the same events.
 
-    Raises:
-        ConfigurationError: The recordings are not of one attempt of one run, or two have different events of the same
-            rank and number; no event is chosen; or ``output`` exists without ``force``.
-        InvalidTimeError: ``start`` or ``until`` is not such a time.
-        RecordingError: A file is not a recording.
-        RunDirectoryError: ``output`` cannot be written."""
+    Raises ConfigurationError if the recordings are not of one attempt of one run, two have different events of the same
+    rank and number, no event is chosen, or ``output`` exists; InvalidTimeError for ``start`` or ``until``;
+    RecordingError if a file is not a recording; RunDirectoryError if ``output`` cannot be written."""
     sources = [RecordSource(path) for path in paths]
     run, attempt, run_id = _identity(sources)
     first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))

@@ -172,9 +172,8 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
     are equal, both NaN, or, unless both are whole, within ``tolerance``, absolute or relative to the larger one. Events
     and fields that a consumer requested, and base events of a partial recording, are compared where both have them.
 
-    Raises:
-        ConfigurationError: ``tolerance`` is negative or not a number, or the recordings have no event in common.
-        RecordingError: A file is not a recording."""
+    Raises ConfigurationError for an invalid ``tolerance``, or if the recordings have no event in common;
+    RecordingError."""
     if not 0 <= tolerance < math.inf:
         raise ConfigurationError(f"the tolerance is a number of 0 or more, not {tolerance}")
     for path in (a, b):

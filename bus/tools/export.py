@@ -44,17 +44,12 @@ def export(
 
     Args:
         path: The recording.
-        output: The file to write.
+        output: The file to write, replaced only with ``force``.
         to: One of :data:`~offloop.bus.tools.rows.FORMATS`.
-        events: Events to export; all by default.
-        ranks: Ranks to export; all by default.
-        force: Replace an existing file.
+        events, ranks: Events and ranks to export; all by default.
 
-    Raises:
-        ConfigurationError: An unknown format or rank; no event is chosen; ``output`` exists without ``force``; or
-            PyArrow is not installed.
-        RecordingError: ``path`` is not a recording.
-        RunDirectoryError: ``output`` cannot be written."""
+    Raises ConfigurationError for an unknown format or rank, if no event is chosen, if ``output`` exists, or without
+    PyArrow; RecordingError if ``path`` is not a recording; RunDirectoryError if ``output`` cannot be written."""
     if to not in FORMATS:
         raise ConfigurationError(
             f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"

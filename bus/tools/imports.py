@@ -100,10 +100,8 @@ def import_logs(
         name: Name of the run; by default of the log's folder or file. Several runs append their folders' names.
         step_column: Column of steps in CSV and JSON lines.
 
-    Raises:
-        ConfigurationError: It is not such a log, has no numbers, or a run of that name exists.
-        RunDirectoryError: The run cannot be written.
-        OSError: The log cannot be read."""
+    Raises ConfigurationError if it is not such a log, has no numbers, or a run of that name exists; RunDirectoryError
+    if the run cannot be written; OSError if the log cannot be read."""
     logs = find_logs(source, path)
     root = runs_dir(where)
     names = [_run_name(log, name, len(logs) > 1) for log in logs]

@@ -130,7 +130,8 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
     elif arguments:
         raise ConfigurationError(f"{name!r} takes nothing further, not {' '.join(map(str, arguments))!r}")
     for one in arguments:
-        if not _is_plain(one):
+        is_small = type(one) is not int or abs(one) < 1 << 63
+        if not (len(one) <= MAX_TEXT if isinstance(one, str) else isinstance(one, int | float | None) and is_small):
             raise ConfigurationError(
                 f"a command cannot carry {str(one)[:40]!r}: use numbers, true, false and texts of at most {MAX_TEXT} "
                 "characters"
@@ -140,9 +141,3 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
 
 def new_command_id() -> str:
     return os.urandom(8).hex()
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= MAX_TEXT
-    return value is None or isinstance(value, bool | float) or (type(value) is int and abs(value) < 1 << 63)
