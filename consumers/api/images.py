@@ -23,14 +23,14 @@ def as_masks(name: str, mask: str, values: Any, images: Sequence[_Array]) -> lis
     what = f"mask {mask!r} of images {name!r}"
     masks = [_array(what, one).copy() for one in _each(what, values, 2)]
     if len(masks) != len(images):
-        raise ConfigurationError(f"{what} is given {len(masks)} times for {len(images)} images: give one for each")
+        raise ConfigurationError(f"{what} has {len(masks)} masks for {len(images)} images: give one for each")
     for found, image in zip(masks, images, strict=True):
         if found.shape != image.shape[:2]:
             raise ConfigurationError(
-                f"{what} has the shape {found.shape} for an image of {image.shape[:2]}: height and width have to agree"
+                f"{what} has the shape {found.shape} for an image of {image.shape[:2]}: use the image's size"
             )
         if found.dtype.kind not in "biu":
-            raise ConfigurationError(f"{what} is of type {found.dtype}: class numbers are whole")
+            raise ConfigurationError(f"{what} is of type {found.dtype}: use whole class numbers")
     return masks
 
 
@@ -60,7 +60,7 @@ def as_png(pixels: _Array) -> bytes:
 
 def class_numbers(mask: _Array) -> _Array:
     if mask.min() < 0 or mask.max() > 255:
-        raise ConfigurationError(f"a mask has class numbers up to {mask.max()}: as an image it can have 0 to 255")
+        raise ConfigurationError(f"a mask has class numbers up to {mask.max()}: use 0 to 255")
     return mask.astype("uint8")
 
 
@@ -92,7 +92,7 @@ def _pixel_type(name: str, image: _Array) -> Any:
         return image.dtype
     if image.dtype.kind not in "biu" or image.min() < 0 or image.max() > 255:
         raise ConfigurationError(
-            f"an image of {name!r} has pixels of type {image.dtype}: they are floats, or whole numbers from 0 to 255"
+            f"an image of {name!r} has pixels of type {image.dtype}: use floats, or whole numbers from 0 to 255"
         )
     return "uint8"
 

@@ -355,7 +355,7 @@ class Logger:
         Raises ConfigurationError: the file does not exist."""
         path = Path(file_path).absolute()
         if not path.is_file():
-            raise ConfigurationError(f"{path} is not a file: upload_file() takes one that is there, and not a folder")
+            raise ConfigurationError(f"{path} is not a file: give upload_file() an existing file")
         self._entries.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
@@ -395,7 +395,7 @@ class Logger:
 
 def _checked(name: str, value: Any) -> LogValue:
     if name in _RESERVED:
-        raise ConfigurationError(f"a metric cannot be called {name!r}, every row has that already: choose another name")
+        raise ConfigurationError(f"invalid name of a metric {name!r}: every row has it already, choose another name")
     return _plain(f"metric {name!r} has a value", value)
 
 

@@ -152,7 +152,7 @@ def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
     rest = text[at:].lstrip()
     return ConfigurationError(
         f"alert rule {text!r}: at character {len(text) - len(rest) + 1} there is {repr(rest) if rest else 'its end'} "
-        f"where {expected} belongs; a rule is such as 'loss > 10 for 5ba' or 'nan'"
+        f"instead of {expected}; examples of rules are 'loss > 10 for 5ba' and 'nan'"
     )
 
 
@@ -231,7 +231,7 @@ class Alert(Callback):
     ) -> None:
         self._rules = [Rule.parse(text) for text in _listed(rules)]
         if not self._rules:
-            raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' for one that suits every training")
+            raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' suits every training")
         if not timeout > 0:
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
         self._is_shown = console
@@ -398,7 +398,7 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
 
 
 def _say_failure(name: str, notice: Notice, problem: str) -> None:
-    _say(f"{name} did not take the notice of {notice.rule!r} ({notice.status}): {problem}")
+    _say(f"{name} failed for the notice of {notice.rule!r} ({notice.status}): {problem}")
 
 
 def _listed(given: Iterable[str]) -> list[str]:

@@ -332,8 +332,7 @@ def _check_comparison(monitor: str | None, mode: Mode | None, keep: int | None) 
     if monitor is None and (mode is not None or keep is not None):
         given = "mode" if keep is None else "keep"
         raise ConfigurationError(
-            f"{given} is of the best checkpoints by a metric: name that as monitor, such as loss/train/total; "
-            "num_checkpoints_to_keep is of the newest ones"
+            f"{given} requires a monitor, such as loss/train/total; num_checkpoints_to_keep is for the newest ones"
         )
     if monitor is not None and mode is None and direction_of(monitor) is None:
         raise ConfigurationError(

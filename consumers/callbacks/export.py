@@ -141,7 +141,9 @@ class ExportForInferenceCallback(Callback):
         if save_format != "onnx" and (input_names or output_names):
             raise ConfigurationError(f"input_names and output_names are for save_format onnx, not {save_format}")
         if transforms is not None and not all(map(callable, transforms)):
-            raise ConfigurationError("transforms is a sequence of functions that are given a model and return one")
+            raise ConfigurationError(
+                "transforms are not all functions: give functions that receive a model and return one"
+            )
         require(f"save_format {save_format}", "export", *_PACKAGES[save_format])
         builder_of(model)
         self._save_format = save_format
@@ -224,7 +226,7 @@ class ExportForInferenceCallback(Callback):
             lines = str(error).strip().splitlines()
             raise ConfigurationError(
                 f"the model {type(module).__name__} cannot be exported as {self._save_format}: "
-                f"{type(error).__name__}: {lines[0] if lines else 'no reason is given'}"
+                f"{type(error).__name__}: {lines[0] if lines else 'unknown error'}"
             ) from error
 
     def _arguments(self, module: "torch.nn.Module", is_whole: bool) -> tuple[Any, ...]:
@@ -250,7 +252,7 @@ class ExportForInferenceCallback(Callback):
                 return arguments
         raise ConfigurationError(
             f"the model {type(module).__name__} cannot be called with the sample input ({type(trouble).__name__}: "
-            f"{str(trouble).partition(chr(10))[0]}): give as sample_input what it takes"
+            f"{str(trouble).partition(chr(10))[0]}): give its arguments as sample_input"
         ) from trouble
 
 

@@ -44,7 +44,7 @@ class NaNMonitor(Callback):
     ) -> None:
         check_choice("action", action, ("alert", "stop"))
         if per_parameter and not check_gradients:
-            raise ConfigurationError("per_parameter looks at gradients: leave check_gradients on")
+            raise ConfigurationError("per_parameter requires check_gradients")
         self._action = action
         if action != "stop":
             self.barrier_events = ()  # type: ignore[assignment, misc]  # nothing to wait for

@@ -110,7 +110,7 @@ class Phases(Callback):
     def __init__(self, every: int | str = 10, window: int = 10, threshold: float = 0.3) -> None:
         check_at_least("window", window, 1)
         if not 0 < threshold < 1:
-            raise ConfigurationError(f"threshold is {threshold}: it is a share of the time, use one between 0 and 1")
+            raise ConfigurationError(f"threshold is {threshold}: use a share of the time between 0 and 1")
         self.every = every  # type: ignore[misc]
         self._threshold = threshold
         self._samples: deque[Sample] = deque(maxlen=window)

@@ -105,7 +105,7 @@ def read_order(stream: BinaryIO) -> dict[str, Any]:
         order |= pickle.load(stream)
     except Exception as error:  # unpickling runs the constructors of the user's classes, which may raise anything
         raise ConfigurationError(
-            f"the callbacks and loggers given to the trainer cannot be made in their own process: "
+            f"the callbacks and loggers given to the trainer cannot be created in their process: "
             f"{type(error).__name__}: {error}"
         ) from error
     return order

@@ -76,8 +76,8 @@ class _StandIn(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         raise ImportError(
-            f"Composer is not installed, and what offloop has in its place knows no {self.__name__}.{name}: a consumer "
-            f"takes callbacks that need no more of it than {', '.join(sorted({*_CORE, *_LOGGERS}))} and utils.dist",
+            f"Composer is not installed, and offloop has no substitute for {self.__name__}.{name}: it has substitutes "
+            f"for {', '.join(sorted({*_CORE, *_LOGGERS}))} and utils.dist",
             name=self.__name__,
         )
 

@@ -112,8 +112,7 @@ class ComposerState:
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenSnapshotError(
-            f"state.{name} cannot be assigned: a consumer's callback only looks; what changes the training is an "
-            "Algorithm in the trainer",
+            f"state.{name} cannot be assigned in a consumer: only an Algorithm in the trainer changes the training",
             field=name,
         )
 
@@ -133,9 +132,8 @@ def handled_snapshot() -> Snapshot | None:
 
 def _not_available(name: str, event: Event, instead: str) -> FieldNotAvailableError:
     return FieldNotAvailableError(
-        f"state.{name} is not in the {event.value} snapshot, which is all that a consumer's callback has of the "
-        f"training: {instead}; code that needs the model, the optimizers or the data themselves belongs into an "
-        "Algorithm in the trainer",
+        f"state.{name} is not in the {event.value} snapshot: {instead}; use an Algorithm in the trainer for the model, "
+        "the optimizers or the data",
         field=name,
     )
 

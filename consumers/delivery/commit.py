@@ -131,5 +131,5 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
 def unpack_snapshot(frame: bytes) -> Snapshot:
     topic, body = split_frame(frame)
     if topic is None:
-        raise ValueError("a stored event is none")
+        raise ValueError("malformed stored event")
     return Snapshot(Event(topic.name), topic.run, topic.rank, decode_event(body))

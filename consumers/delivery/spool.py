@@ -142,7 +142,7 @@ class Spool(LoggerDestination):
     @property
     def _opened(self) -> SpoolDirectory:
         if self._directory is None:
-            raise ConfigurationError(f"{self.shown_as} was given something before it was opened: call open() first")
+            raise ConfigurationError(f"{self.shown_as} received values before it was opened: call open() first")
         return self._directory
 
     def _append(self, kind: str, content: Any, state: Snapshot) -> None:

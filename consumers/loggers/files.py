@@ -176,7 +176,7 @@ class FileDestination(LoggerDestination):
     def _default_path(self, context: RunContext) -> Path:
         if context.run_dir is None:
             raise ConfigurationError(
-                f"{self.name} has no run directory to write to: say where with '-o {self.name}.{self.elsewhere}'"
+                f"{self.name} has no run directory to write to: name a file with '-o {self.name}.{self.elsewhere}'"
             )
         # An attempt keeps the files of earlier attempts.
         suffix = f"-{context.attempt}" if context.attempt > 1 else ""

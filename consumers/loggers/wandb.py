@@ -88,8 +88,7 @@ class WandBLogger(LoggerDestination):
         # Without an account, wandb would ask at the terminal.
         if self._mode == "online" and not _has_account(wandb.setup().settings):
             raise ConfigurationError(
-                "wandb has no account to log to: 'wandb login' or $WANDB_API_KEY gives it one, "
-                "'-o wandb.mode=offline' does without"
+                "wandb has no account: use 'wandb login', $WANDB_API_KEY, or '-o wandb.mode=offline'"
             )
 
     def open(self, context: RunContext) -> None:

@@ -79,8 +79,8 @@ class CheckpointStates:
             where = "" if dispatcher.context.run_dir else ": the run's directory is on another machine"
             say(
                 f"{names} begin{'s' if len(missing) == 1 else ''} anew: no state was kept for the checkpoint at batch "
-                f"{mark.timestamp.values.batch} of run {mark.run}, and no recording was found in which it is "
-                f"saved{where}; checkpoints that were saved without a stream, or by a consumer, have none",
+                f"{mark.timestamp.values.batch} of run {mark.run}, and no recording of that checkpoint was "
+                f"found{where}; checkpoints saved without a stream, or by a consumer, have no states",
                 err=True,
             )
 

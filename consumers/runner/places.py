@@ -64,7 +64,7 @@ class FoundRun:
         stream.close()
         rest = "" if self.info is None else f", or finish the one before with '--replay {self.info.recording}'"
         raise RunError(
-            f"attempt {stream.attempt} of run {self.name!r} has begun just now: start this consumer again for it{rest}"
+            f"attempt {stream.attempt} of run {self.name!r} has just begun: start this consumer again for it{rest}"
         )
 
 
@@ -191,7 +191,7 @@ def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> F
 
     ``say`` reports what it waits for. Raises ConfigurationError or BrokerError."""
     if not isinstance(run.place, NatsRuns):
-        raise ConfigurationError(f"run {run.name!r} is {run.place}: ranks are chosen of a run in NATS")
+        raise ConfigurationError(f"run {run.name!r} is {run.place}: only the ranks of a run in NATS can be chosen")
     from offloop.bus.jetstream.nats_connection import NatsConnection
 
     address = run.place.address

@@ -203,7 +203,7 @@ class MemoryStream(RunStream):
 
         Raises ClosedError: it has ended already; ConfigurationError: an unknown ``status``."""
         if status not in SEVERITY:
-            raise ConfigurationError(f"status {status!r} is not how a run ends: use {', '.join(SEVERITY)}")
+            raise ConfigurationError(f"invalid status {status!r}: use {', '.join(SEVERITY)}")
         self._begin()
         if status in ("finished", "stopped"):
             self.emit(Event.FIT_END)
@@ -294,7 +294,7 @@ class MemoryStream(RunStream):
     def _check_ranks(self, ranks: Mapping[int, object]) -> None:
         for rank in ranks:
             if not 0 <= rank < self._ranks:
-                raise ConfigurationError(f"of_rank names rank {rank}, and there are {self._ranks}, from 0")
+                raise ConfigurationError(f"of_rank has rank {rank}: use 0 to {self._ranks - 1}")
 
 
 def _value(given: OfBatch, number: int) -> Any:

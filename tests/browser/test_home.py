@@ -300,7 +300,7 @@ def test_runs_are_archived_and_deleted_after_a_question_that_names_the_size_and_
         shows(there, 4)
         there.page.get_by_label("Select all runs that are found").check()
         there.page.get_by_role("button", name="Delete…").click()
-        there.sees("living: not deleted before the training has ended")
+        there.sees("living: cannot be deleted before the training ends")
         question = there.page.get_by_role("alertdialog")
         there.sees("Delete these 3 runs?")
         assert "KiB" in question.inner_text()

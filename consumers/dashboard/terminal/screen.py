@@ -49,7 +49,7 @@ def require_terminal() -> None:
     shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout
     for name, stream in (("input", sys.stdin), ("output", shown)):
         if stream is None or stream.closed or not stream.isatty():
-            raise ConfigurationError(f"'top' draws on a terminal, and standard {name} is none: {instead}")
+            raise ConfigurationError(f"'top' draws on a terminal, and standard {name} is not a terminal: {instead}")
     if os.environ.get("TERM", "dumb") == "dumb":
         raise ConfigurationError(f"'top' draws on a terminal, and TERM=dumb cannot move its cursor: {instead}")
     require("'top'", "dashboard", "rich")

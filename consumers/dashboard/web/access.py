@@ -110,7 +110,7 @@ class Listening:
             )
         if not is_loopback(self.host) and (self.tokens is None or self.certificate is None):
             raise ConfigurationError(
-                f"{self.host} can be reached from other machines, which takes tokens and TLS: add "
+                f"{self.host} can be reached from other machines, which requires tokens and TLS: add "
                 f"{self.option('tokens', 'tokens.txt')} {self.option('certificate', 'cert.pem')} "
                 f"{self.option('certificate_key', 'key.pem')} (the token file is made if it does not exist; 'openssl "
                 "req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=HOST -keyout key.pem -out cert.pem' makes the "

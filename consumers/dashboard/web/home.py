@@ -286,11 +286,11 @@ class HomePage:
         here = [entry for entry in asked if not self._runs.is_elsewhere(entry.run)]
         if len(here) < len(asked):
             others = [one_line(entry.run) for entry in asked if entry not in here]
-            self._say(f"{_listed(others)}: runs in NATS are deleted on their machine")
+            self._say(f"{_listed(others)}: delete runs in NATS on their machine")
         ended = [entry for entry in here if not entry.is_going_on]
         if len(ended) < len(here):
             live = [one_line(entry.run) for entry in here if entry.is_going_on]
-            self._say(f"{_listed(live)}: not deleted before the training has ended")
+            self._say(f"{_listed(live)}: cannot be deleted before the training ends")
         if ended and await self._is_sure(ended):
 
             def remove(run: str) -> None:
