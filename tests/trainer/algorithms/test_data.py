@@ -16,6 +16,7 @@ from offloop.trainer.algorithms import (
     EMA,
     SAM,
     SWA,
+    BlurPool,
     CutMix,
     CutOut,
     GradientClipping,
@@ -57,18 +58,13 @@ def test_the_same_seed_gives_the_same_weights_and_they_are_not_those_of_a_plain_
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_works_with_microbatches(name: str) -> None:
-    state = train(image_batches(rows=7), ALL[name](), Image, device_train_microbatch_size=2)
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_what_the_dataloader_gave_is_not_changed(name: str, microbatch_size: int | None) -> None:
+    batches = [[images, targets] for images, targets in image_batches(rows=7)]
+    before = deepcopy(batches)
+    state = train(batches, ALL[name](), Image, device_train_microbatch_size=microbatch_size)
     assert state.batch_loss is not None
     assert state.batch_loss.isfinite()
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("microbatch_size", [None, 3])
-def test_what_the_dataloader_gave_is_not_changed(name: str, microbatch_size: int | None) -> None:
-    batches = [[images, targets] for images, targets in image_batches()]
-    before = deepcopy(batches)
-    train(batches, ALL[name](), Image, device_train_microbatch_size=microbatch_size)
     for batch, original in zip(batches, before, strict=True):
         assert equal(batch, original)
 
@@ -89,36 +85,23 @@ def test_metrics_and_the_end_of_the_batch_see_the_original_targets(name: str) ->
 
 
 MISTAKES: list[tuple[type[Algorithm], dict[str, Any]]] = [
-    (LabelSmoothing, {"smoothing": 1.5}),
     (LabelSmoothing, {"smoothing": float("nan")}),
-    (LabelSmoothing, {"target_key": None}),
     (LabelSmoothing, {"target_key": (0, 1)}),
     (MixUp, {"alpha": -0.1}),
     (CutMix, {"input_key": []}),
     (CutOut, {"num_holes": True}),
-    (CutOut, {"length": 0}),
     (ProgressiveResizing, {"mode": "shrink"}),
     (ProgressiveResizing, {"delay_fraction": 0.5, "finetune_fraction": 0.6}),
     (SequenceLengthWarmup, {"max_seq_length": 7}),
     (SelectiveBackprop, {"start": 0.9, "end": 0.9}),
-    (SelectiveBackprop, {"interrupt": 1}),
-    (SelectiveBackprop, {"loss_fn": "mse"}),
     (EMA, {"smoothing": 0.9}),
-    (EMA, {"half_life": "10ba", "update_interval": "1ep"}),
     (EMA, {"half_life": "5"}),
     (SWA, {"swa_start": "0.9dur", "swa_end": "0.8dur"}),
-    (SWA, {"swa_start": "5ep"}),
-    (SWA, {"swa_end": "1.5dur"}),
     (SWA, {"update_interval": "0.1dur"}),
-    (SWA, {"anneal_strategy": "exp"}),
-    (SWA, {"swa_lr": 0.1}),
     (GradientClipping, {"clipping_type": "all", "clipping_threshold": 1.0}),
-    (GradientClipping, {"clipping_type": "norm", "clipping_threshold": 0}),
     (SAM, {"interval": 0}),
-    (StochasticDepth, {"target_layer_name": ""}),
-    (StochasticDepth, {"target_layer_name": "Layer", "stochastic_method": "all"}),
+    (BlurPool, {"replace_convs": False, "replace_maxpools": False}),
     (StochasticDepth, {"target_layer_name": "Layer", "drop_rate": 1}),
-    (StochasticDepth, {"target_layer_name": "Layer", "drop_distribution": "normal"}),
     (LayerFreezing, {"freeze_start": 2}),
 ]
 

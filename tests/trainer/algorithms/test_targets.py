@@ -31,18 +31,13 @@ def losses_and_parts(algorithm: Algorithm, batches: list[Any], **settings: Any) 
 
 
 @pytest.mark.parametrize("microbatch_size", SPLIT)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-def test_smoothing_gives_the_loss_that_torch_gives(smoothing: float, microbatch_size: int | None) -> None:
-    notes = losses_and_parts(LabelSmoothing(smoothing), row_batches(), device_train_microbatch_size=microbatch_size)
-    assert len(notes) == (8 if microbatch_size else 4)
-    for loss, outputs, (_, targets) in notes:
-        torch.testing.assert_close(loss, cross_entropy(outputs, targets, label_smoothing=smoothing))
-
-
-def test_probabilities_are_smoothed_as_well() -> None:
-    batches = [(inputs, torch.rand(6, 4).softmax(-1)) for inputs, _ in row_batches()]
-    for loss, outputs, (_, targets) in losses_and_parts(LabelSmoothing(0.3), batches):
-        torch.testing.assert_close(loss, cross_entropy(outputs, targets, label_smoothing=0.3))
+def test_smoothing_gives_the_loss_that_torch_gives(microbatch_size: int | None) -> None:
+    probabilities = [(inputs, torch.rand(6, 4).softmax(-1)) for inputs, _ in row_batches()]
+    for batches in (row_batches(), probabilities):
+        notes = losses_and_parts(LabelSmoothing(0.1), batches, device_train_microbatch_size=microbatch_size)
+        assert len(notes) == (8 if microbatch_size else 4)
+        for loss, outputs, (_, targets) in notes:
+            torch.testing.assert_close(loss, cross_entropy(outputs, targets, label_smoothing=0.1))
 
 
 def test_targets_are_found_by_name_and_by_functions() -> None:
@@ -81,6 +76,8 @@ def test_class_numbers_of_any_shape_become_probabilities(shape: list[int], class
     expected = torch.where(numbers[..., None] >= 0, one_hot(numbers.clamp(min=0), classes), 0)
     assert torch.equal(probabilities, expected.float())
     assert soft_targets(probabilities, torch.zeros(*shape, classes)) is probabilities
+    # Those of scores in half precision are not rounded.
+    assert soft_targets(numbers, torch.zeros(*shape, classes, dtype=torch.bfloat16)).dtype is torch.float32
 
 
 def test_a_row_without_target_adds_nothing_to_the_loss() -> None:
@@ -91,14 +88,9 @@ def test_a_row_without_target_adds_nothing_to_the_loss() -> None:
     torch.testing.assert_close(loss, total / len(targets))
 
 
-def test_targets_of_scores_in_half_precision_are_not_rounded() -> None:
-    assert soft_targets(torch.tensor([1]), torch.zeros(1, 3, dtype=torch.bfloat16)).dtype is torch.float32
-    assert soft_targets(torch.tensor([1]), torch.zeros(1, 3, dtype=torch.float64)).dtype is torch.float64
-
-
-@pytest.mark.parametrize("targets", [torch.zeros(6, 1, dtype=torch.long), torch.zeros(6, 3), torch.zeros(6), None])
+@pytest.mark.parametrize("targets", [torch.zeros(6, 1, dtype=torch.long), torch.zeros(6, 3), None])
 def test_targets_that_do_not_go_with_the_outputs_are_refused(targets: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"do not go .*(class numbers of shape \(6,\)|target_key)"):
+    with pytest.raises(ConfigurationError):
         soft_targets(targets, torch.zeros(6, 4))
 
 
@@ -144,18 +136,8 @@ def test_mixup_draws_from_the_beta_distribution() -> None:
     assert drawn.var() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.05)
 
 
-def test_an_alpha_of_zero_changes_nothing() -> None:
-    for algorithm in (MixUp(alpha=0), CutMix(alpha=0)):
-        plain, mixed = (
-            losses_and_parts(one, image_batches(), make_model=Image) for one in (LabelSmoothing(0), algorithm)
-        )
-        for (loss, *_), (other, *_) in zip(plain, mixed, strict=True):
-            torch.testing.assert_close(loss, other)
-
-
 @pytest.mark.parametrize("mixing", [MixUp, CutMix])
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-@pytest.mark.parametrize("microbatch_size", SPLIT)
+@pytest.mark.parametrize(("precision", "microbatch_size"), [("fp32", None), ("amp_bf16", 4)])
 def test_mixed_losses_equal_the_loss_of_mixed_targets(mixing: Any, microbatch_size: int | None, precision: str) -> None:
     # One batch: gradients in 16 bits differ between the two, and so would the weights of the second batch.
     batches = image_batches(1, 8)
@@ -171,11 +153,10 @@ def test_mixed_losses_equal_the_loss_of_mixed_targets(mixing: Any, microbatch_si
 @pytest.mark.parametrize(
     "loss_fn",
     [
-        lambda outputs, targets: {"a": cross_entropy(outputs, targets), "b": outputs.square().mean()},
         lambda outputs, targets: (cross_entropy(outputs, targets), outputs.square().mean()),
         lambda outputs, targets: {"total": cross_entropy(outputs, targets) + outputs.square().mean()},
     ],
-    ids=["mapping", "tuple", "total"],
+    ids=["tuple", "total"],
 )
 def test_losses_of_several_parts_are_mixed_part_by_part(loss_fn: Any) -> None:
     def whole(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -200,7 +181,7 @@ def test_values_to_regress_on_are_mixed_without_classes() -> None:
     assert not torch.equal(targets, torch.arange(6.0))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_smoothing_and_two_mixings_add_up_in_any_order(order: tuple[int, ...]) -> None:
     # Channel n is 1 in image n only, so that the means of the channels are the weights of the images in the mixture.
     images, classes = torch.eye(6).reshape(6, 6, 1, 1).expand(6, 6, 5, 5), torch.arange(6) % 3
@@ -220,8 +201,7 @@ def test_smoothing_and_two_mixings_add_up_in_any_order(order: tuple[int, ...]) -
     assert all(torch.equal(targets, classes) for targets in after)
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize("microbatch_size", SPLIT)
+@pytest.mark.parametrize(("uniform", "microbatch_size"), [(False, 4), (True, None)])
 def test_cutmix_weighs_targets_by_the_areas_of_the_images(uniform: bool, microbatch_size: int | None) -> None:
     # Each image is filled with its number, so that each pixel tells which image it is from.
     images = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 2, 7, 9).clone()
@@ -278,25 +258,15 @@ def test_a_span_lies_within_the_image_and_uniform_ones_cover_all_pixels_equally(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "batch", "message"),
+    ("algorithm", "batch"),
     [
-        (MixUp(), (torch.zeros(6, 8, dtype=torch.long), torch.zeros(6)), "inputs of type torch.int64: it needs floats"),
-        (MixUp(), ("text", torch.zeros(6)), "MixUp cannot mix inputs of type str"),
-        (MixUp(), (torch.zeros(6, 8), ["a"] * 6), "MixUp cannot mix targets of type list"),
-        (
-            CutMix(),
-            (torch.zeros(6, 8), torch.zeros(6)),
-            r"CutMix cannot use a tensor of shape \(6, 8\): it needs images",
-        ),
-        (MixUp(input_key="x"), (torch.zeros(6, 8), torch.zeros(6)), "the batch has no part 'x'"),
+        (MixUp(), (torch.zeros(6, 8, dtype=torch.long), torch.zeros(6))),
+        (MixUp(), (torch.zeros(6, 8), ["a"] * 6)),
+        (CutMix(), (torch.zeros(6, 8), torch.zeros(6))),
+        (MixUp(input_key="x"), (torch.zeros(6, 8), torch.zeros(6))),
     ],
 )
-def test_batches_that_cannot_be_mixed_are_refused(algorithm: Algorithm, batch: Any, message: str) -> None:
+def test_batches_that_cannot_be_mixed_are_refused(algorithm: Algorithm, batch: Any) -> None:
     data = DataSpec([batch], get_num_samples_in_batch=lambda batch: 6)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError):
         train(data, algorithm, max_duration="1ba")
-
-
-@pytest.mark.parametrize("algorithm", [MixUp, CutMix])
-def test_it_tells_whether_it_mixes_losses(algorithm: Any) -> None:
-    assert [algorithm(interpolate_loss=choice).interpolates_loss for choice in (False, True)] == [False, True]

@@ -8,8 +8,8 @@ import os
 import random
 import re
 import resource
+import signal
 import struct
-import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
@@ -40,22 +40,9 @@ from offloop.trainer.checkpoints.file import (
 )
 
 DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.complex64,
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn),
+    *(torch.float8_e5m2, torch.complex64),
 ]
 
 
@@ -108,42 +95,33 @@ def some_tree() -> dict[str, Any]:
 
 
 @given(TREES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_goes_in_comes_out(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     write_checkpoint(path, tree)
     assert exactly(read_checkpoint(path)) == exactly(tree)
 
 
-def test_the_bits_of_a_nan_stay(path: Path) -> None:
+def test_what_is_almost_plain_comes_back_plain_and_nans_keep_their_bits(path: Path) -> None:
     (odd,) = struct.unpack(">d", bytes.fromhex("fff8000000001234"))
-    write_checkpoint(path, {"values": [odd, math.inf, -math.inf, -0.0]})
-    assert [struct.pack(">d", value).hex() for value in read_checkpoint(path)["values"]] == [
-        "fff8000000001234",
-        "7ff0000000000000",
-        "fff0000000000000",
-        "8000000000000000",
-    ]
-
-
-def test_kinds_derived_from_plain_ones_come_back_plain(path: Path) -> None:
     pair = collections.namedtuple("pair", "a b")
     tree = {
         "map": collections.OrderedDict(a=1),
         "pair": pair(1, 2),
         "weight": nn.Parameter(torch.ones(2)),
         "number": np.float64(0.5),
+        "odd": [odd, -0.0],
+        "\udcff": torch.ones(2),
     }
     write_checkpoint(path, tree)
     back = read_checkpoint(path)
-    assert {key: type(value) for key, value in back.items()} == {
-        "map": dict,
-        "pair": tuple,
-        "weight": torch.Tensor,
-        "number": float,
-    }
-    assert back["pair"] == (1, 2)
+    kinds = [type(value) for value in back.values()]
+    assert kinds == [dict, tuple, torch.Tensor, float, list, torch.Tensor]
+    assert [struct.pack(">d", value).hex() for value in back["odd"]] == ["fff8000000001234", "8000000000000000"]
     assert not back["weight"].requires_grad
+    # What was read can be changed, and the file stays.
+    back["weight"].zero_()
+    assert torch.equal(read_checkpoint(path)["weight"], torch.ones(2))
 
 
 def test_other_tools_find_the_weights_under_the_names_of_the_state_dict(path: Path) -> None:
@@ -154,19 +132,14 @@ def test_other_tools_find_the_weights_under_the_names_of_the_state_dict(path: Pa
     assert torch.equal(plain["model.0.weight"], model[0].weight)
 
 
-def test_the_code_in_the_docs_reads_it(path: Path) -> None:
-    docs = ROOT / "docs" / "checkpoints.md"
-    (code,) = re.findall(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
+def test_the_code_in_the_docs_reads_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
     write_checkpoint(path, {"run": "mine", "model": nn.Linear(3, 2).state_dict()})
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout == "['model', 'run']\n{'weight': [2, 3], 'bias': [2]}\n"
-
-
-@pytest.mark.parametrize("key", ["__metadata__", "", "\udcff", "\0"])
-def test_a_tensor_may_be_called_anything(path: Path, key: str) -> None:
-    tree = {key: torch.ones(2), "a": {key: torch.zeros(1)}}
-    write_checkpoint(path, tree)
-    assert exactly(read_checkpoint(path)) == exactly(tree)
+    monkeypatch.setattr(sys, "argv", ["code", str(path)])
+    exec(code, {})
+    assert capsys.readouterr().out == "['model', 'run']\n{'weight': [2, 3], 'bias': [2]}\n"
 
 
 def test_tied_weights_are_stored_once_and_tied_again(path: Path) -> None:
@@ -177,12 +150,6 @@ def test_tied_weights_are_stored_once_and_tied_again(path: Path) -> None:
     weights = read_checkpoint(path)["model"]
     assert weights["embedding"] is weights["head"]
     assert set(read_weights(path)) == {"embedding", "head"}
-
-
-def test_what_was_read_can_be_changed_and_the_file_stays(path: Path) -> None:
-    write_checkpoint(path, {"a": torch.ones(1000)})
-    read_checkpoint(path)["a"].zero_()
-    assert exactly(read_checkpoint(path)["a"]) == exactly(torch.ones(1000))
 
 
 def test_views_of_one_memory_come_back_each_with_its_values(path: Path) -> None:
@@ -210,39 +177,34 @@ def test_the_same_tree_gives_the_same_bytes(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value",
     [
-        ({1, 2}, r"at 'a\.1\.b' is a set"),
-        (np.zeros(2), r"at 'a\.1\.b' is a numpy\.ndarray"),
-        (datetime.timedelta(1), r"datetime\.timedelta"),
-        ({(1, 2): 3}, r"key of the dict at 'a\.1\.b' is a tuple: use str or int"),
-        (torch.zeros(2, dtype=torch.complex128), r"torch\.complex128"),
-        (torch.zeros(2).to_sparse(), r"sparse"),
-        (torch.zeros(2, device="meta"), r"on meta"),
+        {1, 2},
+        np.zeros(2),
+        {(1, 2): 3},
+        torch.zeros(2, dtype=torch.complex128),
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
     ],
 )
-def test_what_a_checkpoint_cannot_hold_is_named(path: Path, value: Any, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+def test_what_a_checkpoint_cannot_hold_is_refused_by_its_place(path: Path, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"a\.1\.b"):
         write_checkpoint(path, {"a": [0, {"b": value}]})
     assert list(path.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("key", [0, "$tensor"])
-def test_parts_have_plain_names(path: Path, key: Any) -> None:
-    with pytest.raises(CheckpointError, match="cannot be the key of a part"):
-        write_checkpoint(path, {key: 1})
-
-
-def test_a_tree_that_holds_itself_is_refused(path: Path) -> None:
-    tree: dict[str, Any] = {}
-    tree["again"] = [tree]
-    with pytest.raises(CheckpointError, match="holds itself"):
-        write_checkpoint(path, tree)
+def test_a_tree_that_is_no_checkpoint_is_refused(path: Path) -> None:
+    within: dict[str, Any] = {}
+    within["again"] = [within]
+    trees: tuple[Any, ...] = ({0: 1}, {"$tensor": 1}, within)
+    for tree in trees:
+        with pytest.raises(CheckpointError):
+            write_checkpoint(path, tree)
 
 
 def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offloop.bus.checkpoints.image._TEXT_LIMIT", 1000)
-    with pytest.raises(CheckpointError, match=r"take [\d,]+ bytes, at most 1,000 are allowed: .* in tensors"):
+    with pytest.raises(CheckpointError, match="1,000"):
         write_checkpoint(path, {"a": list(range(1000))})
 
 
@@ -252,51 +214,46 @@ def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypa
 def assert_damage_is_found(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     for read in (read_checkpoint, read_weights):
-        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint") as caught:
+        with pytest.raises(CheckpointError, match=re.escape(str(path))):
             read(path)
-        assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_cut_short_is_refused(path: Path) -> None:
+def test_a_file_that_is_cut_short_or_something_else_is_refused(path: Path) -> None:
     write_checkpoint(path, some_tree())
     content = path.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
-    for length in [*range(header + 1), *range(header, len(content), 64), len(content) - 1]:
+    for length in [*range(0, header + 1, 8), *range(header, len(content), 64), len(content) - 1]:
         assert_damage_is_found(path, content[:length])
-    assert_damage_is_found(path, content + b"\0")
+    for other in (content + b"\0", b"hello", b"\0" * 100, b"\xff" * 100):
+        assert_damage_is_found(path, other)
+    path.unlink()
+    for read in (read_checkpoint, read_weights, import_torch):
+        for wrong in (path, path.parent):
+            with pytest.raises(CheckpointError):
+                read(wrong)
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(path: Path) -> None:
+def test_a_flipped_bit_is_found_wherever_it_is_and_never_gives_wrong_weights(path: Path) -> None:
     write_checkpoint(path, some_tree())
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     dice = random.Random(5)
-    places = [dice.randrange(header) for _ in range(400)] + [dice.randrange(header, len(whole)) for _ in range(100)]
+    places = [dice.randrange(header) for _ in range(200)] + [dice.randrange(header, len(whole)) for _ in range(100)]
+    refused = 0
     for place in places:
         content = bytearray(whole)
         content[place] ^= 1 << dice.randrange(8)
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint"):
+        with pytest.raises(CheckpointError):
             read_checkpoint(path)
-
-
-def test_a_flipped_bit_never_gives_wrong_weights(path: Path) -> None:
-    tree = some_tree()
-    write_checkpoint(path, tree)
-    whole = path.read_bytes()
-    refused = 0
-    for place in range(0, len(whole), 3):
-        content = bytearray(whole)
-        content[place] ^= 1 << (place % 8)
-        path.write_bytes(content)
         try:
             weights = read_weights(path)
         except CheckpointError:
             refused += 1
         else:
             # The bit was in a tensor that is none of the model's.
-            assert exactly(weights) == exactly(tree["model"])
-    assert refused > len(whole) / 6
+            assert exactly(weights) == exactly(some_tree()["model"])
+    assert refused > 200
 
 
 def test_a_tensor_too_many_or_too_few_is_damage(path: Path) -> None:
@@ -305,57 +262,28 @@ def test_a_tensor_too_many_or_too_few_is_damage(path: Path) -> None:
         metadata = file.metadata()
     for tensors in ({"a": torch.zeros(3)}, {"a": torch.zeros(3), "b": torch.ones(0), "c": torch.ones(0)}):
         save_file(tensors, path, metadata)
-        with pytest.raises(CheckpointError, match="other tensors than it should"):
+        with pytest.raises(CheckpointError):
             read_checkpoint(path)
 
 
 @pytest.mark.parametrize(
-    "tree",
+    "text",
     [
-        {"a": {"$tensor": "other"}},
-        {"a": {"$tensor": [1]}},
-        {"a": {"$dict": [[{"$dict": []}, 1]]}},
-        {"a": {"$dict": 5}},
-        {"a": {"$int": "nonsense"}},
-        {"a": {"$float": "00"}},
-        {"a": {"$bytes": "?"}},
-        {"a": {"$tuple": None}},
-        None,
+        "[]",
+        "nonsense",
+        "[" * 100_000,
+        '{"version": 1}',
+        '{"version": 2, "all": "different"}',
+        *(
+            json.dumps({"version": 1, "tree": {"a": value}, "tensors": {}})
+            for value in ({"$tensor": [1]}, {"$dict": [[{"$dict": []}, 1]]}, {"$int": "nonsense"}, {"$bytes": "?"})
+        ),
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused(path: Path, tree: Any) -> None:
-    write_raw(path, json.dumps({"version": 1, "tree": tree, "tensors": {}}))
-    with pytest.raises(CheckpointError, match="damaged"):
-        read_part(path, "a")
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", "[" * 100_000, '{"version": 1}'])
 def test_a_header_that_is_no_description_is_refused(path: Path, text: str) -> None:
-    write_raw(path, text)
-    with pytest.raises(CheckpointError, match="damaged"):
-        read_checkpoint(path)
-
-
-def write_raw(path: Path, text: str) -> None:
     save_file({}, path, {"offloop": text, "offloop_crc32": f"{zlib.crc32(text.encode()):08x}"})
-
-
-def test_a_newer_format_is_named(path: Path) -> None:
-    write_raw(path, '{"version": 2, "all": "different"}')
-    with pytest.raises(CheckpointError, match=r"of format 2, .* reads format 1"):
+    with pytest.raises(CheckpointError):
         read_checkpoint(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"\0" * 100, b"\xff" * 100])
-def test_a_file_of_something_else_is_refused(path: Path, content: bytes) -> None:
-    assert_damage_is_found(path, content)
-
-
-def test_a_missing_file_is_refused(path: Path) -> None:
-    for read in (read_checkpoint, read_weights, import_torch):
-        for wrong in (path, path.parent):
-            with pytest.raises(CheckpointError, match=f"there is no .*{wrong}"):
-                read(wrong)
 
 
 # Parts, weights, devices
@@ -370,9 +298,9 @@ def test_a_part_is_read_without_the_others(path: Path) -> None:
     path.write_bytes(content)
     assert read_part(path, "betas") == (0.9, 0.999)
     assert exactly(read_part(path, "optimizers")) == exactly(some_tree()["optimizers"])
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError):
         read_part(path, "model")
-    with pytest.raises(CheckpointError, match="holds no 'algorithms', only model, optimizers"):
+    with pytest.raises(CheckpointError, match="algorithms"):
         read_part(path, "algorithms")
 
 
@@ -380,7 +308,7 @@ def test_weights_of_somebody_elses_file_are_read_as_they_are(path: Path) -> None
     save_file({"module.w": torch.ones(2), "b": torch.zeros(1)}, path, {"format": "pt"})
     weights = read_weights(path)
     assert exactly(weights) == exactly({"b": torch.zeros(1), "module.w": torch.ones(2)})
-    with pytest.raises(CheckpointError, match=r"not a checkpoint .*load it as weights"):
+    with pytest.raises(CheckpointError):
         read_checkpoint(path)
 
 
@@ -397,7 +325,7 @@ def test_on_the_meta_device_the_file_is_checked_and_has_no_values(path: Path) ->
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError):
         read_checkpoint(path, device="meta")
 
 
@@ -417,49 +345,31 @@ def files_up_to(size: int) -> Iterator[None]:
 
 def test_a_full_disk_leaves_the_file_before_it_and_nothing_else(path: Path) -> None:
     write_checkpoint(path, {"model": {"w": torch.ones(2)}})
-    with files_up_to(100_000), pytest.raises(CheckpointError, match=r"cannot write .*a\.safetensors: .*too large"):
+    with files_up_to(100_000), pytest.raises(CheckpointError, match=r"a\.safetensors"):
         write_checkpoint(path, {"model": {"w": torch.ones(1_000_000)}})
     assert list(path.parent.iterdir()) == [path]
     assert exactly(read_weights(path)) == exactly({"w": torch.ones(2)})
+    for wrong in (path / "b", path.parent):
+        with pytest.raises(CheckpointError):
+            write_checkpoint(wrong, {})
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_folder_that_cannot_be_made_or_written_is_named(path: Path) -> None:
-    path.write_text("a file")
-    with pytest.raises(CheckpointError, match=r"cannot write .*a\.safetensors/b: (Not a directory|File exists)"):
-        write_checkpoint(path / "b", {})
-    folder = path.with_name("folder")
-    folder.mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot write .*folder: Is a directory"):
-        write_checkpoint(folder, {})
-    assert set(path.parent.iterdir()) == {path, folder}
-
-
-def test_an_interrupted_write_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(path, {})
-    assert list(path.parent.iterdir()) == []
-
-
-def test_the_next_write_removes_what_a_killed_one_left(path: Path) -> None:
-    code = """if True:
-        import os, signal, sys, offloop.trainer.checkpoints.file as module
-        def die(descriptor): os.kill(os.getpid(), signal.SIGKILL)
-        os.fsync = die
-        module.write_checkpoint(sys.argv[1], {"a": 2})
-    """
+def test_the_next_write_removes_what_a_killed_one_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(path, {"a": 1})
-    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode < 0
+    if (pid := os.fork()) == 0:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: os.kill(os.getpid(), signal.SIGKILL))
+        write_checkpoint(path, {"a": 2})
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert read_checkpoint(path) == {"a": 1}
     assert len(list(path.parent.iterdir())) == 2
     write_checkpoint(path, {"a": 3})
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_file_is_on_the_disk_before_it_gets_its_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_on_the_disk_before_it_gets_its_name_and_obeys_the_umask(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = []
     fsync, replace = os.fsync, os.replace
 
@@ -473,16 +383,12 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "replace", record_replace)
-    write_checkpoint(path, {})
-    assert steps == [path.name, "replace", path.parent.name]
-
-
-def test_the_umask_decides_who_may_read_it(path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_checkpoint(path, {})
     finally:
         os.umask(before)
+    assert steps == [path.name, "replace", path.parent.name]
     assert path.stat().st_mode & 0o777 == 0o640
 
 
@@ -508,10 +414,8 @@ def composers() -> dict[str, Any]:
     "saved",
     [
         WEIGHTS,
-        nn.ModuleDict({"net": nn.Linear(3, 2)}).state_dict() | WEIGHTS,
         {"model": WEIGHTS, "epoch": 3},
         {"state_dict": WEIGHTS, "optimizer": {}},
-        {"state": {"model": WEIGHTS}},
         {"module." + name: value for name, value in WEIGHTS.items()},
         composers(),
     ],
@@ -548,15 +452,15 @@ class Trap:
 
 def test_a_torch_file_that_could_run_code_is_refused_and_does_not(tmp_path: Path) -> None:
     torch.save({"model": WEIGHTS, "trap": Trap(tmp_path / "sprung")}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"holds a pickled posix\.mkdir, .* load it yourself .*save_file"):
+    with pytest.raises(CheckpointError, match=r"posix\.mkdir"):
         import_torch(tmp_path / "a.pt")
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("saved", [{}, [1], {"epoch": 3}, {"model": {"a": 1}}, torch.ones(2)])
+@pytest.mark.parametrize("saved", [{}, [1], {"model": {"a": 1}}])
 def test_a_torch_file_without_weights_is_refused(tmp_path: Path, saved: Any) -> None:
     torch.save(saved, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="has no weights"):
+    with pytest.raises(CheckpointError):
         import_torch(tmp_path / "a.pt")
 
 
@@ -565,10 +469,9 @@ def test_a_torch_file_that_is_cut_short_is_refused(tmp_path: Path, zipped: bool)
     path = tmp_path / "a.pt"
     torch.save({"model": WEIGHTS}, path, _use_new_zipfile_serialization=zipped)
     content = path.read_bytes()
-    for length in range(0, len(content), 13):
+    for length in range(0, len(content), 41):
         path.write_bytes(content[:length])
-        # A name of a permitted kind that is cut in two is one that is not permitted.
-        with pytest.raises(CheckpointError, match=r"damaged|no file of torch\.save|holds a pickled"):
+        with pytest.raises(CheckpointError):
             import_torch(path)
 
 

