@@ -17,7 +17,6 @@ from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm, AlgorithmLogger, Classifier, State, Trainer
 from offloop.trainer.algorithms import BlurPool, ChannelsLast, LayerFreezing, StochasticDepth
 from offloop.trainer.device.device import CpuDevice
-from offloop.trainer.tasks.gpt import Gpt
 
 
 def start(algorithm: Algorithm, model: nn.Module) -> AlgorithmLogger:
@@ -200,16 +199,6 @@ def test_on_average_and_in_evaluation_a_layer_is_what_it_was(method: str) -> Non
     assert torch.equal(model.eval()(inputs), plain(inputs))
 
 
-def test_a_transformer_layer_fits_and_keeps_its_names() -> None:
-    model, plain = Gpt(8, 2, 4), Gpt(8, 2, 4)
-    parameters = dict(model.named_parameters())
-    start(StochasticDepth("Layer"), model)
-    assert all(model.get_parameter(name) is parameter for name, parameter in parameters.items())
-    plain.load_state_dict(model.state_dict())
-    text = torch.randint(9, (2, 4))
-    assert torch.equal(copy.deepcopy(model).eval()(text), plain(text))
-
-
 @pytest.mark.parametrize(("warmup", "length"), [("0.5dur", 4), ("1ep", 4)])
 def test_rates_grow_from_nothing(warmup: str, length: int) -> None:
     depth = StochasticDepth("Residual", drop_rate=0.4, drop_warmup=warmup)
@@ -287,11 +276,3 @@ def test_layers_are_frozen_from_the_first_one_on() -> None:
 def test_freezing_follows_its_schedule(arguments: dict[str, float], counts: list[int]) -> None:
     _, logged, _ = freeze(LayerFreezing(**arguments), stack())
     assert [one["layer_freezing/layers_frozen"] for one in logged] == counts
-
-
-def test_a_parameter_that_a_later_layer_shares_is_trained_with_it() -> None:
-    model = stack()
-    model.module[3].weight = model.module[0].weight
-    trained, _, _ = freeze(LayerFreezing(freeze_start=0.0), model)
-    assert trained[:2] == [[True] * 5, [True] * 5]
-    assert trained[2:] == [[True, False, True, True, True], [True, False, False, True, True]]

@@ -189,18 +189,6 @@ def test_learning_rates_go_where_they_should_whatever_the_schedulers_say(strateg
     assert rates == pytest.approx(expected)
 
 
-def test_without_a_rate_to_go_to_the_rates_stay() -> None:
-    rates: list[float] = []
-    watch = note(rates, lambda state: state.optimizers[0].param_groups[0]["lr"], Event.BEFORE_TRAIN_BATCH)
-    swa = SWA("1ba", "4ba", "1ba", schedule_swa_lr=True)
-
-    def halve(state: State) -> None:
-        state.optimizers[0].param_groups[0]["lr"] /= 2
-
-    train(BATCHES, [swa, note([], halve, Event.AFTER_TRAIN_BATCH), watch])
-    assert rates == [0.1, 0.05, 0.05, 0.05]
-
-
 def test_no_pass_over_the_data_is_begun_where_it_would_disturb_the_epoch() -> None:
     class Resumable(DataLoader[Any]):
         def state_dict(self) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from gold import GoldMLP, gold_data, gold_loader
+from gold import GoldMLP, gold_data
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training import Act, gold_evaluators, gold_trainer
+from training import Act, gold_trainer
 
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
@@ -130,22 +130,6 @@ def test_a_dataloader_that_knows_its_place_is_told_it(tmp_path: Path) -> None:
         assert again.orders == data.orders[batch:]
 
 
-def test_another_dataloader_is_not_told_the_place_of_the_first(tmp_path: Path) -> None:
-    other = Placed()
-    other.load_state_dict = None  # type: ignore[method-assign, assignment]
-    with gold_trainer(train_dataloader=Placed(), save_folder=tmp_path, save_interval="1ba") as trainer:
-        trainer.fit(duration="2ba")
-        last = Placed()
-        last.epoch = 7
-        trainer.fit(duration="1ba", train_dataloader=last)
-    assert last.epoch == 7
-    assert len(last.orders) == 3
-    again = Placed()
-    with gold_trainer(train_dataloader=again, load_path=tmp_path / "ep0-ba3-rank0.safetensors") as trainer:
-        trainer.fit()
-    assert again.epoch == 9
-
-
 def test_a_dataloader_with_too_few_batches_is_not_taken_for_the_same(tmp_path: Path) -> None:
     with gold_trainer(save_folder=tmp_path, save_interval="1ba", max_duration="3ba") as trainer:
         trainer.fit()
@@ -177,18 +161,6 @@ def test_the_size_of_microbatches_that_was_found_is_kept(tmp_path: Path) -> None
     names = {"save_filename": "at-{batch}.bin", "save_latest_filename": "newest"}
     assert train(max_duration="2ba", save_folder=tmp_path, **names) == [6, 3, 3, 3, 3]
     assert train(max_duration="3ba", load_path=tmp_path, **names) == [3, 3]
-
-
-def test_automatic_microbatches_are_whole_batches_until_the_memory_runs_out() -> None:
-    with gold_trainer(device_train_microbatch_size="auto") as trainer:
-        trainer.fit(duration="1ba")
-        assert trainer.state.device_train_microbatch_size is None
-        sizes: list[int] = []
-        trainer.state.algorithms.append(
-            Act(lambda event, state, logger: sizes.append(len(state.batch[0])), Event.BEFORE_FORWARD)
-        )
-        trainer.fit(duration="4ba", train_dataloader=gold_loader("train", 24, 12))
-    assert set(sizes) == {12}
 
 
 def test_a_schedule_without_a_length_goes_on_too(tmp_path: Path) -> None:
@@ -242,19 +214,6 @@ def test_what_an_evaluators_dataloader_draws_goes_on(tmp_path: Path) -> None:
     expected, values[:] = values[:], []
     train(load_path=tmp_path / "ep0-ba3-rank0.safetensors")
     assert values == expected[3:]
-
-
-def test_time_that_begins_anew_ends_with_an_evaluation_again() -> None:
-    rows, note = events_of(Event.EVAL_END)
-    with gold_trainer(
-        max_duration="3ba",
-        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
-        eval_interval="10ba",
-        algorithms=note,
-    ) as trainer:
-        trainer.fit()
-        trainer.fit(reset_time=True)
-    assert [row[2] for row in rows] == [3, 3]
 
 
 def test_an_evaluation_by_hand_takes_nothing_from_the_training() -> None:

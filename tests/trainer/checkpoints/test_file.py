@@ -30,7 +30,6 @@ from torch import nn
 
 from offloop.bus.errors import CheckpointError
 from offloop.trainer.checkpoints.file import (
-    draft_checkpoint,
     import_torch,
     is_torch_file,
     read_checkpoint,
@@ -159,14 +158,6 @@ def test_views_of_one_memory_come_back_each_with_its_values(path: Path) -> None:
     assert exactly(read_checkpoint(path)["views"]) == exactly(views)
 
 
-def test_parts_of_one_memory_are_written_from_where_they_are() -> None:
-    memory = torch.arange(12.0)
-    written = draft_checkpoint({"parts": list(memory.split(3))}, "it").tensors
-    assert [written[f"parts.{index}"].data_ptr() for index in range(4)] == [
-        memory.data_ptr() + 12 * index for index in range(4)
-    ]
-
-
 def test_the_same_tree_gives_the_same_bytes(path: Path) -> None:
     tree = {"model": {"b": torch.ones(2, 3), "a": torch.zeros(2, dtype=torch.int64)}, "n": [1.5, "ä", b"x"]}
     files = []
@@ -200,12 +191,6 @@ def test_a_tree_that_is_no_checkpoint_is_refused(path: Path) -> None:
     for tree in trees:
         with pytest.raises(CheckpointError):
             write_checkpoint(path, tree)
-
-
-def test_too_much_that_is_no_tensor_is_refused_when_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offloop.bus.checkpoints.image._TEXT_LIMIT", 1000)
-    with pytest.raises(CheckpointError, match="1,000"):
-        write_checkpoint(path, {"a": list(range(1000))})
 
 
 # Damage
@@ -310,11 +295,6 @@ def test_weights_of_somebody_elses_file_are_read_as_they_are(path: Path) -> None
     assert exactly(weights) == exactly({"b": torch.zeros(1), "module.w": torch.ones(2)})
     with pytest.raises(CheckpointError):
         read_checkpoint(path)
-
-
-def test_what_a_module_adds_to_its_state_dict_is_read_with_the_weights(path: Path) -> None:
-    write_checkpoint(path, {"model": {"w": torch.ones(2), "_extra_state": {"scale": 2.0}}})
-    assert read_weights(path)["_extra_state"] == {"scale": 2.0}
 
 
 def test_on_the_meta_device_the_file_is_checked_and_has_no_values(path: Path) -> None:
@@ -423,21 +403,6 @@ def composers() -> dict[str, Any]:
 def test_the_weights_are_found_in_a_torch_file(tmp_path: Path, saved: Any) -> None:
     torch.save(saved, tmp_path / "a.pt")
     assert exactly(import_torch(tmp_path / "a.pt")) == exactly(WEIGHTS)
-
-
-def test_arrays_that_an_older_numpy_pickled_are_let_in(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    torch.save({"model": WEIGHTS, "key": np.arange(4)}, path, _use_new_zipfile_serialization=False)
-    content = path.read_bytes()
-    assert b"numpy._core.multiarray" in content
-    path.write_bytes(content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
-    assert exactly(import_torch(path)) == exactly(WEIGHTS)
-
-
-def test_a_part_that_is_called_module_keeps_its_name(tmp_path: Path) -> None:
-    weights = {"module.weight": torch.ones(1), "head.weight": torch.ones(1)}
-    torch.save(weights, tmp_path / "a.pt")
-    assert set(import_torch(tmp_path / "a.pt")) == set(weights)
 
 
 class Trap:

@@ -10,7 +10,7 @@ import torch
 from attached_runs import note_marks
 from fake_gpu import reads
 from forked import Program, run_forked
-from gold import GoldMLP, gold_data
+from gold import GoldMLP
 from resumed import Augmented, Momentum, make, same, train, weights
 from safetensors.torch import save
 from torch import nn
@@ -22,7 +22,7 @@ from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
-from offloop.trainer import Classifier, Evaluator, State, Trainer
+from offloop.trainer import Classifier, State, Trainer
 from offloop.trainer.checkpoints.file import read_checkpoint, write_checkpoint
 
 
@@ -335,24 +335,6 @@ def test_a_checkpoint_of_no_time_is_passed_over(tmp_path: Path) -> None:
         write_checkpoint(path, {**tree, "timestamp": values})
         with make(tmp_path, **arguments) as trainer:
             assert int(trainer.state.timestamp.batch) == 6, values
-
-
-def test_an_evaluator_knows_after_resuming_what_it_has_seen(tmp_path: Path) -> None:
-    runs: list[tuple[int, str]] = []
-
-    def note(event: Event, state: State, logger: object) -> None:
-        runs.append((int(state.timestamp.batch), str(state.dataloader_label)))
-
-    evaluators = [
-        Evaluator("often", [gold_data("eval_a", 4)], eval_interval="2ba"),
-        Evaluator("seldom", [gold_data("eval_b", 4)], eval_interval="4ba"),
-    ]
-    with make(tmp_path, eval_dataloader=evaluators, max_duration="4ba") as trainer:
-        trainer.fit()
-    with make(None, eval_dataloader=evaluators, load_path=tmp_path, max_duration="6ba") as trainer:
-        trainer.state.algorithms.append(Act(note, Event.EVAL_START))
-        trainer.fit()
-    assert runs == [(6, "often"), (6, "seldom")]
 
 
 def test_a_training_with_a_run_keeps_what_it_cannot_read(tmp_path: Path) -> None:

@@ -236,26 +236,3 @@ def test_a_signal_to_the_workers_as_well_ends_the_training_with_a_checkpoint(
     with make_with_worker(load_path=tmp_path / "saved") as resumed:
         resumed.fit()
     assert same(weights(resumed), weights(whole))
-
-
-def test_a_process_that_is_forked_while_training_can_be_terminated(tmp_path: Path) -> None:
-    codes: list[int | None] = []
-
-    context = multiprocessing.get_context("fork")
-    started = context.Event()
-
-    def stay() -> None:
-        started.set()
-        time.sleep(30)
-
-    def fork(event: Event, state: State, logger: object) -> None:
-        process = context.Process(target=stay)
-        process.start()
-        started.wait()
-        process.terminate()
-        process.join()
-        codes.append(process.exitcode)
-
-    with gold_trainer(max_duration="1ba", save_folder=tmp_path, algorithms=Act(fork, Event.BATCH_START)) as trainer:
-        trainer.fit()
-    assert codes == [-signal.SIGTERM]

@@ -9,7 +9,6 @@ from gold import GoldMLP, gold_optimizer
 from helpers import REFERENCE
 from training import Act, FakeStream, gold_trainer
 
-from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm, AlgorithmLogger, Engine, State
 from offloop.trainer.device.device import CpuDevice
@@ -45,13 +44,6 @@ def test_algorithms_are_asked_in_order_and_applied_as_the_reference_does(case: d
     assert calls == [call for call in case["order"] if call.startswith(("match", "apply"))]
 
 
-def test_what_does_not_match_is_not_applied() -> None:
-    calls: list[str] = []
-    state = make_state(algorithms=[Noting("a", calls, matches=False), Noting("b", calls)])
-    Engine(state, AlgorithmLogger(state)).run_event(Event.BATCH_END)
-    assert calls == ["match:a", "match:b", "apply:b"]
-
-
 def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted() -> None:
     calls: list[str] = []
     requested = {Event.BATCH_END}
@@ -66,15 +58,6 @@ def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted(
     published = [call for call in calls if call.startswith("publish")]
     assert published == ["publish:batch_end", "publish:batch_start"]
     assert calls.index("publish:batch_end") > calls.index("apply:a")
-
-
-def test_an_algorithm_added_while_training_is_run() -> None:
-    state = make_state()
-    calls: list[str] = []
-    engine = Engine(state, AlgorithmLogger(state))
-    state.algorithms.append(Noting("late", calls))
-    engine.run_event(Event.BATCH_END)
-    assert calls == ["match:late", "apply:late"]
 
 
 def publisher_of(state: State, logger: AlgorithmLogger | None = None) -> tuple[StatePublisher, FakeStream]:
@@ -127,31 +110,6 @@ def test_the_loss_is_read_once_a_batch_and_only_for_an_event_that_is_published()
     assert device.reads == 2
 
 
-def test_the_context_is_packed_again_only_when_something_in_it_changed() -> None:
-    state = make_state()
-    publisher, stream = publisher_of(state)
-    publisher.publish(Event.BATCH_END)
-    state.timestamp = state.timestamp.advance_batch(6, 0, 10)
-    publisher.publish(Event.BATCH_END)
-    state.max_duration = "3ep"
-    state.eval_timestamp = state.timestamp
-    publisher.publish(Event.BATCH_END)
-    first, second, third = (context for _, _, context in stream.sent)
-    assert first is second
-    assert third == Publisher.pack_context(
-        {
-            "max_duration": "3ep",
-            "dataloader_label": None,
-            "dataloader_len": None,
-            "eval_timestamp": list(state.timestamp.values),
-            "predict_timestamp": None,
-            "world_size": 1,
-            "device_name": "cpu",
-            "precision": "fp32",
-        }
-    )
-
-
 def test_learning_rates_go_by_the_names_of_their_optimizers() -> None:
     first, second = GoldMLP(), GoldMLP()
     groups = [{"params": first.net[0].parameters()}, {"params": first.net[2].parameters(), "lr": torch.tensor(0.25)}]
@@ -185,23 +143,6 @@ def test_metrics_are_published_where_they_are_new_and_at_every_pause_after_it() 
     for event in (Event.BATCH_END, Event.EVAL_END, Event.EPOCH_END, Event.FIT_END):
         publisher.publish(event)
     assert [fields.get("eval_metrics") for _, fields, _ in stream.sent] == [None, *[{"eval": {"accuracy": 0.5}}] * 3]
-
-
-def test_an_event_run_by_hand_reaches_algorithms_and_stream() -> None:
-    seen = []
-    act = Act(lambda event, state, logger: seen.append(event), Event.EPOCH_START)
-    with gold_trainer(algorithms=act) as trainer:
-        trainer.engine.run_event(Event.EPOCH_START)
-    assert seen == [Event.EPOCH_START]
-
-
-def test_an_algorithm_without_its_methods_cannot_be_made() -> None:
-    class Half(Algorithm):
-        def match(self, event: Event, state: State) -> bool:
-            return True
-
-    with pytest.raises(TypeError, match=r"abstract class Half .*apply"):
-        Half()  # type: ignore[abstract]
 
 
 def test_a_pass_of_ones_own_reorders_and_leaves_out_algorithms() -> None:

@@ -50,12 +50,6 @@ def test_rows_are_selected_first() -> None:
         assert applied == [SELECTION, *reversed(rest)]
 
 
-def test_elsewhere_these_are_algorithms_as_any_other() -> None:
-    given = [SELECTION, *OTHERS, CLIPPING]
-    assert list(order(given, Event.BATCH_END)) == given
-    assert list(order(given, Event.AFTER_LOSS)) == given[::-1]
-
-
 def test_two_mixtures_of_losses_are_refused() -> None:
     check_loss_interpolation([MixUp(interpolate_loss=True), CutMix(), SAM()])
     with pytest.raises(ConfigurationError, match="MixUp and CutMix cannot both interpolate the loss"):

@@ -9,7 +9,6 @@ import torch
 from gold import GoldMLP, gold_data
 from helpers import REFERENCE
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from training import Act, FakeClock, gold_trainer
 
@@ -84,32 +83,6 @@ def test_a_function_is_a_scheduler_and_works_on_every_optimizer() -> None:
     assert used == [[0.4, 0.2], [0.4, 0.2], [0.2, 0.1], [0.1, 0.05]]
 
 
-def test_a_schedule_steps_after_each_epoch_when_that_is_asked_for() -> None:
-    used, shown = rates_of(schedulers=LinearScheduler(), step_schedulers_every_batch=False, max_duration="3ep")
-    rates = [0.1, 0.1 * 2 / 3, 0.1 / 3]
-    expected = [pytest.approx([rate]) for rate in rates for _ in range(4)]
-    assert used == expected
-    assert shown == expected
-
-
-def test_a_scheduler_learns_the_length_from_fit() -> None:
-    model = GoldMLP()
-    with gold_trainer(model=model, max_duration=None, schedulers=LinearScheduler()) as trainer:
-        trainer.fit(duration="4ba")
-    assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.25)
-
-
-def test_two_schedulers_of_one_rate_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="2 schedulers, of which one follows the training time"):
-        gold_trainer(schedulers=[LinearScheduler(), LinearScheduler()])
-
-
-@pytest.mark.parametrize("bad", ["StepLR", StepLR, 3])
-def test_what_is_no_scheduler_is_refused(bad: Any) -> None:
-    with pytest.raises(ConfigurationError, match="schedulers has"):
-        gold_trainer(schedulers=bad)
-
-
 def test_scale_schedule_ratio_stretches_the_training_and_its_schedule() -> None:
     used, _ = rates_of(schedulers=LinearScheduler(), max_duration="4ba", scale_schedule_ratio=2.0)
     assert [rates[0] for rates in used] == pytest.approx([0.1] + [0.1 * (1 - batch / 8) for batch in range(7)])
@@ -178,11 +151,6 @@ def test_a_step_with_an_overflow_is_left_out_and_the_scale_falls() -> None:
     assert trainer.state.scaler.get_scale() == 2.0**15
 
 
-def test_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="precision 'fp8' is not allowed: use fp32, amp_bf16, amp_fp16"):
-        gold_trainer(precision="fp8")
-
-
 class Greedy(GoldMLP):
     """Runs out of memory with more than so many rows."""
 
@@ -222,19 +190,6 @@ def test_automatic_microbatches_halve_until_they_fit_and_lose_no_batch(
         "out of memory in batch 0: microbatches of 3 samples from now on",
         "out of memory in batch 0: microbatches of 1 samples from now on",
     ]
-
-
-def test_parts_of_a_loss_are_counted_once_where_the_batch_is_repeated() -> None:
-    class WithParts(Greedy):
-        def loss(self, outputs: Any, batch: Any) -> Any:
-            return {"whole": super().loss(outputs, batch)}
-
-    with gold_trainer(
-        model=WithParts(2, "backward"), max_duration="1ba", device_train_microbatch_size="auto"
-    ) as trainer:
-        trainer.fit()
-    assert trainer.state.batch_loss is not None
-    assert float(trainer.state.batch_losses["whole"]) == pytest.approx(float(trainer.state.batch_loss))
 
 
 def test_what_never_fits_and_other_errors_are_raised_as_they_are() -> None:
@@ -298,15 +253,6 @@ def test_recomputed_gradients_are_those_at_the_weights_as_they_are() -> None:
         trainer.fit()
     assert len(checked) == 8
     assert not hasattr(trainer.state, "recompute_gradients")
-
-
-def test_a_compiled_model_trains_to_the_same_weights() -> None:
-    model = GoldMLP()
-    with gold_trainer(model=model, compile_config={"backend": "aot_eager"}) as trainer:
-        trainer.fit()
-    assert trainer.state.model is model
-    for name, values in OPTIMIZED["SGD(lr=0.1)"]["final_weights"].items():
-        assert torch.allclose(model.state_dict()[name], torch.tensor(values), atol=1e-6, rtol=0)
 
 
 def test_subsets_of_batches_make_an_epoch_and_an_evaluation() -> None:

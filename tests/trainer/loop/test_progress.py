@@ -40,12 +40,6 @@ def test_a_run_prints_a_line_for_each_epoch_and_one_at_the_end(capsys: pytest.Ca
     assert re.fullmatch(r"    CrossEntropy [\d.]+", lines[3])
 
 
-def test_without_a_bar_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with gold_trainer(progress_bar=False) as trainer:
-        trainer.fit()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_long_epochs_get_a_line_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeClock(0)
 
@@ -74,29 +68,6 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     progress.close()
     assert terminal.getvalue().endswith("loss 1.25\r\x1b[J")
     assert "\n" not in terminal.getvalue()
-
-
-def test_the_bar_makes_room_for_the_line_of_an_epoch() -> None:
-    terminal = Terminal()
-    progress = ProgressDisplay(make_state(), FakeClock(0), terminal)
-    progress.draw()
-    progress.epoch_end()
-    assert terminal.getvalue().endswith(
-        "\r\x1b[Jepoch   0  loss 1.25\n[....................]    0%  epoch 0  batch 0  loss 1.25"
-    )
-
-
-def test_what_does_not_fit_on_the_terminal_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {}
-    for columns in (10, 30, 40, 80):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        terminal = Terminal()
-        ProgressDisplay(make_state(), FakeClock(0), terminal).draw()
-        shown[columns] = terminal.getvalue()
-        assert len(shown[columns]) < columns
-    assert shown[30] == "[....................]    0%"
-    assert shown[40] == "[....................]    0%  epoch 0"
-    assert shown[80] == "[....................]    0%  epoch 0  batch 0  loss 1.25"
 
 
 def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:

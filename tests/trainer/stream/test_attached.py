@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,9 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run, list_runs
-from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, CheckpointSaver, JsonlLogger, LRMonitor
-from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, demand_of
-
-READ_ORDER = """
-import json, pathlib, pickle, sys
-order = json.loads(sys.stdin.buffer.readline())
-sys.path[:] = order["sys_path"]
-payload = pickle.load(sys.stdin.buffer)
-pathlib.Path(order["run"], "order").write_text(repr(sorted(payload)) + repr([c() for c in payload["callbacks"]]))
-"""
+from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks
 
 
 def process(code: str, run: Path, callbacks: list[Any] | None = None) -> AttachedConsumers:
@@ -108,28 +100,37 @@ def test_callbacks_and_loggers_are_given_by_their_names_too(runs_dir: Path, tmp_
     assert sum("theirs" in row for row in rows) == 4
 
 
+class HoldsALock(Callback):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        ({"callbacks": "sped"}, "there is no callback 'sped': did you mean speed?"),
-        ({"callbacks": [LRMonitor(), "speed"], "loggers": ["jsonnl"]}, "there is no logger 'jsonnl': did you mean"),
-        ({"callbacks": ["early-stop"]}, "early-stop needs '-o early-stop.monitor=...'"),
-        ({"callbacks": ["speed"], "wait_for": "callbacks"}, "none of the trainer's callbacks has barrier_events"),
+        ({"callbacks": "sped"}, "speed"),
+        ({"callbacks": [LRMonitor(), "speed"], "loggers": ["jsonnl"]}, "jsonnl"),
+        ({"callbacks": ["early-stop"]}, "early-stop.monitor"),
+        ({"callbacks": ["speed"], "wait_for": "callbacks"}, "barrier_events"),
+        ({"callbacks": [object()]}, "callbacks"),
+        ({"callbacks": LRMonitor}, "callbacks"),
+        ({"callbacks": [LRMonitor()], "publish": False}, "callbacks"),
+        ({"loggers": [HoldsALock()]}, "HoldsALock"),
     ],
 )
-def test_a_name_that_cannot_be_had_is_refused_before_the_run(
-    arguments: dict[str, Any], message: str, runs_dir: Path
+def test_callbacks_that_cannot_be_had_are_refused_before_the_run(
+    arguments: dict[str, Any], word: str, runs_dir: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        gold_trainer(publish=True, **arguments)
+    with pytest.raises(ConfigurationError, match=re.escape(word)):
+        gold_trainer(**{"publish": True, **arguments})
     assert list_runs(runs_dir) == []
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import sys; sys.exit(3)", r"failed with exit code 3: its logs may be incomplete"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"was killed by signal 9"),
+        ("import sys; sys.exit(3)", "failed with exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal 9"),
     ],
 )
 def test_a_process_that_fails_is_reported_in_one_line(
@@ -148,48 +149,7 @@ def test_a_process_that_takes_too_long_goes_on_by_itself(tmp_path: Path, capsys:
     attached = process(code, tmp_path)
     attached.wait(patience=0.1)
     release.touch()
-    [line] = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"the callbacks' process \d+ continues by itself: not ended after 0.1 s", line)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"callbacks": [object()]},
-            "callbacks has a object: give objects whose class extends offloop.consumers.Callback",
-        ),
-        ({"callbacks": LRMonitor}, "callbacks has the class LRMonitor: give objects"),
-        ({"callbacks": [LRMonitor()], "publish": False}, "callbacks needs the stream"),
-    ],
-)
-def test_what_is_no_callback_is_refused(arguments: dict[str, Any], message: str, runs_dir: Path) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        gold_trainer(**{"publish": True, **arguments})
-    assert list_runs(runs_dir) == []
-
-
-@pytest.mark.parametrize("argument", ["callbacks", "loggers"])
-def test_what_cannot_be_pickled_is_named(argument: str, tmp_path: Path) -> None:
-    class HoldsAFile(Callback):
-        def __init__(self) -> None:
-            self.file = (tmp_path / "open").open("w")
-
-    held = HoldsAFile()
-    with (
-        held.file,
-        pytest.raises(ConfigurationError, match=f"{argument} has a HoldsAFile that cannot be sent") as error,
-    ):
-        gold_trainer(publish=True, **{argument: [held]})
-    assert "\n" not in str(error.value)
-
-
-def test_the_events_of_callbacks_are_published_from_the_start() -> None:
-    class Requests:
-        def demand(self) -> Demand:
-            return Demand.of({Event.BATCH_START, Event.AFTER_LOSS})
-
-    assert demand_of([Requests(), LRMonitor()]).events >= {Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END}
+    assert "continues by itself" in capsys.readouterr().err
 
 
 def test_ctrl_c_reaches_no_process_that_is_asked_about_callbacks() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,13 @@ import torch
 from consumers_stream import batch_end
 from gold import GoldMLP, gold_loader
 from recorded_runs import Entry, write_recording
-from torch import nn
-from torch.optim.lr_scheduler import StepLR
 from torchmetrics.classification import MulticlassAccuracy
 from training import Act, gold_trainer
 
 from offloop.bus import Event, Recording, Snapshot, find_run
-from offloop.bus.cli.describe import describe_recording
 from offloop.bus.publisher.description import describe_process
-from offloop.bus.tools.diff import diff
 from offloop.bus.types.hyperparameters import hyperparameters_in
 from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, Runner
-from offloop.consumers.dashboard.web.panels import hyperparameter_rows
 from offloop.consumers.runner.runner import run_session
 from offloop.consumers.runner.state_file import StateFile
 from offloop.trainer import Trainer
@@ -111,70 +104,6 @@ def test_a_trainer_says_what_it_trains_on_what_and_how() -> None:
     assert "s3cret" not in json.dumps(found)
 
 
-class Colour(Enum):
-    RED = 1
-
-
-class Odd(Act):
-    """An algorithm whose arguments and attributes are of every kind."""
-
-    def __init__(self, do: Any, **arguments: Any) -> None:
-        super().__init__(do, Event.INIT)
-        self.arguments = arguments
-        self._share, self.colour, self.data, self.values = 0.5, Colour.RED, torch.zeros(10**4), [*range(100)]
-        self.number, self.big, self.function, self.path = np.float32(0.5), 10**30, partial(print, 1), Path("x")
-
-    @property
-    def share(self) -> float:
-        raise RuntimeError("asked")
-
-
-class OddArguments(Odd):
-    def __init__(
-        self, do: Any, share: Any, colour: Any, data: Any, values: Any, number: Any, big: Any, function: Any, path: Any
-    ) -> None:
-        super().__init__(do)
-
-
-class Hidden(nn.Module):
-    def __init__(self, inner: nn.Module, width: int = 7) -> None:
-        super().__init__()
-        self.inner, self.width = inner, width
-        self.loss, self.forward = inner.loss, inner.forward
-
-
-class OwnOptimizer(torch.optim.SGD):
-    pass
-
-
-def test_optimizers_schedules_and_algorithms_of_ones_own_are_told_as_far_as_they_can_be() -> None:
-    inner = GoldMLP()
-    model = Hidden(inner)
-    first, *rest = inner.parameters()
-    optimizers = [OwnOptimizer([first], lr=torch.tensor(0.25)), OwnOptimizer(rest, lr=0.5)]
-    algorithm = OddArguments(lambda *_: None, *[None] * 8)
-    trainer = gold_trainer(
-        model=model,
-        optimizers=optimizers,
-        schedulers=StepLR(optimizers[0], step_size=2, gamma=0.3),
-        algorithms=[algorithm],
-        max_duration="2ba",
-    )
-    found = described(trainer)
-    assert (found["model/name"], found["model/inner"], found["model/width"]) == ("Hidden", "GoldMLP", 7)
-    assert (found["optimizer/OwnOptimizer/lr"], found["optimizer/OwnOptimizer-1/lr"]) == (0.25, 0.5)
-    assert (found["scheduler/step_size"], found["scheduler/gamma"]) == (2, 0.3)
-    told = {name.rpartition("/")[2]: value for name, value in found.items() if name.startswith("algorithm/")}
-    assert told.pop("do").endswith("lambda")
-    assert told.pop("values").startswith("0, 1, 2, ")
-    expected = {"share": 0.5, "colour": "RED", "number": 0.5, "big": hex(10**30), "function": "print", "path": "x"}
-    assert told == expected
-    assert not {name for name in found if name.startswith(("git/", "command"))}
-    json.dumps(found, allow_nan=False)
-    own = described(gold_trainer(schedulers=lambda state, ssr: 1.0, max_duration="1ba"))
-    assert own["scheduler/name"].endswith("lambda")
-
-
 def test_git_says_which_commit_and_whether_it_was_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=n", "-c", "user.email=e")
@@ -226,13 +155,6 @@ def test_they_are_published_once_and_again_where_they_have_changed(runs_dir: Pat
     assert later == [("fit_start", {"max_duration": "2ba"}), ("fit_start", {"max_duration": "1ba"})]
 
 
-def test_a_trainer_that_only_evaluates_says_them_too(runs_dir: Path) -> None:
-    with gold_trainer(publish=True, run_name="r", eval_dataloader=gold_loader("eval_a", 8, 4)) as trainer:
-        trainer.eval()
-    ((event, found),) = hyperparameters_of("r")
-    assert (event, found["eval_samples"]) == ("eval_standalone_start", 8)
-
-
 def test_what_cannot_be_read_ends_no_training(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Bad(dict[str, Any]):
         def items(self) -> Any:
@@ -244,7 +166,7 @@ def test_what_cannot_be_read_ends_no_training(runs_dir: Path, caplog: pytest.Log
     with trainer:
         trainer.fit()
     assert hyperparameters_of("r") == []
-    assert "the hyperparameters of run r are not published: reading them raised RuntimeError" in caplog.text
+    assert "the hyperparameters of run r are not published" in caplog.text
     assert find_run("r").status == "finished"
 
 
@@ -341,53 +263,4 @@ def test_a_hyperparameter_of_any_type_breaks_no_file(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("told", [7, "x", [1], {1: 2, "m": {"n": b"x"}}, {str(n): n for n in range(2000)}])
-def test_what_a_peer_says_is_read_within_bounds(told: Any) -> None:
-    found = hyperparameters_in({"hyperparameters": told})
-    assert len(found) <= 1000
-    assert all(isinstance(name, str) and not isinstance(value, bytes | dict) for name, value in found.items())
-
-
 # -- where they are shown ---------------------------------------------------------------------------------------------
-
-
-def test_info_of_a_recording_has_them_as_they_were_last(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
-    write_recording(path, [*TOLD[:4], Entry("fit_start", batch=1, fields={"hyperparameters": {"seed": 18}})])
-    assert describe_recording(path)["hyperparameters"] == {"seed": 18, "optimizer/lr": 0.1}
-
-
-def compared(folder: Path, a: dict[str, Any], b: dict[str, Any] | None) -> Any:
-    for name, told in (("a", a), ("b", b)):
-        fields = {} if told is None else {"hyperparameters": told}
-        (folder / f"{name}.mcap").unlink(missing_ok=True)
-        write_recording(folder / f"{name}.mcap", [Entry("fit_start", fields=fields), Entry(batch=1)])
-    return diff(folder / "a.mcap", folder / "b.mcap")
-
-
-def test_diff_names_those_that_differ_and_how_runs_were_started_makes_no_difference(tmp_path: Path) -> None:
-    found = compared(
-        tmp_path,
-        {"optimizer": {"lr": 0.1}, "seed": 1, "only": 1, "machine": {"host": "x"}},
-        {"optimizer": {"lr": 0.2}, "seed": 1, "machine": {"host": "y"}},
-    )
-    assert not found.same
-    assert found.first is None
-    assert [(one.name, one.a, one.b, one.only) for one in found.hyperparameters] == [
-        ("optimizer/lr", 0.1, 0.2, None),
-        ("only", 1, None, "A"),
-        ("machine/host", "x", "y", None),
-    ]
-    started = compared(tmp_path, {"command": "a", "version": {"torch": "1"}}, {"command": "b", "git": {"dirty": True}})
-    assert started.same
-    assert len(started.hyperparameters) == 3
-    alone = compared(tmp_path, {"seed": 1}, None)
-    assert (alone.same, alone.hyperparameters, alone.notes) == (True, [], ["A alone says its hyperparameters"])
-
-
-def test_the_page_shows_those_first_that_differ() -> None:
-    rows = hyperparameter_rows([{"a": 1, "lr": 0.1, "only": True}, {"a": 1, "lr": 0.2, "<b>": "<i>"}])
-    assert [(row["name"], row["differs"], row["0"], row["1"]) for row in rows] == [
-        *[("lr", "≠", "0.1", "0.2"), ("only", "≠", "true", ""), ("<b>", "≠", "", "<i>"), ("a", "", "1", "1")],
-    ]
-    assert hyperparameter_rows([{"lr": 0.1}]) == [{"name": "lr", "differs": "", "0": "0.1"}]
