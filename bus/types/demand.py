@@ -114,6 +114,12 @@ class _EventIntervals(NamedTuple):
         own = _simplify(own)
         return cls(own, of_fields, _simplify(chain(own, *of_fields.values())))
 
+    @classmethod
+    def check(cls, event: Event, own: Iterable[int | str], fields: Mapping[str, Iterable[int | str]]) -> Self:
+        """As :meth:`merge`, for intervals of a peer. Raises ConfigurationError for an invalid one."""
+        checked = {name: [check_interval(one, event) for one in every] for name, every in fields.items()}
+        return cls.merge(event, [check_interval(one, event) for one in own], checked)
+
 
 class Demand:
     """The requested events and fields, how often each, and how soon. Immutable.
@@ -276,8 +282,7 @@ class _Part(msgspec.Struct):
         for name in self.fields:
             if not _is_field_name(name):
                 raise ConfigurationError(f"{name!r}, which cannot be the name of a field")
-        fields = {name: [check_interval(one, event) for one in every] for name, every in self.fields.items()}
-        return _EventIntervals.merge(event, [check_interval(one, event) for one in self.every], fields)
+        return _EventIntervals.check(event, self.every, self.fields)
 
 
 class ConsumerProgress(NamedTuple):
