@@ -35,7 +35,7 @@ _log = logging.getLogger("offloop.broker")
 ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
 _ONCE = (FAILED, LOST, NAN, STALLED)  # reasons for one dump in an attempt; STALLED again after all ranks continued
 ALERT_PAUSE = 60.0  # seconds between two dumps because of alerts
-STALLED_SECONDS = 300.0  # a training rank without an event for so long counts as stalled
+STALLED_SECONDS = 300.0  # a training rank without an event for this long counts as stalled
 # After these events the user's program may do anything.
 _AT_REST = frozenset(
     (Event.INIT, Event.AFTER_LOAD, Event.FIT_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.PREDICT_END)

@@ -10,7 +10,7 @@ from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, E
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
 
 MAX_TOPICS = 200
-QUIET_SECONDS = 0.2  # the stream of a dead process ends as lost after so long without any message
+QUIET_SECONDS = 0.2  # the stream of a dead process ends as lost after this long without any message
 REAP_SECONDS = 2.0  # longest wait for that silence
 UNSEEN_SECONDS = 60.0  # the same for a disconnected publisher whose process the broker cannot see
 RETRANSMIT_SECONDS = 0.5

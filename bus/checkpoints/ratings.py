@@ -32,10 +32,6 @@ class RatingsFile(msgspec.Struct):
 RATINGS = JsonFile("checkpoints.json", RatingsFile, 64 << 20)
 
 
-def read_ratings(folder: Path) -> RatingsFile | None:
-    return RATINGS.find(folder)
-
-
 class Ratings:
     """Compares the checkpoints of one run in a folder by a metric.
 

@@ -6,19 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offloop.bus.protocol.host_windows import (
-    ARRIVAL,
-    GRADIENT_NORM,
-    LOSS,
-    MEMORY,
-    PHASE,
-    STEP,
-    THROUGHPUT,
-    HostWindow,
-    Quantity,
-    is_finite,
-    summarize,
-)
+from offloop.bus.protocol import host_windows
+from offloop.bus.protocol.host_windows import HostWindow, Quantity, is_finite, summarize
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.phases import PHASES, read_phases
 
@@ -184,36 +173,36 @@ class HostWindows:
             if here is None:
                 continue
             for name, value in here.values.items():
-                has_memory |= name == MEMORY
+                has_memory |= name == host_windows.MEMORY
                 yield name, batch, value
             if before is not None:
                 seconds = (here.ended_ns - before.ended_ns) / 1e9
-                yield STEP, batch, seconds
+                yield host_windows.STEP, batch, seconds
                 if here.samples is not None:
                     took, samples = took + seconds, samples + here.samples
         if took > 0:
-            yield THROUGHPUT, last, samples / took
+            yield host_windows.THROUGHPUT, last, samples / took
         if not has_memory and (memory := self._memory_of(rank)) is not None:
-            yield MEMORY, last, memory
+            yield host_windows.MEMORY, last, memory
 
 
 def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:
     """Return the values of a batch by name, and its number of samples."""
     get = snapshot.get
     values: dict[str, float] = {}
-    for name, value in ((LOSS, get("loss")), (GRADIENT_NORM, get("gradient_norm"))):
+    for name, value in ((host_windows.LOSS, get("loss")), (host_windows.GRADIENT_NORM, get("gradient_norm"))):
         if isinstance(value, int | float):
             values[name] = float(value)
     memory = get("memory_stats")
     if isinstance(memory, dict) and isinstance(reserved := memory.get(_RESERVED), int | float):
-        values[MEMORY] = float(reserved)
+        values[host_windows.MEMORY] = float(reserved)
     phases = read_phases(get("phases"))
     if phases is not None:
         for name, nanoseconds in phases.totals().items():
             if name in PHASES:
-                values[PHASE + name] = nanoseconds / 1e9
+                values[host_windows.PHASE + name] = nanoseconds / 1e9
         if starts := phases.starts("backward"):
-            values[ARRIVAL] = (starts[0] - snapshot.time_ns) / 1e9
+            values[host_windows.ARRIVAL] = (starts[0] - snapshot.time_ns) / 1e9
     samples = get("batch_size")
     return values, samples if type(samples) is int else None
 

@@ -13,7 +13,7 @@ import msgspec
 
 from offloop.bus.checkpoints.announced import Score, best_of, read_announced, read_folders
 from offloop.bus.checkpoints.image import main_file, read_contents
-from offloop.bus.checkpoints.ratings import RATINGS, Rating, read_ratings
+from offloop.bus.checkpoints.ratings import RATINGS, Rating
 from offloop.bus.files import walk_files
 from offloop.bus.runs.directory import RunInfo
 from offloop.bus.types.metrics import direction_of
@@ -164,7 +164,7 @@ class _Look:
         self._left -= len(listed)
         # Another kind of file, such as a FIFO, would never be read to its end.
         is_rated = any(entry.name == RATINGS.name and entry.is_file(follow_symlinks=False) for entry in listed)
-        if is_rated and (ratings := read_ratings(folder)) is not None:
+        if is_rated and (ratings := RATINGS.find(folder)) is not None:
             for rating in ratings.checkpoints[:MOST]:
                 path = Path(os.path.normpath(folder / rating.file))
                 if path.is_relative_to(folder):

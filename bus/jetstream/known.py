@@ -14,9 +14,9 @@ from offloop.bus.jetstream.connection import PASSING, NatsClient
 from offloop.bus.jetstream.stored import last_of_each, list_subjects
 from offloop.bus.runs.listing import ListedRun
 
-FRESH_SECONDS = 5.0  # a bridge without a new entry for so long counts as gone
+FRESH_SECONDS = 5.0  # a bridge without a new entry for this long counts as gone
 PATIENCE = 60.0  # how long a reader that misses data waits for the bridge of a running run, in seconds
-_SILENT_SECONDS = 20.0  # entries of live runs without news for so long are looked up again
+_SILENT_SECONDS = 20.0  # entries of live runs without news for this long are looked up again
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
 _LOOK_SECONDS = 0.05

@@ -27,7 +27,7 @@ from offloop.bus.runs.directory import host_name
 _Answer = TypeVar("_Answer")
 
 RENEW_SECONDS = 2.0
-STALE_SECONDS = 10.0  # another process may take a name that was not renewed for so long
+STALE_SECONDS = 10.0  # another process may take a name that was not renewed for this long
 
 _LOOK_SECONDS = 0.25
 _WRITE_SECONDS = 2.0

@@ -26,7 +26,7 @@ class Channel(Protocol):
         """Return the next answer, if one has arrived."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait so many seconds, or until an answer arrives; return whether one has."""
+        """Wait that many seconds, or until an answer arrives; return whether one has."""
 
     async def wait_async(self, seconds: float) -> bool:
         """Do the same while the event loop runs."""
@@ -81,7 +81,7 @@ def receive_control(socket: "zmq.Socket[bytes]") -> Control | None:
 
 
 async def wait_readable(socket: "zmq.Socket[bytes]", seconds: float) -> bool:
-    """Wait so many seconds, while the event loop runs, for a message; return whether there is one."""
+    """Wait that many seconds, while the event loop runs, for a message; return whether there is one."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     descriptor = int(socket.getsockopt(zmq.FD))

@@ -186,14 +186,16 @@ class StreamOrder:
     def from_records(self, records: Iterable[tuple[str, bytes]]) -> Iterator[list[Snapshot] | CheckpointMark]:
         """Yield requested and new snapshots in lists, and the first rank's checkpoint marks.
 
-        Events missing before a record are a gap. A list ends before a record that does anything else than follow its
-        predecessor, so that the effect of that record comes after the list was handled."""
+        Events missing before a record are a gap. A list ends before a record with any other effect than a next event:
+        that effect comes after the list was handled."""
         for found in self._follow(records, is_live=False):
             if not isinstance(found, Missing):
                 yield found
 
     def from_feed(self, frames: Sequence[bytes]) -> Iterator[list[Snapshot] | CheckpointMark | Missing]:
-        """Process a batch of the event feed, as :meth:`from_records`. Missing and all later events end it."""
+        """Process a batch of the event feed, as :meth:`from_records`.
+
+        At a loss it ends: :class:`Missing` covers the lost events and the rest of the batch."""
         parts = [frame.partition(DELIMITER) for frame in frames]
         for found in self._follow(((topic, body) for topic, _, body in parts), is_live=True):
             if isinstance(found, Missing):

@@ -25,12 +25,9 @@ class RunStream:
     run_name: str = "run"
     run_id: str | None = None
     attempt: int = 1
-    first_rank: int = 0
-    """The rank that represents the others."""
-    run_dir: Path | None = None
-    """The run's directory, if it is on this machine."""
-    recording: Path | None = None
-    """The recording, if all of it is in a file on this machine."""
+    first_rank: int = 0  # the rank that represents the others
+    run_dir: Path | None = None  # the run's directory, if it is on this machine
+    recording: Path | None = None  # the recording, if all of it is in a file on this machine
     on_checkpoint: Callable[[CheckpointMark], object] = staticmethod(lambda mark: None)
     """Called at each checkpoint mark, between the snapshots before and after it."""
     name_sender: Callable[[], str | None] = staticmethod(lambda: None)

@@ -131,7 +131,7 @@ class BrokerProcess:
         self._close_pipes()
 
     def leave(self, seconds: float) -> None:
-        """Wait so many seconds for the end of the recording; later it continues by itself."""
+        """Wait that many seconds for the end of the recording; later it continues by itself."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -16,7 +16,7 @@ from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 LOG_VALUES = 1000
-_LOG_NS = 1_000_000_000  # logged values wait at most so long for an event that carries them
+_LOG_NS = 1_000_000_000  # logged values wait at most this long for an event that carries them
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 
 Send: TypeAlias = Callable[..., None]

@@ -80,11 +80,6 @@ class Position(NamedTuple):
     ended: bool  # the rank's ``$end`` is recorded
 
 
-def has_sign(front: bytes) -> bool:
-    """Return whether a record that begins with these bytes is a check record or chunk, by its sign."""
-    return any(front.startswith(sign, offset) for sign, offset in _SIGN_OFFSETS.items())
-
-
 def find_signs(read: Callable[[int, int], bytes], begin: int, end: int | None = None) -> Iterator[tuple[bytes, int]]:
     """Yield signs of check records and chunks with the offsets of their records. ``read`` gets offset and size."""
     offset, most = begin, FRONT_BYTES
@@ -348,7 +343,8 @@ def head_at(source: ByteSource, offset: int) -> RecordHead:
     elif opcode == OP_DATA_END:
         is_sound = length == 4
     else:
-        is_sound = (opcode in _SKIPPED or opcode > OP_CHECK) and not has_sign(front)
+        has_sign = any(front.startswith(sign, offset) for sign, offset in _SIGN_OFFSETS.items())
+        is_sound = (opcode in _SKIPPED or opcode > OP_CHECK) and not has_sign
     if not is_sound:
         raise DamageError(f"a record of kind {opcode} and {length} bytes is malformed")
     return RecordHead(offset, offset + size, opcode, front, check)

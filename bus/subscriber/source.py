@@ -59,7 +59,7 @@ class RunSource(ABC):
         """Note that the recording may have grown."""
 
     def wait(self, seconds: float) -> None:
-        """Wait so many seconds, or until a part of the recording arrives."""
+        """Wait that many seconds, or until a part of the recording arrives."""
         time.sleep(seconds)
 
     async def wait_async(self, seconds: float) -> None:

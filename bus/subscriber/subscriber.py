@@ -41,22 +41,14 @@ BURST = 1000
 class SubscriberStatistics:
     """Counts of a subscriber since its start."""
 
-    given: int
-    """Snapshots yielded."""
-    lag: int
-    """Events that the broker had at its last heartbeat and that were not yielded."""
-    lag_high: int
-    """Maximum of :attr:`lag` so far."""
-    fallbacks: int
-    """Number of times that the event feed skipped events, which were then read from the recording."""
-    reconnects: int
-    """Number of times that a broker was lost and found again."""
-    missing: int
-    """Events that are lost: gaps."""
-    skipped: int
-    """Messages that are malformed or of a newer version."""
-    last_seq: int
-    """``seq`` of the last yielded snapshot."""
+    given: int  # snapshots yielded
+    lag: int  # events that the broker had at its last heartbeat and that were not yielded
+    lag_high: int  # maximum of :attr:`lag` so far
+    fallbacks: int  # number of times that the event feed skipped events, which were then read from the recording
+    reconnects: int  # number of times that a broker was lost and found again
+    missing: int  # events that are lost: gaps
+    skipped: int  # messages that are malformed or of a newer version
+    last_seq: int  # ``seq`` of the last yielded snapshot
 
 
 class Subscriber(RunStream):
