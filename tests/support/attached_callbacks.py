@@ -23,7 +23,6 @@ class StopsAt(Callback):
         self.barrier_events = (event,)
 
     def stop(self, state: Any, logger: Any) -> None:
-        """Stops."""
         if state.timestamp.batch >= 4:
             state.stop_training()
 
@@ -44,7 +43,6 @@ class Impatient(Callback):
     """Stops at the first batch, and gives no reason."""
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        """Stops."""
         state.stop_training()
 
 
@@ -52,15 +50,4 @@ class Quick(Callback):
     """Logs each batch at once."""
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        """Logs."""
         logger.log_metrics({"quick": int(state.timestamp.batch)})
-
-
-class InBackground(Callback):
-    """Logs each batch, on a stream of its own."""
-
-    background = True
-
-    def batch_end(self, state: Any, logger: Any) -> None:
-        """Logs."""
-        logger.log_metrics({"background": int(state.timestamp.batch)})

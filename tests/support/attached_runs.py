@@ -99,10 +99,11 @@ def break_down(patching: pytest.MonkeyPatch, method: str = "batch_end") -> None:
     patching.setattr(AttachedTraining, method, fail)
 
 
-def run_two_ranks(job: str, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def run_two_ranks(job: str, folder: Path, **more: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Runs the ``main(folder)`` of a module of this folder on two ranks, as torchrun does; returns what each wrote to
     ``FOLDER/rank-N.json``, and what it said."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_address().rpartition(":")[2], "WORLD_SIZE": "2"}
+    port = free_address().rpartition(":")[2]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", **more}
     code = f"import {job}, pathlib; {job}.main(pathlib.Path({str(folder)!r}))"
     ranks = [Program(code, {**address, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
     ended = run_forked(job, folder, ranks)

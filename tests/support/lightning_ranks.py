@@ -19,7 +19,6 @@ import torch
 from attached_runs import make_network, make_rows
 from torch.utils.data import DataLoader, TensorDataset
 
-from offloop.attached import joining
 from offloop.attached.training import AttachedTraining
 from offloop.bus.types.commands import Command
 from offloop.lightning import OffloopCallback
@@ -113,12 +112,10 @@ def pause_for_a_while(training: AttachedTraining) -> None:
 
 
 def fail(training: AttachedTraining) -> None:
-    """An error of the user's."""
     raise ZeroDivisionError
 
 
 def main(folder: Path) -> None:
-    """Runs the parts one after the other."""
     found = {"plain": train("plain", folder, published=False)}
     rank = torch.distributed.get_rank()
     found["commanded"] = train(
@@ -131,18 +128,6 @@ def main(folder: Path) -> None:
         },
     )
     found["published"] = train("published", folder)
-    batch_end = AttachedTraining.batch_end
-
-    def fail_on_the_second_rank(self: AttachedTraining, **counts: Any) -> None:
-        if rank == 1 and self.state.timestamp.values.batch == 4:
-            raise RuntimeError("a defect of ours")
-        batch_end(self, **counts)
-
-    AttachedTraining.batch_end = fail_on_the_second_rank  # type: ignore[method-assign]
-    found["failing"] = train("failing", folder)
-    AttachedTraining.batch_end = batch_end  # type: ignore[method-assign]
-    joining.PATIENCE = 2.0
-    found["alone"] = train("alone", folder, published=rank == 0)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 

@@ -31,16 +31,6 @@ def many_hosts(
     without: Collection[int] = (),
     attempt: int = 1,
 ) -> list[HostWindow]:
-    """The windows that all hosts send of the same batches.
-
-    Args:
-        hosts: how many; they are called ``node000``, ``node001``, ...
-        window: the number of the window, from 1.
-        slow: a rank that arrives 40 ms after the others.
-        late: ranks that had not ended the last batch.
-        nan: a rank whose loss is not a number.
-        without: numbers of hosts that send nothing.
-    """
     chance = random.Random(window)
     world_size = hosts * ranks_per_host
     last = BATCHES * window

@@ -26,7 +26,6 @@ SYSTEM: dict[str, Any] = {"cpu": "Some CPU", "cpu_cores": 4, "memory_bytes": 64 
 
 
 def mlperf(root: Path, run: str = "run_target_high", **options: Any) -> MLPerfCallback:
-    """The callback as it was in a run of the reference."""
     settings: dict[str, Any] = {
         "metric_label": "eval_b",
         "system_name": "mysys",
@@ -38,12 +37,10 @@ def mlperf(root: Path, run: str = "run_target_high", **options: Any) -> MLPerfCa
 
 
 def lines_of(root: Path) -> list[dict[str, Any]]:
-    """What the result file says."""
     text = (root / "results/mysys/resnet/result_0.txt").read_text()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in text.splitlines()]
 
 
 def stable(line: dict[str, Any]) -> dict[str, Any]:
-    """A line without what the reference's record leaves out."""
     metadata = {key: value for key, value in line["metadata"].items() if key not in ("file", "lineno")}
     return {key: value for key, value in line.items() if key != "time_ms"} | {"metadata": metadata}

@@ -1,6 +1,7 @@
-"""A training whose rows take their time; as a program, ``torchrun ... phase_jobs.py``, on one of its ranks alone."""
+"""A training whose rows take their time on one of its ranks, for ``run_two_ranks``."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ class SlowRows(Dataset[Any]):
 
 
 def train(seconds: float, **arguments: Any) -> None:
-    """A short training whose rows take so long, with its phases."""
     dataset = SlowRows(seconds)
     model = make_model()
     with Trainer(
@@ -53,11 +53,9 @@ def train(seconds: float, **arguments: Any) -> None:
         trainer.fit()
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     """Trains on several ranks, of which the second one waits for its data."""
     torch.set_num_threads(1)
-    train(SECONDS_A_ROW if rank_and_world_size()[0] == 1 else 0.0)
-
-
-if __name__ == "__main__":
-    main()
+    rank = rank_and_world_size()[0]
+    train(SECONDS_A_ROW if rank == 1 else 0.0)
+    (folder / f"rank-{rank}.json").write_text("null")

@@ -10,7 +10,6 @@ ACCURACY = "metrics/eval/accuracy"
 
 
 def entry(name: str, accuracy: float = 0.5, **values: Any) -> RunEntry:
-    """A run with an accuracy that was greatest before its end."""
     now = time.time()
     usual = {"status": "finished", "started": now - 1000, "ended": now - 900, "attempts": 1, "size": 2048}
     metrics = {ACCURACY: MetricValues(accuracy / 2, 9, 0.0, 1, accuracy, 5)}

@@ -27,8 +27,6 @@ class RankStream:
         self._previous: Timestamp | None = None
 
     def event(self, event: Event, after: float = 0.0, trained: float = 0.0, **fields: Any) -> Snapshot:
-        """An event that comes so much later than the last one; ``trained`` is how much of training time its batch took,
-        where that is told."""
         self.now += round(after * MS)
         self._seq += 1
         if event is Event.INIT and self._host is not None:
@@ -57,7 +55,6 @@ class RankStream:
         )
 
     def batch(self, spans: Sequence[tuple[str, float]], rest: float = 1.0, **fields: Any) -> Snapshot:
-        """The end of a batch of phases, one after the other, and of something that is in none of them."""
         began, start = self._began, 0
         told = []
         for phase, length in spans:
@@ -73,7 +70,6 @@ class RankStream:
 
 
 def training_of(batches: int = 4, batches_per_epoch: int = 2, **options: Any) -> Iterator[Snapshot]:
-    """A training of one rank with an evaluation after each epoch; batches of 10 ms, evaluations of 20 ms."""
     stream = RankStream(**options)
     yield stream.event(Event.INIT)
     yield stream.event(Event.FIT_START, 5)

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from offloop.attached import joining
 from offloop.bus.types.commands import Command
 from offloop.transformers import OffloopCallback
 
@@ -30,7 +29,6 @@ class Regression(torch.nn.Module):
         self.layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.1), torch.nn.Linear(3, 1))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The loss and the outputs."""
         logits = self.layers(x)
         return {"loss": (logits[:, 0] - labels).square().mean(), "logits": logits}
 
@@ -48,11 +46,9 @@ class Notes(TrainerCallback):
             self.take(state.global_step + 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An evaluation has been."""
         self.done.append(("evaluate", state.global_step))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint has been written."""
         self.done.append(("save", state.global_step))
 
 
@@ -100,7 +96,6 @@ def train(name: str, folder: Path, attached: bool = True, commands: dict[int, An
 
 
 def main(folder: Path) -> None:
-    """Runs the parts one after the other."""
     rank = int(os.environ["RANK"])
     found = {
         "plain": train("plain", folder, attached=False),
@@ -115,8 +110,6 @@ def main(folder: Path) -> None:
             },
         ),
     }
-    joining.PATIENCE = 2.0
-    found["alone"] = train("alone", folder, attached=rank == 0)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -81,7 +81,6 @@ def pause_for_a_while(run: Any) -> None:
 
 
 def main(folder: Path) -> None:
-    """Runs the parts one after the other."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     found = {

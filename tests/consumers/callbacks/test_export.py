@@ -1,7 +1,5 @@
 """A trained model is written so that it runs without its code, and says the same as the model that was trained."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +30,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
 ]
-
-INPUTS, TARGETS = gold_data("predict", 7)
+INPUTS, _ = gold_data("predict", 7)
 
 
 def net() -> nn.Sequential:
-    """The part of the model that takes plain tensors."""
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
@@ -109,14 +105,6 @@ def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_pat
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_whole_model_is_called_as_in_the_training(tmp_path: Path) -> None:
-    trained = GoldMLP()
-    callback = ExportForInferenceCallback("torchscript", tmp_path / "m", model=GoldMLP)
-    handle(callback, batch_start({"inputs": INPUTS[:5]}), fit_end(trained.state_dict()))
-    loaded = LOADERS["torchscript"](tmp_path / "m")
-    assert torch.allclose(loaded((INPUTS,)), trained((INPUTS, None)), atol=1e-5)
-
-
 # -- what the model is called with ------------------------------------------------------------------------------------
 
 
@@ -157,15 +145,6 @@ def test_the_model_is_called_with_what_the_batch_was_made_of(tmp_path: Path, kin
     assert torch.allclose(load_program(path)(*arguments), part(*arguments), atol=1e-5)
 
 
-def test_a_sample_that_is_given_is_used_and_no_inputs_are_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "m.pt2"
-    callback = ExportForInferenceCallback("torch.export", path, model=net, sample_input=INPUTS[:3])
-    assert callback.demand().events == {Event.FIT_END}
-    trained = GoldMLP()
-    handle(callback, fit_end(trained.state_dict()))
-    assert torch.allclose(load_program(path)(INPUTS), trained((INPUTS, None)), atol=1e-5)
-
-
 def test_inputs_are_asked_for_at_the_first_batch_of_an_epoch_and_at_the_last_one() -> None:
     demand = ExportForInferenceCallback("torchscript", "m.pt", model=net).demand()
 
@@ -191,6 +170,9 @@ def test_a_consumer_that_goes_on_has_the_sample_of_the_one_before(tmp_path: Path
     assert torch.jit.load(tmp_path / "m.pt")(INPUTS).shape == (7, 4)
 
 
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
 def test_transforms_are_applied_to_the_trained_model(tmp_path: Path) -> None:
     sample = INPUTS.double()
     transforms = [lambda module: nn.Sequential(module, nn.ReLU()), nn.Module.double]
@@ -201,9 +183,6 @@ def test_transforms_are_applied_to_the_trained_model(tmp_path: Path) -> None:
     handle(callback, fit_end(trained.state_dict()))
     expected = trained.double()((sample, None)).relu()
     assert torch.allclose(torch.jit.load(tmp_path / "m.pt")(sample), expected, atol=1e-5)
-
-
-# -- weights ----------------------------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -235,13 +214,6 @@ def test_weights_of_every_kind_are_copied_and_tied_ones_stay_tied() -> None:
     assert all(torch.equal(value.double(), state[name].double()) for name, value in built.state_dict().items())
 
 
-def test_weights_are_found_below_the_name_of_a_part() -> None:
-    trained = GoldMLP()
-    built = net()
-    assert load_weights(built, views(trained.state_dict())) == "net."
-    assert torch.equal(built[2].weight, trained.net[2].weight)  # type: ignore[arg-type]
-
-
 MISFITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "another shape": (lambda: nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4))}),
                       r"net.0.weight is \(9, 8\), trained is \(16, 8\)"),
@@ -261,15 +233,6 @@ def test_weights_that_do_not_fit_are_refused_and_named(kind: str) -> None:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_without_a_fitting_sample_it_is_said_what_to_give(tmp_path: Path) -> None:
-    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
-    with pytest.raises(ConfigurationError, match="sample_input"):
-        handle(callback, fit_end(GoldMLP().state_dict()))
-    callback = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net, sample_input=INPUTS[:, :3])
-    with pytest.raises(ConfigurationError, match="sample"):
-        handle(callback, fit_end(GoldMLP().state_dict()))
-
-
 class Branching(nn.Sequential):
     """What no compiler can follow."""
 
@@ -286,29 +249,6 @@ def test_a_model_that_cannot_be_exported_leaves_the_old_file_as_it_was(tmp_path:
         handle(callback, fit_end(GoldMLP().state_dict()))
     assert path.read_text() == "the one before"
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"save_format": "pickle"},
-        {"save_path": "s3://bucket/m.pt"},
-        {"input_names": ["image"]},
-        {"model": GoldMLP()},
-        {"model": "gold:Missing"},
-    ],
-    ids=lambda given: next(iter(given)),
-)
-def test_arguments_that_are_not_allowed_are_refused_before_the_training(given: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {"save_format": "torchscript", "save_path": "m.pt", "model": net}
-    with pytest.raises(ConfigurationError):
-        ExportForInferenceCallback(**(arguments | given))
-
-
-def test_neither_torch_nor_numpy_is_imported_before_the_end() -> None:
-    modules = ", ".join(f"offloop.consumers.callbacks.{name}" for name in ("export", "image_visualizer"))
-    code = f"import sys, {modules}; sys.exit(bool({{'torch', 'numpy', 'onnx'}} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # -- the whole path ---------------------------------------------------------------------------------------------------

@@ -101,7 +101,6 @@ class CallLog(Logger):
 
 
 def calls_of(callback: ImageVisualizer, snapshots: Any) -> list[dict[str, Any]]:
-    """The calls over a stream, each snapshot seen as a consumer shows it to the callback."""
     logger = CallLog()
     for snapshot in snapshots:
         seen = view_for(callback.demand(), snapshot)
@@ -163,7 +162,6 @@ def test_the_images_are_those_of_the_reference(run: str, monkeypatch: pytest.Mon
 
 
 def before_forward(batch: int = 0, **fields: dict[str, Any]) -> Snapshot:
-    """A batch as it is published: for each field its tensors by name."""
     sent: dict[str, Any] = {}
     for field, tensors in fields.items():
         image = save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
@@ -232,18 +230,6 @@ def test_masks_name_classes_and_leave_what_they_are_made_of_alone(
     assert np.array_equal(masks["ground_truth"][~ignored], targets[:count][~ignored])
 
 
-def test_masks_are_logged_with_their_images() -> None:
-    images, targets = np.zeros((3, 3, 2, 2), np.float32), np.array([[[0, 1], [-1, 1]]] * 2)
-    outputs = np.stack([np.zeros((3, 2, 2)), np.ones((3, 2, 2))], axis=1).astype(np.float32)
-    callback = ImageVisualizer("1ba", "segmentation")
-    snapshot = before_forward(inputs={"inputs": images}, targets={"targets": targets}, outputs={"outputs": outputs})
-    (entry,) = logged(callback, snapshot)
-    # As many as there are of each.
-    assert len(entry.images) == 2
-    assert [mask.tolist() for mask in entry.masks["prediction"]] == [[[1, 1], [1, 1]]] * 2
-    assert [mask.tolist() for mask in entry.masks["ground_truth"]] == [[[0, 1], [2, 1]]] * 2
-
-
 # -- parts of a batch --------------------------------------------------------------------------------------------------
 
 LEFT, RIGHT = np.zeros((2, 4, 4), np.float32), np.ones((2, 4, 4), np.float32)
@@ -284,9 +270,3 @@ def test_that_inputs_are_not_images_or_could_not_be_sent_is_said_once(caplog: py
         )
         assert logged(callback, snapshot) == []
     assert [record.getMessage().endswith("no shared memory is free") for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize("options", [{"interval": "10sp"}, {"mode": "pictures"}, {"input_key": 2}])
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        ImageVisualizer(**options)

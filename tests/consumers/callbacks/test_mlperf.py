@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -204,13 +203,3 @@ def test_caches_are_cleared_before_the_run_is_said_to_begin(code: int, first: st
     write(mlperf(tmp_path, cache_clear_cmd=f"sh -c 'touch {tmp_path}/cleared; exit {code}'"), Run().snapshots[:1])
     assert (tmp_path / "cleared").exists()
     assert lines_of(tmp_path)[0]["key"] == first
-
-
-def test_it_travels_to_another_process_before_it_begins(tmp_path: Path) -> None:
-    write(pickle.loads(pickle.dumps(mlperf(tmp_path))), Run().snapshots)
-    assert [stable(line) for line in lines_of(tmp_path)] == GOLDEN["run_target_high"][LINES]
-
-
-def test_a_benchmark_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError):
-        mlperf(tmp_path, benchmark="gpt")

@@ -2,22 +2,19 @@
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attached_runs import run_two_ranks
 from callback_calls import goes_on_alike
 from consumers_stream import Collector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_hosts import many_hosts
 from msgspec.structs import replace
-from paths import SUPPORT
 from phase_jobs import BATCHES, NAME, SECONDS_A_ROW
 from timeline_stream import RankStream
 
@@ -54,7 +51,6 @@ def logged(stream: Iterable[Snapshot], **options: Any) -> Heard:
 
 
 def last(heard: Heard) -> dict[str, float]:
-    """The last figures, in milliseconds."""
     *_, figures = [row.metrics for row in heard.rows if "time/phase/data" in row.metrics]
     return {
         name.removeprefix("time/phase/"): round(float(value) * 1e3, 6)
@@ -214,7 +210,6 @@ class WithWindows(RunStream):
 
 
 def heard_beside(windows: Iterable[Sequence[HostWindow]]) -> list[str]:
-    """The verdicts over the first of 64 ranks, with windows of 8 hosts."""
     stream, heard = RankStream(0, 64), Heard()
     events = [stream.event(Event.FIT_START), *steps(stream, 4, ("data", 1), ("forward", 80), ("backward", 19))]
     with pytest.MonkeyPatch.context() as patched:
@@ -335,18 +330,14 @@ def test_going_on_from_what_was_kept_logs_the_same() -> None:
 
 
 def phase_rows(path: Path) -> list[dict[str, Any]]:
-    """What is logged of phases, without what the training itself logs."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     own = [{name: value for name, value in row.items() if name.startswith(("step", "time/phase"))} for row in rows]
     return [row for row in own if len(row) > 1]
 
 
 @pytest.mark.slow
-def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(runs_dir: Path) -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SUPPORT / "phase_jobs.py")]
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=180, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(runs_dir: Path, tmp_path: Path) -> None:
+    run_two_ranks("phase_jobs", tmp_path, LOCAL_WORLD_SIZE="2")
     rows = phase_rows(runs_dir / NAME / "metrics.jsonl")
     told = [row["time/phase/verdict"] for row in rows if "time/phase/verdict" in row]
     assert told[-1].startswith("straggling rank 1: arrived last in ")

@@ -2,7 +2,6 @@
 
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from callback_calls import calls_of, goes_on_alike
@@ -57,22 +56,6 @@ def test_a_recording_without_batch_start_counts_from_the_end_of_the_batch_before
     # The second batch took 0.6875 s with its wait for the data, and brought a run of 8 batches from 1/8 to 2/8.
     assert calls[0][2]["time/remaining_estimate"] == pytest.approx(0.6875 / (1 / 8) * (6 / 8))
     assert calls[-1][2]["time/remaining_estimate"] == 0
-
-
-def test_an_evaluation_before_any_progress_foretells_nothing() -> None:
-    def at(event: Event, seconds: float, batch: int, **more: Any) -> Snapshot:
-        return Snapshot.build(
-            event, time_ns=int(seconds * 1e9), timestamp=Timestamp(batch=batch), max_duration="10ba", **more
-        )
-
-    estimator = RuntimeEstimator(skip_batches=0, time_unit="seconds")
-    took = Timestamp(total_wct=timedelta(seconds=5))
-    stream = [
-        at(Event.BATCH_START, 1, 0),
-        at(Event.EVAL_END, 6, 0, dataloader_label="eval", eval_timestamp=took),
-        at(Event.BATCH_END, 8, 1),
-    ]
-    assert calls_of(estimator, stream).calls == [[1, "BATCH_END", {"time/remaining_estimate": pytest.approx(18.0)}]]
 
 
 def test_a_run_without_a_duration_says_once_that_nothing_can_be_estimated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,6 @@ def at(event: Event, seconds: float, batch: int = 0, eval_batch: int = 0, label:
 
 
 def steps(*gaps: float) -> list[Snapshot]:
-    """A training whose batches take so many seconds."""
     now, stream = 0.0, [at(Event.FIT_START, 0)]
     for batch, gap in enumerate(gaps, 1):
         now += gap
@@ -94,9 +93,6 @@ def test_a_consumer_that_goes_on_logs_what_it_would_have_logged() -> None:
 
 
 class Hanging(RunStream):
-    """A stream that gives no event after the first ones until something was said on standard error, and then a few
-    that come at once."""
-
     def __init__(self, first: list[Snapshot], capsys: pytest.CaptureFixture[str], then: list[Snapshot]) -> None:
         self.said = ""
         self._first, self._capsys, self._then = first, capsys, then
@@ -124,26 +120,20 @@ class Hanging(RunStream):
         (at(Event.EVAL_BATCH_END, 2, 17, 3, "eval"), "in the evaluation of eval, after its batch 3"),
     ],
 )
-def test_it_says_once_what_the_training_hangs_in(
-    last: Snapshot, phase: str, capsys: pytest.CaptureFixture[str]
+def test_it_says_once_what_the_training_hangs_in_and_keeps_it_with_the_run(
+    last: Snapshot, phase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = Hanging([*steps(0.01, 0.01), last], capsys, [at(Event.BATCH_END, 2.01, 18), at(Event.FIT_END, 2.02, 18)])
-    collector = Collector()
+    stream.run_dir, collector = tmp_path, Collector()
     Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)], [collector]).run()
+    hangs, goes_on = read_alerts(tmp_path)
+    assert (hangs.status, goes_on.status, hangs.about, hangs.batch) == (FIRING, RESOLVED, goes_on.about, 17)
+    assert f"the training hangs {phase}" in hangs.text
     [line] = stream.said.splitlines()
     assert line.endswith(f"the training hangs {phase}")
     assert "the training continues, after" in capsys.readouterr().err
     # By the times of the events there was a stall before the last of the first ones, and none where nothing came.
     assert [row.step for row in collector.rows] == [17]
-
-
-def test_what_it_says_is_kept_with_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stream = Hanging(steps(0.01, 0.01), capsys, [at(Event.BATCH_END, 2.01, 3), at(Event.FIT_END, 2.02, 3)])
-    stream.run_dir = tmp_path
-    Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)]).run()
-    hangs, goes_on = read_alerts(tmp_path)
-    assert (hangs.status, goes_on.status, hangs.about, hangs.batch) == (FIRING, RESOLVED, goes_on.about, 2)
-    assert "the training hangs after batch 2" in hangs.text
 
 
 class Commanded(RunStream):

@@ -20,7 +20,6 @@ RATES = {"system/network_received_bytes_per_sec", "system/network_sent_bytes_per
 
 
 def batches(count: int, seconds: float = 1.0, age: float = 0.0) -> list[Snapshot]:
-    """Ends of batches of the present, or so many seconds ago."""
     now = time.time_ns() - round(age * 1e9)
     return [
         Snapshot.build(Event.BATCH_END, time_ns=now + round(batch * seconds * 1e9), timestamp=Timestamp(batch=batch))

@@ -38,7 +38,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key."""
     files = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1"
     subprocess.run([*command.split(), "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
@@ -67,34 +66,33 @@ def test_tokens_are_made_for_their_owner_alone_and_tell_roles_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "said"),
+    ("content", "mode"),
     [
-        ("command {0}\nview {1}\n", 0o644, "chmod 600"),
-        ("command {0}\n", 0o600, "'view TOKEN'"),
-        ("command short\nview {1}\n", 0o600, "at least 16"),
-        ("command {0};\nview {1}\n", 0o600, "letters, digits"),
-        ("command {0}\nview {0}\n", 0o600, "the same token twice"),
+        ("command {0}\nview {1}\n", 0o644),
+        ("command {0}\n", 0o600),
+        ("command short\nview {1}\n", 0o600),
+        ("command {0}\nview {0}\n", 0o600),
     ],
 )
-def test_a_token_file_that_protects_nothing_is_refused(tmp_path, content, mode, said):
+def test_a_token_file_that_protects_nothing_is_refused(tmp_path, content, mode):
     file = tmp_path / "tokens.txt"
     file.write_text(content.format("a" * 32, "b" * 32))
     file.chmod(mode)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError):
         Tokens.load(file)
 
 
 @pytest.mark.needs("openssl")
 def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificate):
-    for listening in (Listening("0.0.0.0"), Listening("0.0.0.0", tokens=tmp_path / "tokens.txt")):
-        with pytest.raises(ConfigurationError, match=r"add tokens=tokens.txt certificate=cert.pem .*openssl req"):
-            listening.check()
-    with pytest.raises(ConfigurationError, match=r"--tokens tokens.txt --certificate cert.pem"):
-        Listening("::", as_flags=True).check()
-    with pytest.raises(ConfigurationError, match="a certificate needs its key"):
-        Listening(certificate=certificate[0]).check()
-    with pytest.raises(ConfigurationError, match="cannot be used"):
-        Listening(certificate=certificate[1], certificate_key=certificate[0]).check()
+    for refused in (
+        Listening("0.0.0.0"),
+        Listening("::", as_flags=True),
+        Listening("0.0.0.0", tokens=tmp_path / "tokens.txt"),
+        Listening(certificate=certificate[0]),
+        Listening(certificate=certificate[1], certificate_key=certificate[0]),
+    ):
+        with pytest.raises(ConfigurationError):
+            refused.check()
     Listening("0.0.0.0", None, tmp_path / "tokens.txt", *certificate).check()
 
 
@@ -102,9 +100,7 @@ def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificat
     ("host", "url"),
     [
         ("0.0.0.0", "http://localhost:8420/"),
-        ("::", "http://localhost:8420/"),
         ("::1", "http://[::1]:8420/"),
-        ("127.0.0.2", "http://127.0.0.2:8420/"),
         ("host.example", "http://host.example:8420/"),
     ],
 )
@@ -195,8 +191,9 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                 assert (status, "Open the whole link" in text) == (401, True)
             status, _ = fetch(f"{url}_nicegui_ws/socket.io/?EIO=4&transport=polling", trusting)
             assert status == 401
-            status, text = fetch(url, trusting, Cookie=f"offloop_dashboard_{served.port}={tokens.view}x")
+            status, _ = fetch(url, trusting, Cookie=f"offloop_dashboard_{served.port}={tokens.view}x")
             assert status == 401
+            assert fetch(f"{url}run-content/csv?run=none&chart=loss", trusting)[0] == 401
 
             with visit(browser, f"{url}?token={tokens.view}", ignore_https_errors=True) as viewer:
                 viewer.waits_for(lambda: len(viewer.points(LOSS)) > 5, "points")
@@ -206,7 +203,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                 with visit(browser, f"{url}?token={tokens.command}", ignore_https_errors=True) as commander:
                     commander.waits_for(lambda: len(commander.points(LOSS)) > 5, "points")
                     commander.page.get_by_role("button", name="Link for viewers").click()
-                    commander.sees("shows everything, and cannot command")
+                    commander.sees("sees everything and cannot command")
                     commander.page.keyboard.press("Escape")
                     stop = commander.page.get_by_role("button", name="stop", exact=True)
                     stop.wait_for()
@@ -236,22 +233,6 @@ _SEND_EVENTS = """([client_id, listeners]) => {
 
 
 @pytest.mark.slow
-def test_one_dashboard_after_another_in_a_process(runs_dir):
-    code = """
-import urllib.request
-from offloop.consumers.dashboard.web.access import Listening
-from offloop.consumers.dashboard.web.site import Site
-for _ in range(2):
-    server = Site(Listening(port=0), runs=[])
-    server.start()
-    print(urllib.request.urlopen(server.url, timeout=20).status)
-    server.stop()
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["200", "200"]
-
-
-@pytest.mark.slow
 def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path):
     given = Dashboard("127.0.0.2", 0, tmp_path / "tokens.txt", every=7)
     made = cloudpickle.loads(cloudpickle.dumps(given))
@@ -266,11 +247,10 @@ def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path
 
 
 @pytest.mark.slow
-def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir):
+def test_on_this_machine_pages_of_others_and_a_port_in_use_are_refused(runs_dir):
     with ui_of("none", "--wait") as served:
         assert fetch(served.url)[0] == 200
-        status, text = fetch(served.url, Host="rebound.example:80")
-        assert (status, "use 127.0.0.1" in text) == (403, True)
+        assert fetch(served.url, Host="rebound.example:80")[0] == 403
         assert fetch(served.url, Host=f"localhost:{served.port}")[0] == 200
         assert fetch(served.url, Origin="http://evil.example")[0] == 403
         assert fetch(served.url, Origin="http://[")[0] == 403
@@ -278,26 +258,14 @@ def test_on_this_machine_names_and_pages_of_others_are_refused(runs_dir):
         assert fetch(served.url, **embedded)[0] == 403
         assert fetch(served.url, **embedded | {"Sec-Fetch-Dest": "document"})[0] == 200
         assert fetch(f"{served.url}_nicegui_ws/socket.io/?EIO=4&transport=polling", Origin="null")[0] == 403
-
-
-def test_a_port_that_is_in_use_is_named_and_without_one_the_next_is_taken(runs_dir):
-    with ui_of("none", "--wait") as served:
-        served.has_said("dashboard: ")
-        in_use = rf"port {served.port} of 127.0.0.1 is in use.* with port=\d+, or leave it out to"
-        with pytest.raises(ConfigurationError, match=in_use):
+        with pytest.raises(ConfigurationError):
             Dashboard(port=served.port).begin()
         with ui_of("none", "--wait", "--port", str(served.port)) as refused:
             assert refused.close() == 1
-            assert refused.said[-1].startswith("error: port")
             assert "--port" in refused.said[-1]
-            assert "or leave it out" in refused.said[-1]
-
-
-def test_a_wrong_name_is_an_error_in_one_line(runs_dir):
     with ui_of("nobody") as refused:
         assert refused.close() == 1
-    assert len(refused.said) == 1
-    assert refused.said[0].startswith("error: no run 'nobody'")
+    assert [line.startswith("error: no run 'nobody'") for line in refused.said] == [True]
 
 
 @pytest.mark.slow

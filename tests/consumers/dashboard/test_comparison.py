@@ -2,15 +2,12 @@
 
 import math
 
-import pytest
-
 from offloop.bus.types.units import difference
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison
 from offloop.consumers.dashboard.web.frames import look_in
-from offloop.consumers.dashboard.web.panels import hyperparameter_rows
 
 LOSS = {"loss": Chart("loss", "metric", "loss")}
 LOOK = Look("batch", None, {"loss": 400})
@@ -68,14 +65,6 @@ def test_a_browser_is_sent_means_and_ranges_and_single_runs_only_if_it_wants_the
     assert [line["r"] for line in with_singles] == [0, 1, 2]
 
 
-def test_a_group_without_one_of_its_runs_is_drawn_anew():
-    runs = [run("a", [1.0], lr=1), run("b", [3.0], lr=1)]
-    lines = Lines()
-    lines.news(LOSS, runs, LOOK, compared(runs, group="lr"))
-    (line,) = lines.news(LOSS, runs, LOOK, compared(runs, 1, group="lr"))
-    assert list(line["y"]) == [1.0]
-
-
 def test_the_difference_to_a_baseline_says_what_is_better_by_more_than_its_colour():
     assert difference("min", 0.5, 0.75, ()) == ("-0.25", "better")
     assert difference("min", 1.0, 0.75, ()) == ("+0.25", "worse")
@@ -101,16 +90,6 @@ def test_a_baseline_has_a_line_of_its_own_and_all_else_is_compared_with_it():
     assert grouped.lines()[-1]["label"] == "b"
     assert grouped.latest("loss", values, ())["group lr = 2"]["apart"] == "+0.25"
     assert compared(runs, baseline="gone").baseline is None
-
-
-def test_what_differs_from_the_baseline_is_marked_in_the_table():
-    rows = hyperparameter_rows([{"lr": 1}, {"lr": 2}, {"depth": 3}], baseline=0)
-    assert rows[0] == {"name": "lr", "differs": "≠", "0": "1", "1": "≠ 2", "2": "≠ nothing"}
-
-
-@pytest.mark.parametrize("told", [None, 3, [], {"group": 3, "baseline": ["a"], "singles": "yes"}])
-def test_what_is_not_in_its_form_is_left_out(told):
-    assert look_in(told, Comparison) == Comparison()
 
 
 def test_a_link_keeps_what_is_compared():

@@ -30,7 +30,6 @@ def entry(number: int, accuracy: float | None, **config: Any) -> RunEntry:
 
 
 def sent(entries: list[RunEntry], look: ExploreLook) -> dict[str, Any]:
-    """What is sent, as it arrives."""
     table = RunTable({one.run: one for one in entries})
     frame = explored(table, entries, look, lambda run: run)
     return json.loads(json.dumps(frame, allow_nan=False))

@@ -35,15 +35,6 @@ def test_no_peak_of_a_long_run_is_lost_and_each_run_has_the_same_weight():
     assert np.allclose(found.mean[usual], np.where(found.runs[usual] == 2, 2.0, 1.0))
 
 
-def test_a_part_of_the_axis_has_finer_places():
-    long = {step: float(step) for step in range(10_000)}
-    part = grouped(long, most=100, first=4_000.0, last=4_050.0)
-    assert len(part.xs) > 40
-    assert part.xs.min() >= 4_000
-    assert part.xs.max() <= 4_050
-    assert np.allclose(part.mean, part.xs, atol=1)
-
-
 def test_very_large_values_have_a_mean_that_is_finite():
     found = grouped({0: 1.5e308}, {0: 1.6e308}, {0: 1.7e308})
     assert np.allclose(found.mean / 1e308, [1.6])

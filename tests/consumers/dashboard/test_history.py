@@ -15,7 +15,7 @@ from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, Topic, event_encode
 from offloop.bus.recording import records
 from offloop.bus.recording import summary as summaries
 from offloop.bus.recording.reader import RecordingReader
-from offloop.bus.recording.summary import Summarizer, Summary
+from offloop.bus.recording.summary import Summarizer
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.commands import Command
 from offloop.consumers import Runner
@@ -38,7 +38,6 @@ PHASES = {"began": START, "spans": [["forward", 0, SECOND // 10]], "device": Fal
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording of some kilobytes counts as a long one."""
     monkeypatch.setattr(tap, "MIN_BYTES", 0)
     monkeypatch.setattr(tap, "TAIL_BYTES", 20_000)
     monkeypatch.setattr(history, "_STRETCH_BYTES", 20_000)
@@ -46,7 +45,6 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of two ranks, with evaluations, a command and a checkpoint in its middle."""
     path = tmp_path_factory.mktemp("run") / "recording-1.mcap"
     seqs, context = [0, 0], {"dataloader_len": PER_EPOCH, "max_duration": f"{BATCHES}ba", "dataloader_label": "eval"}
     with closing(RecordingWriter(path, "run", 1)) as writer:
@@ -85,7 +83,6 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recording(long_run: Path, tmp_path: Path) -> Path:
-    """The recording, without a summary."""
     copy = tmp_path / long_run.name
     copy.write_bytes(long_run.read_bytes())
     return copy
@@ -100,16 +97,14 @@ def summed_up(recording: Path) -> Path:
 
 
 def show(recording: Path) -> tuple[RunView, int]:
-    """The run as a dashboard has it, and how many events came one by one."""
     run = RunView("run")
     handled = Runner(Recording(recording), [RunTap(run)], [run]).run().handled
     return run, handled
 
 
-@pytest.fixture
-def whole(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> RunView:
-    """The view of all events."""
-    with monkeypatch.context() as patched:
+@pytest.fixture(scope="module")
+def whole(long_run: Path) -> RunView:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tap, "MIN_BYTES", 1 << 40)
         run, handled = show(long_run)
     assert handled > 2 * BATCHES
@@ -160,7 +155,7 @@ def zoom(run: RunView, axis: Axis, first: float, last: float, rank: int = 0) -> 
 
 @pytest.mark.parametrize(
     ("axis", "first", "last"),
-    [("batch", 3400, 3500), ("sample", 8 * 3400, 8 * 3500), ("epoch", 3.4, 3.5), ("time", 3400, 3500)],
+    [("sample", 8 * 3400, 8 * 3500), ("epoch", 3.4, 3.5), ("time", 3400, 3500)],
 )
 def test_a_zoom_reads_the_part_that_is_shown_and_no_more(
     recording: Path, whole: RunView, axis: Axis, first: float, last: float, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +181,7 @@ def test_a_zoom_reads_the_part_that_is_shown_and_no_more(
     assert run.refined == before, "it has been read"
 
 
-def test_a_zoom_across_what_is_new_has_both(recording: Path, whole: RunView) -> None:
+def test_a_zoom_across_what_is_new_has_both_and_the_last_one_of_many_is_read(recording: Path, whole: RunView) -> None:
     run, _ = show(summed_up(recording))
     zoom(run, "batch", BATCHES - 2000, BATCHES)
     found, expected = (
@@ -194,6 +189,10 @@ def test_a_zoom_across_what_is_new_has_both(recording: Path, whole: RunView) -> 
     )
     np.testing.assert_array_equal(found.xs, expected.xs)
     np.testing.assert_array_equal(found.ys, expected.ys)
+    for begin in range(0, 4000, 50):
+        run.history.request("batch", begin, begin + 20)  # type: ignore[union-attr]
+    wait_for(lambda: not run.history._is_reading, "the reader to end")  # type: ignore[union-attr]
+    assert len([step for step in run.series("mine").points(width=10**6).xs if 3950 <= step <= 3970]) == 21
 
 
 def test_a_browser_that_zooms_is_sent_the_values_once_they_are_read(recording: Path) -> None:
@@ -218,15 +217,6 @@ def test_what_is_not_zoomed_far_enough_or_is_new_is_not_read(recording: Path, mo
         assert run.history._requested == {}
 
 
-def test_what_is_asked_for_last_is_read_when_one_zooms_on_and_on(recording: Path) -> None:
-    run, _ = show(summed_up(recording))
-    assert run.history is not None
-    for begin in range(0, 4000, 50):
-        run.history.request("batch", begin, begin + 20)
-    wait_for(lambda: not run.history._is_reading, "the reader to end")
-    assert len([step for step in run.series("mine").points(width=10**6).xs if 3950 <= step <= 3970]) == 21
-
-
 def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -> None:
     summed_up(recording)
     with RecordingReader(recording) as reader:
@@ -247,7 +237,7 @@ def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -
 
 @pytest.mark.parametrize(
     ("chart", "rank"),
-    [("loss/train/total", 0), ("metrics/eval/accuracy", 0), ("mine", 0), (PHASES_PREFIX, 0), (PHASES_PREFIX, 1)],
+    [("loss/train/total", 0), ("metrics/eval/accuracy", 0), (PHASES_PREFIX, 1)],
 )
 def test_an_exported_file_has_every_value_once(recording: Path, whole: RunView, chart: str, rank: int) -> None:
     run, _ = show(summed_up(recording))
@@ -314,16 +304,6 @@ def test_hyperparameters_reach_every_destination_once(recording: Path, is_beside
     assert len(found) == 1
     assert run.hyperparameters == found[0] != {}
     assert run.history is not None
-
-
-def test_values_of_an_imported_evaluation_stay_at_their_steps() -> None:
-    summary = Summary(3, "run", 1, None, is_imported=True)
-    for step in (0, 10, 20):
-        summary._add("metrics/eval/accuracy", step, step / 20)
-    view = RunView("run")
-    view.load(summary)
-    assert view.is_loading
-    assert view.series("metrics/eval/accuracy").points().xs.tolist() == [0, 10, 20]
 
 
 def test_events_that_are_kept_are_evenly_spread(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,13 +64,6 @@ def test_names_share_the_room_and_none_loses_its_newest(monkeypatch):
     assert set(history.steps()) == {"rare", "third"}
 
 
-def test_images_that_are_larger_than_all_room_are_there_until_the_next():
-    history = ImageHistory(max_bytes=BYTES // 2)
-    for step in (1, 2, 3):
-        history.take(logged(step))
-        assert steps(history) == [step]
-
-
 def test_some_of_many_images_at_once_are_kept_and_the_number_is_told():
     history = ImageHistory()
     history.take(logged(1, count=OF_ONE_STEP + 3))

@@ -30,7 +30,6 @@ SAVED = 250
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with evaluations and a checkpoint."""
     where = tmp_path_factory.mktemp("runs")
     with Publisher("marked", runs_dir=where) as publisher:
         at = {"epoch": 0, "batch": 0, "sample": 0, "dataloader_len": PER_EPOCH, "max_duration": f"{BATCHES}ba"}
@@ -50,7 +49,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch_of(batch: int) -> Snapshot:
-    """The end of a batch that took a second, of epochs of ten."""
     epoch, within = divmod(batch - 1, 10)
     at = Timestamp(epoch=epoch, batch=batch, sample=8 * batch, batch_in_epoch=within + 1)
     return Snapshot.build(
@@ -59,7 +57,6 @@ def batch_of(batch: int) -> Snapshot:
 
 
 def read(recording: Path) -> RunView:
-    """The view of it."""
     run = RunView("marked")
     Runner(Recording(recording), [RunTap(run)], [run]).run()
     return run

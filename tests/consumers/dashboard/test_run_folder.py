@@ -5,14 +5,12 @@ import os
 import pytest
 from run_folders import WrittenRun, write_run
 
-from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.panels import facts_of
 from offloop.consumers.dashboard.web.run_folder import look_into, open_in
 
 
 @pytest.fixture
 def run(tmp_path):
-    """The directory of a run with files, and links out of it, beside something that is secret."""
     path = write_run(tmp_path / "runs", "r")
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "runs" / "secret.txt").write_text("secret")
@@ -26,29 +24,21 @@ def run(tmp_path):
     return path
 
 
-def read(root, path):
-    with open(open_in(root, path)) as file:
-        return file.read()
-
-
 def test_files_of_a_run_are_listed_without_what_links_lead_to(run):
     found = {file.path: file.size for file in look_into(run).files}
     assert {"run.json", "recording-1.mcap", "logs/metrics.csv", "hard.txt"} <= found.keys()
     assert not [path for path in found if path.startswith(("out", "link", "fifo")) or path.endswith("back.txt")]
     assert found["logs/metrics.csv"] == 16
-
-
-def test_a_file_of_the_run_is_read(run):
-    assert read(run, "logs/metrics.csv") == "step,loss\n1,0.5\n"
+    with open(open_in(run, "logs/metrics.csv")) as file:
+        assert file.read() == "step,loss\n1,0.5\n"
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "path",
     [
-        *("../secret.txt", "logs/../../secret.txt", "./run.json", "logs//metrics.csv", "/etc/passwd", "", ".", ".."),
-        *("link.txt", "out/secret.txt", "logs/back.txt", "fifo.txt", "logs", "logs/", "nothing", "a\0b", "run.json/x"),
-        *("..%2fsecret.txt", "out", "logs\\..\\..\\secret.txt", "x" * 300),
+        *("../secret.txt", "logs/../../secret.txt", "./run.json", "/etc/passwd", "", "link.txt", "out/secret.txt"),
+        *("logs/back.txt", "fifo.txt", "logs", "a\0b", "x" * 300),
     ],
 )
 def test_nothing_else_is_read(run, path):
@@ -76,10 +66,3 @@ def test_what_a_run_was_started_with_is_said_without_what_is_not_known(tmp_path)
     assert facts["git commit"] == "abc, with uncommitted changes"
     assert facts["host"] == "\\x1b[2J"
     assert "folder" not in facts
-
-
-def test_a_renamed_run_is_called_by_its_new_name(tmp_path):
-    run = RunView("old")
-    assert labels_of([run]) == ["old"]
-    run.run_dir = tmp_path / "new"
-    assert labels_of([run]) == ["new"]

@@ -1,8 +1,6 @@
 """The model that dashboards draw from: what it takes from a stream, and what it shows of it."""
 
 import math
-import subprocess
-import sys
 import threading
 from collections import defaultdict
 from datetime import timedelta
@@ -14,7 +12,6 @@ from consumers_stream import Collector, snapshots_of_training
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
@@ -40,7 +37,6 @@ EVERY_KIND = [2.0, math.inf, 9.0, math.nan, 1.0, -math.inf, 5.0, math.inf, 4.0]
 def batch_of(
     batch: int, per_epoch: int = 10, samples: int = 8, tokens: int = 0, rank: int = 0, late_ns: int = 0, **fields: Any
 ) -> Snapshot:
-    """The end of a batch that took a second, of a training of 5 epochs."""
     # As the trainer does it: the epoch is counted only when it is over, after its last batch.
     epoch, within = divmod(batch - 1, per_epoch)
 
@@ -63,7 +59,6 @@ def batch_of(
 
 
 def spans_of(began: int, data: float = 0.1, publishing: float = 0.01) -> dict[str, Any]:
-    """The field ``phases``: two microbatches, 0.2 s of each forward and backward pass."""
     plan = [("data", data), ("forward", 0.2), ("backward", 0.2), ("forward", 0.2), ("backward", 0.2)]
     plan.append(("publishing", publishing))
     spans, at = [], 0
@@ -148,27 +143,6 @@ def test_a_thinned_series_is_half_as_long_and_hides_nothing(values: list[float])
     assert same([shown[0], shown[-1]], [values[0], values[-1]])
 
 
-def test_a_range_has_a_neighbour_at_either_side_for_lines_to_come_from() -> None:
-    series = series_of([(step, step * 2.0) for step in range(100)])
-    drawn = series.points(first=10.5, last=20.5)
-    assert drawn.xs.tolist() == list(range(10, 22))
-    assert series.points(first=-5, last=1e9).xs.tolist() == list(range(100))
-    assert not len(series_of([]).points().xs)
-
-
-def test_values_can_be_drawn_over_samples_epochs_and_time() -> None:
-    view = RunView("run")
-    for batch in range(1, 21):
-        view.see(batch_of(batch))
-    rates = view.series("lr-SGD/group1")
-    assert rates.points("batch").xs.tolist() == list(range(1, 21))
-    assert rates.points("sample").xs.tolist() == [8 * batch for batch in range(1, 21)]
-    assert rates.points("epoch").xs.tolist() == pytest.approx([batch / 10 for batch in range(1, 21)])
-    assert rates.points("time").xs.tolist() == pytest.approx(list(range(20))), "seconds since the first event"
-    assert rates.points("time", first=4.5, last=6.5).xs.tolist() == pytest.approx([4, 5, 6, 7])
-    assert rates.points("sample", width=4).xs.tolist()[-1] == 160
-
-
 # -- the names and values of callbacks --------------------------------------------------------------------------------
 
 
@@ -208,13 +182,13 @@ def test_metrics_are_those_that_the_callbacks_metrics_lr_and_speed_log(monkeypat
     assert {name for name in left_out if not name.startswith(("time/", "throughput/device/"))} == set()
 
 
-@pytest.mark.parametrize("odd", ["text", {"a": "b"}, None, [1, "x"], {"SGD": "text"}, {"SGD": [None, 0.1]}])
+@pytest.mark.parametrize("odd", ["text", None, [1, "x"], {"SGD": [None, 0.1]}])
 def test_fields_of_odd_forms_are_left_out_and_the_rest_is_taken(odd: Any) -> None:
     view = RunView("run")
     view.see(batch_of(1))
     fields = dict.fromkeys(("loss", "lr", "train_metrics", "phases", "logged", "flops_per_batch"), odd)
     view.see(batch_of(2, on_demand=["phases"], **fields))
-    view.see(batch_of(3))
+    view.see(batch_of(3, phases=spans_of(START) | {"spans": odd}))
     assert {0, 2} <= points_of(view, "loss/train/total").keys()
     assert {1, 3} <= points_of(view, "lr-SGD/group0").keys()
 
@@ -276,16 +250,6 @@ def test_an_evaluation_is_shared_out_to_the_batches_since_the_one_measured_befor
     assert view.publishing().share == pytest.approx(0.01), "of the training's step, without it"
 
 
-def test_many_measured_batches_are_shown_as_means_of_some() -> None:
-    view = RunView("run")
-    for batch in range(1, 101):
-        data = 0.15 if batch % 2 else 0.05
-        view.see(batch_of(batch, phases=spans_of(START + (batch - 1) * SECOND, data)))
-    phases = view.phases(width=10)
-    assert phases.batches.tolist() == list(range(10, 101, 10))
-    assert phases.seconds["data"].tolist() == pytest.approx([0.1] * 10)
-
-
 def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_it() -> None:
     view = RunView("run")
     for batch in (10, 20, 30):
@@ -303,14 +267,6 @@ def test_a_pause_is_no_part_of_a_step() -> None:
     assert sum(float(values[0]) for values in view.phases().seconds.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("odd", [5, [1], [1, 0], ["a", 2]])
-@pytest.mark.parametrize("name", ["spans", "publishing"])
-def test_phases_of_odd_forms_are_left_out(name: str, odd: Any) -> None:
-    view = RunView("run")
-    view.see(batch_of(1, phases=spans_of(START) | {name: odd}))
-    assert view.publishing() == (None, None)
-
-
 def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RankPhases, "MAX_ROWS", 8)
     view = RunView("run")
@@ -323,7 +279,6 @@ def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def view_of_ranks(last: list[int], world_size: int) -> RunView:
-    """A batch of a second for each entry, which says which rank arrives last."""
     view = RunView("run")
     for batch, slow in enumerate(last, 1):
         for rank in range(world_size):
@@ -386,30 +341,6 @@ def test_what_is_left_is_what_the_runtime_estimator_says() -> None:
     assert 25 < progress.seconds_left < 35
 
 
-def test_a_run_without_an_end_has_no_fraction() -> None:
-    view = RunView("run")
-    assert view.progress() == (0, 0, 0, 0, 0.0, None, None, None)
-    for snapshot in snapshots_of_training():
-        view.see(snapshot)
-    progress = view.progress()
-    assert (progress.batch, progress.fraction, progress.max_duration) == (8, None, None)
-    assert progress.seconds_left == 0, "it is through"
-
-
-def test_commands_in_a_history_stand_where_they_took_effect() -> None:
-    outcomes: list[Outcome] = []
-    view = RunView("run")
-    view.open(RunContext("run", 1, None, answered=lambda: outcomes))
-    for epoch in range(3):
-        view.see(
-            Snapshot.build(Event.EPOCH_START, time_ns=START + 10 * epoch * SECOND, timestamp=Timestamp(epoch=epoch))
-        )
-        if epoch == 1:
-            outcomes.append(Outcome(Command("checkpoint", id="a"), "batch_checkpoint", 1, None, START + 15 * SECOND))
-    texts = [(round(entry.time - START / 1e9), entry.kind) for entry in view.log()]
-    assert texts == [(0, "event"), (10, "event"), (15, "command"), (20, "event")]
-
-
 def test_the_state_follows_the_run_and_its_commands() -> None:
     outcomes: list[Outcome] = []
     view = RunView("run")
@@ -435,16 +366,6 @@ def test_the_state_follows_the_run_and_its_commands() -> None:
     view.end(Ending("failed", "ValueError: no"))
     assert (view.status, view.error) == ("failed", "ValueError: no")
     assert view.log()[-1].text == "the run failed: ValueError: no"
-
-
-def test_a_pause_that_is_known_before_the_history_is_read_holds() -> None:
-    view = RunView("run")
-    view.take_outcome(Outcome(Command("pause", id="1"), "batch_checkpoint", 2))
-    for batch in (1, 2):
-        view.see(batch_of(batch))
-    assert view.status == "paused"
-    view.see(batch_of(3))
-    assert view.status == "live"
 
 
 def test_a_command_that_is_answered_late_has_its_effect() -> None:
@@ -534,15 +455,3 @@ def test_it_can_be_asked_while_it_is_fed() -> None:
     thread.join()
     assert trouble == []
     assert len(view.series("loss/train/total")) == 3000
-
-
-def test_numpy_is_needed_when_there_is_something_to_show_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    look = (
-        "import offloop.consumers.dashboard.view.run_view, offloop.consumers.dashboard.terminal.top, sys;"
-        " print({'numpy', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs numpy: install it with pip install 'offloop\[dashboard\]'"):
-        RunView("run")

@@ -43,35 +43,12 @@ def test_a_run_that_cannot_be_read_is_a_row_that_says_why():
     assert "run.json is damaged: because" in shown
 
 
-def test_the_column_that_is_sorted_by_is_always_shown():
-    runs = table(entry("slow", started=100.0, ended=400.0), entry("fast", started=200.0, ended=210.0))
-    shown = text(runs, TableShown(sort="-duration"), width=42)
-    assert "duration↓" in shown
-    assert shown.index("5m00s") < shown.index("10.0s")
-
-
 def test_the_chosen_run_stays_chosen_when_others_come_and_its_neighbour_when_it_goes():
     shown = TableShown(run="b", place=1)
     two = (entry("a", started=3.0), entry("b", started=2.0), entry("c", started=1.0))
     assert "▸ b" in text(table(*two), shown)
     assert "▸ b" in text(table(entry("newer", started=9.0), *two), shown)
     assert "▸ c" in text(table(two[0], two[2]), shown) or "▸ a" in text(table(two[0], two[2]), shown)
-
-
-def test_a_mistake_in_a_filter_is_said_and_what_was_found_before_stays():
-    runs = table(entry("a", hyperparameters={"lr": 1}), entry("b", hyperparameters={"lr": 2}))
-    shown = TableShown(find="lr == 2")
-    assert "1 of 2 runs" in text(runs, shown)
-    shown.find, shown.is_typing = "lr == 2 and st == x", True
-    found = text(runs, shown, width=200)
-    assert "1 of 2 runs" in found
-    assert "no run has 'st'" in found
-    assert "a  " not in found.splitlines()[2]
-
-
-def test_what_is_said_of_the_chosen_run_is_below():
-    runs = table(entry("a", status="failed", error="ValueError: <b>bad</b>", tags=("paper",), note="look\nhere"))
-    assert "ValueError: <b>bad</b> · paper · look here" in text(runs)
 
 
 @pytest.mark.parametrize("find", ["", "nothing like it"])
