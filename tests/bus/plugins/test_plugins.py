@@ -136,13 +136,6 @@ def test_a_file_that_failed_is_loaded_again_the_next_time(tmp_path: Path, monkey
     assert CALLBACKS.find(f"{path}:Mine").__name__ == "Mine"
 
 
-def test_a_logger_is_found_in_a_module_and_in_a_file(consumer: Run, packages: Path, runs_dir: Path) -> None:
-    run = record_run(runs_dir, "done", snapshots_of_training(batches=1))
-    by_module = consumer("--replay", run, "--callbacks", "lr", "--log", "plugin_package:Shouting")
-    by_file = consumer("--replay", run, "--callbacks", "lr", "--log", f"{packages / 'plugin_package.py'}:Shouting")
-    assert by_module.out == by_file.out == "imported\nLR-SGD/GROUP0=0.1\n"
-
-
 def test_the_examples_of_ten_lines_run(consumer: Run, runs_dir: Path) -> None:
     run = record_run(runs_dir, "done", snapshots_of_training(batches=4))
     callback, logger = f"{EXAMPLES}/lowest_loss.py:LowestLoss", f"{EXAMPLES}/markdown_logger.py:MarkdownLogger"

@@ -194,24 +194,22 @@ def test_further_elements_and_keys_are_ignored():
     assert decode_control(msgpack.packb([2, "ack", {"seq": 3, "more": 4}, 5])) == ("ack", {"seq": 3, "more": 4}, 2)
 
 
-WRONG = [
-    [1, 1, 1, 1, 0, [0] * 14, None, {}],
-    [1, 0, 1, 1, 0, [0] * 14, None, {}, {}],
-    [1, 1, 0, 0, 0, [0] * 14, None, {}, {}],
-    [1, 1, 1, 2, 0, [0] * 14, None, {}, {}],
-    [1, 1, 1, True, 0, [0] * 14, None, {}, {}],
-    [1, 1, 1, 1, 0.5, [0] * 14, None, {}, {}],
-    [1, 1, 1, 1, 0, [0] * 13, None, {}, {}],
-    [1, 1, 1, 1, 0, [0] * 13 + ["x"], None, {}, {}],
-    [1, 1, 1, 1, 0, [0] * 14, 3, {}, {}],
-    [1, 1, 1, 1, 0, [0] * 14, None, [], {}],
-    ["1", 1, 1, 1, 0, [0] * 14, None, {}, {}],
-    {},
-]
-
-
 def test_events_of_the_wrong_shape_are_refused():
-    for body in map(msgpack.packb, WRONG):
+    right = [1, 1, 1, 1, 0, [0] * 14, None, {}, {}]
+    wrong = [
+        (0, "1"),
+        (1, 0),
+        (2, 0),
+        (3, 2),
+        (3, True),
+        (4, 0.5),
+        (5, [0] * 13),
+        (5, [0] * 13 + ["x"]),
+        (6, 3),
+        (7, []),
+    ]
+    changed = [[*right[:place], value, *right[place + 1 :]] for place, value in wrong]
+    for body in map(msgpack.packb, (*changed, right[:-1], [], {})):
         with pytest.raises(ProtocolError):
             decode_whole_event(body)
         with pytest.raises(ProtocolError):

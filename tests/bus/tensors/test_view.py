@@ -179,15 +179,10 @@ FOUR = b"1234"
 
 
 MALFORMED = [
+    *(image_of({"a": entry(shape=shape)}, FOUR) for shape in ([2], [-1, -1], [True], [1] * 65)),
+    *(image_of({"a": entry(offsets=at)}, FOUR) for at in ([-4, 0], [1 << 70, (1 << 70) + 4])),
+    *(image_of({"a": entry(shape=shape, offsets=[0, 0])}) for shape in ([1 << 62, 4], [1 << 30, 1 << 30, 0])),
     image_of({"a": entry("F33")}, FOUR),
-    image_of({"a": entry(shape=[2])}, FOUR),
-    image_of({"a": entry(shape=[-1, -1])}, FOUR),
-    image_of({"a": entry(shape=[True])}, FOUR),
-    image_of({"a": entry(shape=[1] * 65)}, FOUR),
-    image_of({"a": entry(offsets=[-4, 0])}, FOUR),
-    image_of({"a": entry(offsets=[1 << 70, (1 << 70) + 4])}, FOUR),
-    image_of({"a": entry(shape=[1 << 62, 4], offsets=[0, 0])}),
-    image_of({"a": entry(shape=[1 << 30, 1 << 30, 0], offsets=[0, 0])}),
     image_of({"a": entry("F4", shape=[1], offsets=[0, 0])}),
     image_of({"a": entry(), "b": entry()}, FOUR),
     image_of({"a": entry(), "b": entry(offsets=[2, 6])}, FOUR + FOUR),
