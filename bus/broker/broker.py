@@ -253,7 +253,7 @@ class Broker:
         self._acknowledge(run)
         self._control.push_demand(run)
         if run.is_abandoned(now):
-            run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.local_world_size} ranks ever came"))
+            run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.local_world_size} ranks ever joined"))
             self._end_run(run)
         elif run.over and now - (run.last_end or now) > FINISHED_SECONDS:
             # It had finished before; its broker died before it recorded that.

@@ -172,8 +172,8 @@ class FlightRecorder:
                 break
         else:
             problem = (
-                f"attempt {self._attempt} of run {self._run!r} has {MOST_DUMPS} dumps of its flight recorder, which is "
-                "as many as are written: remove some"
+                f"attempt {self._attempt} of run {self._run!r} has {MOST_DUMPS} dumps of its flight recorder, the "
+                "maximum: remove some"
             )
             _log.warning("%s", problem)
             return problem

@@ -66,7 +66,7 @@ class LiveRank:
         if name.startswith("$") and name not in PUBLISHED_MARKS and not (name == CUT and self.may_cut):
             raise ProtocolError(f"publishers do not send {name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}")
         if len(self.names) >= MAX_TOPICS:
-            raise ProtocolError(f"{run}/{self.rank} has sent {MAX_TOPICS} kinds of events, which is as many as may be")
+            raise ProtocolError(f"{run}/{self.rank} has sent {MAX_TOPICS} kinds of events, the maximum")
         self.names[topic] = name
         return name
 

@@ -142,7 +142,7 @@ class BrokerRun:
             rank.publisher_id = hello.publisher_id
         elif rank is None or rank.publisher_id != hello.publisher_id:
             raise BrokerError(
-                f"rank {number} of run {name!r} is there already: choose another run name, or wait until it ends"
+                f"rank {number} of run {name!r} exists already: choose another run name, or wait until it ends"
             )
         return rank
 
@@ -359,7 +359,7 @@ class BrokerRun:
             return False
         self.write_error = None
         self._back_to_disk()
-        _log.warning("run %s is recorded again, from what is on disk on", self.name)
+        _log.warning("run %s is recorded again, continuing at its last event on disk", self.name)
         return True
 
     def close_recording(self) -> None:

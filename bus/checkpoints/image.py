@@ -64,7 +64,7 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
         contents = json.loads(draft.metadata[DRAFT_KEY])
         tree, kinds = contents["tree"], contents["tensors"]
         if kinds.keys() != draft.keys():
-            raise ValueError("it has other tensors than it says")
+            raise ValueError("its tensors differ from its list")
         if saved is not None and "checkpoints" in tree:
             tree["checkpoints"] = {"saved": saved}
         contents["tensors"] = {name: crc_of(str(kind), draft[name].data) for name, kind in kinds.items()}

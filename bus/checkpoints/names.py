@@ -195,7 +195,7 @@ class CheckpointNames:
             path.rename(other)
         except OSError as error:
             raise CheckpointError(
-                f"cannot write {path}: what is there cannot be read, nor renamed to {other.name} "
+                f"cannot write {path}: the existing file cannot be read, nor renamed to {other.name} "
                 f"({error.strerror or error}); move it away, or use another folder",
                 path=path,
             ) from None
@@ -342,7 +342,7 @@ class CheckpointName:
         if path.is_absolute() or ".." in path.parts or str(path) != self._template:
             raise ConfigurationError(
                 f"{self._argument} {self._template!r} is not the name of a file in the folder: "
-                "use a name such as 'ba{batch}.safetensors', and give the folder apart from it"
+                "use a name such as 'ba{batch}.safetensors', and put the folder into the folder argument"
             )
 
     def _parse(self) -> list[tuple[str, str | None, str]]:

@@ -59,7 +59,7 @@ class Asking:
             self._note_answer()
             self._say_full(error)
         elif code is not None and (getattr(error, "code", None) or 0) < 500:
-            raise BrokerError(f"NATS does not take the recording: {in_words(error)}")
+            raise BrokerError(f"NATS refuses the recording: {in_words(error)}")
         else:
             self.status.state, self.status.reason = "waiting", in_words(error)
             self._unstored += 1
@@ -99,7 +99,7 @@ class Asking:
             else "let the servers' operator remove older runs ('offloop server remove RUN --stream "
             f"{self._client.address}') or raise the limit"
         )
-        self._say_once(why, f"the stream of run {self._run} takes no more ({why}): waiting for room; {room}")
+        self._say_once(why, f"the stream of run {self._run} is full ({why}): waiting for room; {room}")
 
     def _say_once(self, why: str, line: str) -> None:
         if why not in self._said:

@@ -126,7 +126,7 @@ class Bridge:
         if now - max(self._ended_at, sent_at) > _GIVE_UP_SECONDS:
             why = f" ({self.status.reason})" if self.status.reason else ""
             raise BrokerError(
-                f"NATS at {self._servers} took no more of run {run.name} for {_GIVE_UP_SECONDS / 60:g} minutes after "
+                f"NATS at {self._servers} stored nothing of run {run.name} for {_GIVE_UP_SECONDS / 60:g} minutes after "
                 f"it had ended{why}: start 'offloop server bridge' again when it does",
                 address=str(self._servers),
             )
@@ -279,7 +279,7 @@ class Bridge:
                 return
             tries -= self._is_closed(attempt.number)
             await asyncio.sleep(_TELL_SECONDS)
-        self._say("another process has yet to write the last windows of this host: those that are there are copied")
+        self._say("another process has not written the last windows of this host yet: the existing ones are copied")
 
     async def _has_first_rank(self, attempt: int) -> bool:
         """Return whether the first rank publishes here, once all ranks of this host have begun."""

@@ -203,9 +203,7 @@ class NatsClient(Client):
 
     def _refused(self, text: str) -> BrokerError:
         if self._nkey is None:
-            return self._error(
-                "takes only clients that it knows: name the file with your nkey by --nkey or OFFLOOP_NKEY"
-            )
+            return self._error("accepts only known clients: name the file with your nkey by --nkey or OFFLOOP_NKEY")
         return self._error(
             f"does not admit {self.who} ({text}): its operator adds it with 'offloop server nats-config', or you have "
             "another key"

@@ -149,8 +149,8 @@ class FileCopy:
         copied = last[: max(0, min(at.offset, end) - begin)]
         if self.file.read_at(begin, len(copied)) != copied:
             raise RecordingError(
-                f"the stream {stream} and {path} differ from byte {begin:,} on: where the file is the right one, "
-                "remove the stream, or give this run another name",
+                f"the stream {stream} and {path} differ from byte {begin:,} on: if the file is right, remove the "
+                "stream, or give this run another name",
                 path=path,
             )
         if at.offset > end:

@@ -144,7 +144,7 @@ class HeldPosition:
         except BucketNotFoundError:
             raise BrokerError(
                 f"NATS at {self._nats.address} has no bucket {names.POSITIONS_BUCKET}: the next bridge that starts "
-                "there makes it; '--state-dir DIR' keeps the consumer's progress in a file",
+                "there creates it; '--state-dir DIR' keeps the consumer's progress in a file",
                 address=self._nats.address,
             ) from None
 
@@ -189,7 +189,7 @@ class HeldPosition:
             if holder != self._identity and self._holder.revision >= known:
                 raise ReplacedError(
                     f"consumer {self._name!r} of run {self._run!r} was taken over by {_in_words(holder)}: "
-                    "this one ends, and keeps nothing more"
+                    "this one ends and stores nothing"
                 )
         raise TimeoutError("the entry changes again and again")
 

@@ -113,7 +113,7 @@ class Relay:
             raise OffloopError(f"run {self._run!r} is not live on its host: it takes no requests")
         reader = self._readers.get((inbox, may_command))
         if reader is None and len(self._readers) >= MOST_READERS:
-            raise OffloopError(f"the bridge of run {self._run!r} serves {MOST_READERS} readers: it takes no more")
+            raise OffloopError(f"the bridge of run {self._run!r} serves {MOST_READERS} readers, the maximum")
         if reader is None or reader.address != address:
             if reader is not None:
                 reader.close()

@@ -76,7 +76,7 @@ class RunFileStream:
         """Raise BrokerError if the identity is another run's."""
         if run_id not in (None, self.run_id):
             raise BrokerError(
-                f"the stream {self.name} holds another run that is called {self.run!r}: give this one another name "
+                f"the stream {self.name} holds another run named {self.run!r}: give this one another name "
                 f"('--run-name'), or remove that one with 'offloop server remove {self.run} "
                 f"--stream {self.client.address}'"
             )

@@ -310,7 +310,7 @@ class StreamBytes:
                 self._put(place, at, data)
             return self._place != place
         except NoRespondersError:
-            why = "that host has no bridge that answers: the run has ended there, or it cannot reach these servers"
+            why = "no bridge answers on that host: the run has ended there, or it cannot reach these servers"
         except OffloopError as error:
             why = str(error)
         if not self._patient or not self._connection.known.is_going_on(self._run, self._host, self._attempt):

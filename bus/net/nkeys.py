@@ -51,7 +51,7 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o022:
             raise ConfigurationError(
-                f"{folder} can be written by others (mode {mode:04o}), so what is in it may be theirs: "
+                f"{folder} can be written by others (mode {mode:04o}), so its keys may be theirs: "
                 f"chmod go-w {shlex.quote(str(folder))}"
             )
         for path, text, mode in ((secret, seed, 0o600), (public, made.public, 0o644)):
@@ -59,7 +59,7 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
                 file.write(f"{text}\n")
     except FileExistsError:
         raise ConfigurationError(
-            f"there is a key {name!r} in {folder} already: choose another name, or remove {public.name} and "
+            f"key {name!r} exists already in {folder}: choose another name, or remove {public.name} and "
             f"{secret.name} once they are not used"
         ) from None
     except OSError as error:
@@ -92,7 +92,7 @@ def public_nkey(text: str) -> str:
     if _PUBLIC.match(text):
         return text
     if _SEED.match(text):
-        raise ConfigurationError("this is the seed of an nkey, which is to be kept secret: give the public nkey, U...")
+        raise ConfigurationError("this is the secret seed of an nkey: use the public nkey, U...")
     if not (text.endswith(NKEY_SUFFIX) or Path(text).is_file()):
         raise ConfigurationError(
             f"{text[:100]!r} is not a public nkey: write U and 55 characters, or the file NAME{NKEY_SUFFIX} "

@@ -309,9 +309,7 @@ def decode_event(body: bytes) -> EventBody:
     try:
         event = _decode_event(body)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(
-            f"an event's elements do not have the types that the protocol gives them: {error}"
-        ) from None
+        raise ProtocolError(f"an event's elements have wrong types: {error}") from None
     if event.base_seq > event.seq:
         raise ProtocolError(f"event {event.seq} has the base_seq {event.base_seq}, which is more")
     return event
@@ -405,7 +403,7 @@ def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
         elif not isinstance(value, bytearray | memoryview):
             _to_plain(value)
     if count > _MOST_GIVEN:
-        raise ValueError(f"there are more than {_MOST_GIVEN:,} lists and maps in it")
+        raise ValueError(f"it has more than {_MOST_GIVEN:,} lists and maps")
     return count
 
 

@@ -308,7 +308,7 @@ class Snapshot(msgspec.Struct, eq=False):
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise FrozenSnapshotError(
             f"a snapshot is read-only: {name!r} cannot be assigned; "
-            "what changes the training is an Algorithm in the trainer",
+            "use an Algorithm in the trainer to change the training",
             field=name,
         )
 

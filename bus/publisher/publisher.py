@@ -462,7 +462,7 @@ class Publisher(SerialCalls):
         return self._seq, self._loop.logged.count
 
     def _note_failed(self, error: Exception) -> None:
-        self.left_out.add("what a signal handler or another thread published", error)
+        self.left_out.add("an event of a signal handler or another thread", error)
 
     # -- the broker ---------------------------------------------------------------------------------------------------
 
@@ -537,7 +537,7 @@ class Publisher(SerialCalls):
         if command.name == "stop":
             self.stop_requested, self.stop_reason = True, command.reason
         else:
-            error = "this training loop takes no other command than 'stop'"
+            error = "this training loop accepts only the command 'stop'"
         self.answer(command, Event.BATCH_END, self._loop.reached, error)
 
     def answer(

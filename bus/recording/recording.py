@@ -195,5 +195,5 @@ def _find(path: Path, attempt: int | None) -> Path:
             return candidate.recording
     if attempt is not None:
         numbers = ", ".join(str(candidate.number) for candidate in run.attempts)
-        raise RunNotFoundError(f"run {run.name!r} has no attempt {attempt}; there are {numbers}", run=run.name)
+        raise RunNotFoundError(f"run {run.name!r} has no attempt {attempt}, only {numbers}", run=run.name)
     return run.recording

@@ -176,7 +176,7 @@ class Chunk(NamedTuple):
         try:
             # The library allocates as much memory as a frame claims.
             if zstandard.frame_content_size(packed) not in (size, -1):
-                raise DamageError("its messages are not as long as it says")
+                raise DamageError("its messages do not have the stated size")
             data = _zstandard.decompress(packed, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise DamageError(f"its messages cannot be decompressed: {error}") from None

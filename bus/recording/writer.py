@@ -183,7 +183,7 @@ class RecordingWriter:
         identity = self._identities.get(name)
         if identity is None:
             if self._last_identity == MAX_TOPICS:
-                raise ProtocolError(f"a recording holds at most {MAX_TOPICS} topics, {name!r} is one more")
+                raise ProtocolError(f"a recording holds at most {MAX_TOPICS} topics, so {name!r} does not fit")
             identity = self._last_identity = self._last_identity + 1
             self._identities[name] = identity
             self._topics[identity] = name

@@ -461,7 +461,7 @@ def _open_source(
 ) -> RunSource:
     if stream is None:
         if host is not None:
-            raise ConfigurationError(f"host {host!r} is one of a run that is read from a stream: give stream too")
+            raise ConfigurationError(f"host {host!r} needs a stream: add stream='nats://HOST:4222'")
         return LocalRun(find_run("" if run is None else run, runs_dir))
     from offloop.bus.subscriber.stream_run import StreamRun
 

@@ -279,7 +279,7 @@ def test_a_stopped_broker_leaves_complete_records_and_the_next_one_continues_for
         stranger.send(encode_control("hello", {**HELLO, "attempt": 1, "publisher_id": "another"}))
         reply = answer(stranger)
     assert reply.kind == "refused"
-    assert "rank 0 of run 'r' is there already" in reply.content["reason"]
+    assert "rank 0 of run 'r' exists already" in reply.content["reason"]
     publish_until_recorded(publisher, 102)
     assert "does not know the run yet: the training continues, and events after 1 are sent again" in caplog.text
     publisher.close()

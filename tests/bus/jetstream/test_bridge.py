@@ -123,7 +123,7 @@ def test_a_bridge_of_a_finished_run_gives_up_when_the_servers_take_nothing(
         run.train([0.5] * 20)
         wait_for(lambda: live.status.state == "waiting", "the bridge")
     path = run.end()
-    with pytest.raises(BrokerError, match="took no more of run r"):
+    with pytest.raises(BrokerError, match="stored nothing of run r"):
         live.wait()
     assert (read_bridge(path).state, read_bridge(path).has_all(1)) == ("failed", False)
     nats_server.signal(signal.SIGCONT)
@@ -232,7 +232,7 @@ def test_servers_with_a_full_disk_are_named_with_what_lags_behind(tmp_path, nats
     monkeypatch.setattr(FileCopy, "_publish", publish)
     run.train([0.5] * 10)
     wait_for(lambda: (live.status.state, live.status.lag_events) == ("paused", 10), "the full disk")
-    assert "a disk of theirs is full" in live.status.reason
+    assert "one of their disks is full" in live.status.reason
     monkeypatch.undo()
     wait_for(lambda: live.status.state == "copying" and live.has_all_of(run), "room")
     run.end()

@@ -171,7 +171,7 @@ class WritingHost(Host):
 
 def test_a_bridge_writes_windows_when_the_process_that_did_has_ended(tmp_path, nats_server, copying):
     host = WritingHost(tmp_path, 0, copying)
-    host.say(2, 4)
+    host.say(4)
     with attach(nats_server, "wide") as reader:
         got = []
         wait_for(lambda: got.extend(reader.host_windows()) or got, "the other one's windows")

@@ -119,7 +119,7 @@ async def test_a_command_is_awaited_while_the_stream_is_read(training: Publisher
         with pytest.raises(ConfigurationError, match="'stap' is unknown: did you mean stop"):
             await stream.command("stap")
         refused = await asyncio.to_thread(stream.commander, "pause")
-        assert refused.error == "this training loop takes no other command than 'stop'"
+        assert refused.error == "this training loop accepts only the command 'stop'"
         publish(training, 8, 9)
         await asyncio.to_thread(training.close)
         await following
