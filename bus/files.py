@@ -82,7 +82,7 @@ def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> 
     if output.parent.exists() and not output.parent.is_dir():
         raise ConfigurationError(f"{output.parent} is not a folder: choose another file with '--output'")
     if any(output.exists() and path.exists() and output.samefile(path) for path in inputs):
-        raise ConfigurationError(f"{output} is what is read: choose another file with '--output'")
+        raise ConfigurationError(f"{output} is an input: choose another file with '--output'")
     if os.path.lexists(output) and not force:
         raise ConfigurationError(f"{output} exists: choose another file with '--output', or replace it with '--force'")
     try:
@@ -113,7 +113,7 @@ def open_file(
         descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            raise NotAFileError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None
+            raise NotAFileError(errno.ELOOP, "symbolic links are not followed", str(path)) from None
         if error.errno in (errno.ENXIO, errno.EISDIR):
             raise NotAFileError(errno.EINVAL, "it is not a regular file", str(path)) from None
         raise
@@ -161,7 +161,7 @@ def open_directory(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
-            text = "it is a symbolic link, which is not followed: name the directory to which it leads"
+            text = "symbolic links are not followed: name its target"
             raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
         raise
 
@@ -182,7 +182,7 @@ def check_owner(directory: int) -> None:
         os.close(descriptor)
         os.unlink(name, dir_fd=directory)
     if owner != ours:
-        raise PermissionError(errno.EPERM, f"it belongs to user {owner}, and this process is of user {ours}")
+        raise PermissionError(errno.EPERM, f"it belongs to user {owner}, and this process runs as user {ours}")
 
 
 def make_private(directory: int) -> None:
@@ -244,5 +244,5 @@ def _make(name: str, directory: int) -> int:
 def plain_name(name: object) -> str:
     """Return the name of a file if it leads to no other folder. Raises ValueError for any other."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError("the recording is named by something that is not the name of a file in the run's directory")
+        raise ValueError("the recording's name is not the name of a file")
     return name

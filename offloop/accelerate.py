@@ -200,7 +200,7 @@ def attach(
 def _check_prepared(accelerator: Accelerator, models: Sequence[Any], optimizers: Sequence[Any], is_given: bool) -> None:
     if accelerator.distributed_type in _ENGINES:
         raise ConfigurationError(
-            f"attach() cannot see the steps of {accelerator.distributed_type.value}, whose engine does them: "
+            f"attach() cannot see the steps of {accelerator.distributed_type.value}, which run in its engine: "
             "use offloop.Publisher in the loop"
         )
     if not models or not optimizers:
@@ -208,8 +208,7 @@ def _check_prepared(accelerator: Accelerator, models: Sequence[Any], optimizers:
         raise ConfigurationError(f"the accelerator has prepared no {what}: call attach() after accelerator.prepare()")
     if not is_given and accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
         raise ConfigurationError(
-            "the accelerator compiles the model and keeps it as it was before: give what prepare() has returned, "
-            "attach(accelerator, model)"
+            "the accelerator compiles the model: give the one that prepare() returned, attach(accelerator, model)"
         )
     if len(models) > 1:
         raise ConfigurationError(

@@ -28,8 +28,8 @@ _FRAMEWORK = Framework(
     "keras",
     ALWAYS | EVALUATION_BATCHES,
     {
-        "outputs": "Keras keeps what the model says within its step",
-        "activations": "Keras calls layers in a way that leaves torch's hooks out",
+        "outputs": "Keras keeps the model's outputs within its step",
+        "activations": "Keras calls layers without torch's hooks",
     },
     keeps_gradients=True,
 )
@@ -73,7 +73,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
         if self._accumulation > 1:
             without |= dict.fromkeys(_OF_GRADIENTS, "Keras adds up the gradients of microbatches within its optimizer")
         elif optimizer is not model.optimizer or optimizer.loss_scale_factor:
-            without |= dict.fromkeys(_OF_GRADIENTS, "Keras's gradients are those of a scaled loss")
+            without |= dict.fromkeys(_OF_GRADIENTS, "Keras's gradients belong to a scaled loss")
         self._optimizer = _StandIn.of(optimizer, model)
         self._training = AttachedTraining(
             _FRAMEWORK._replace(without=without),
@@ -83,7 +83,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
             max_duration=f"{self.params['epochs']}ep",
             precision=model.dtype_policy.name,
             config=_configuration(model, optimizer, self.params),
-            evaluate="evaluate() would forget what the metrics of this epoch have added up",
+            evaluate="evaluate() would reset the metrics of this epoch",
             checkpoint=self._save if self._save_folder else "give OffloopCallback() a save_folder",
             set_lr=self._optimizer.set_rate
             if isinstance(optimizer._learning_rate, keras.Variable)

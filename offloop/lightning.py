@@ -82,7 +82,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
             checkpoint=lambda: _save(trainer),
         )
         # In a spawned process Lightning calls no hook after an exception.
-        training.error_if_left = RuntimeError("the process ended within the training; its output says more")
+        training.error_if_left = RuntimeError("the process ended within the training; see its output")
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()
         self._epoch_values.clear()

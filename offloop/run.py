@@ -109,7 +109,7 @@ def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
                 pass_on(one, None)
             code = running[0].wait()
     except FileNotFoundError:
-        raise ConfigurationError(f"there is no command {command[0]!r}: {_how(command)}") from None
+        raise ConfigurationError(f"no command {command[0]!r}: {_how(command)}") from None
     except PermissionError:
         raise ConfigurationError(f"{command[0]} cannot be executed: {_how(command)}") from None
     return 128 - code if code < 0 else code
@@ -136,7 +136,7 @@ def _why_nothing(notes: list[str]) -> str | None:
     if missing:
         return f"it is not installed for {' and '.join(sorted(missing))}"
     if loaded:
-        return f"{' and '.join(loaded)} was loaded, but no training has begun that could be attached to"
+        return f"{' and '.join(loaded)} was loaded, but none of its trainings has begun"
     if notes:
         return f"the command has used neither Lightning's Trainer nor Transformers'; {_OTHER_LOOPS}"
     return "the command has started no Python that reads PYTHONPATH ('python -I' and '-E' do not)"

@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
     raise missing(error, "offloop.transformers", "transformers accelerate") from None
 
 _EVENTS = ALWAYS | EVALUATION_BATCHES | PREDICTION | STEP
-_WITHOUT = {"outputs": "the trainer keeps what the model returns to itself"}
+_WITHOUT = {"outputs": "the trainer does not pass on the model's outputs"}
 _OF_WEIGHTS = (
     *("gradient_norm", "gradient_norms", "parameter_norm", "parameter_norms", "moment_norms", "update_norms"),
     *("optimizer_norms", "weights", "weights_checkpoint"),
@@ -76,7 +76,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         if not self.detached:
             # With auto_find_batch_size the training restarts with smaller batches.
             name = self._training.state.run_name
-            self._end(MemoryError(f"out of memory: it begins again with batches of {state.train_batch_size}"))
+            self._end(MemoryError(f"out of memory: it restarts with batches of {state.train_batch_size}"))
         attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
         # A notebook's cell may add it twice.
         self.detached = not self._is_enabled or attached[-1:] != [self]
@@ -95,7 +95,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         precision = trainer.accelerator.mixed_precision
         in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
         is_divided = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        without = {**_WITHOUT, **(dict.fromkeys(_OF_WEIGHTS, "each rank has a part of them") if is_divided else {})}
+        without = {**_WITHOUT, **(dict.fromkeys(_OF_WEIGHTS, "each rank has only a part") if is_divided else {})}
         self._training = training = AttachedTraining(
             Framework(*(("TRL", "trl") if is_trl else ("Transformers", "transformers")), _EVENTS, without),
             {**self._options, "run_name": name or self._options.get("run_name") or as_run_name(args.run_name)},

@@ -71,7 +71,7 @@ class Registry(Generic[T]):
             return self._load(name, name)
         if name.endswith(".py"):
             raise ConfigurationError(
-                f"{self.kind} {name!r} is a file: name the class in it too, as in {name}:MyClass", name=name
+                f"{self.kind} {name!r} is a file: add the name of the class, as in {name}:MyClass", name=name
             )
         plugins = self._plugins()
         if name not in plugins:
@@ -146,7 +146,7 @@ class Registry(Generic[T]):
             classes = [key for key in dir(module) if isinstance(getattr(module, key, None), type)]
             raise ConfigurationError(
                 f"{self.kind} {name!r}: there is no {attribute!r} in {place}: {close_matches(attribute, classes)}"
-                f"write {place}:Class with a class that it has",
+                f"write {place}:Class with a class in it",
                 name=name,
             )
         if not (isinstance(found, type) and issubclass(found, self._base)):
@@ -155,11 +155,11 @@ class Registry(Generic[T]):
                 return adapted
             package = ".".join(self._base.__module__.split(".")[:2])
             raise ConfigurationError(
-                f"{self.kind} {name!r}: {attribute} has to be a subclass of {package}.{self._base.__name__}", name=name
+                f"{self.kind} {name!r}: {attribute} must be a subclass of {package}.{self._base.__name__}", name=name
             )
         if inspect.isabstract(found):
             missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-            raise ConfigurationError(f"{self.kind} {name!r}: {attribute} has to define {missing}", name=name)
+            raise ConfigurationError(f"{self.kind} {name!r}: {attribute} must define {missing}", name=name)
         return found
 
     def _import(self, name: str, place: str) -> ModuleType:
@@ -231,7 +231,7 @@ def options_for(chosen: Mapping[str, type], assignments: Sequence[str]) -> dict[
     for owner in options:
         if owner not in owners:
             raise ConfigurationError(
-                f"option for {owner!r}, which is not chosen: {close_matches(owner, sorted(owners))}"
+                f"option for {owner!r}, but it is not chosen: {close_matches(owner, sorted(owners))}"
                 f"chosen are {', '.join(chosen) or 'none'}",
                 name=owner,
             )

@@ -29,8 +29,8 @@ _BROKER_RETURN_SECONDS = 60.0
 _TAKEN_SECONDS = 5.0  # wait for the broker's confirmation before asking again
 _NUMBERS_BYTES = 64
 
-_REFUSAL = "this is a recording that is replayed: its training has ended, and nothing can be sent to it"
-_NO_END = Ending("lost", "the recording ends without saying how the run ended")
+_REFUSAL = "this is a replay: its training has ended, so commands are refused"
+_NO_END = Ending("lost", "the recording has no ending of the run")
 _STOPPED = Ending("stopped")
 
 
@@ -116,7 +116,7 @@ class Feed:
             self._progress, self._progressed = progress, now
         run, patience = self._session.run_name, _BROKER_RETURN_SECONDS
         if state.lost:
-            raise BrokerError(f"the broker of the replay {run!r} does not take it up again: start it again")
+            raise BrokerError(f"the broker of the replay {run!r} does not resume it: start it again")
         if now - self._progressed > patience:
             raise BrokerError(f"the broker of the replay {run!r} has recorded nothing for {patience:g} s")
 

@@ -114,7 +114,7 @@ def _read(path: Path, directory: int, form: type[Record]) -> tuple[Record | None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}", path=path) from None
     except (ValueError, RecursionError) as error:
-        why = "it has too many values within one another" if isinstance(error, RecursionError) else error
+        why = "its values are nested too deep" if isinstance(error, RecursionError) else error
         raise RunDirectoryError(f"{path} is damaged: {why}{what_is_left(path.parent)}", path=path) from None
 
 

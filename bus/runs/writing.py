@@ -185,7 +185,7 @@ class RunDirectory:
     def describe_status(self) -> str:
         attempts = self._record["attempts"]
         if not attempts:
-            return "the run's directory was removed or made anew"
+            return "the run's directory was removed or recreated"
         return f"attempt {attempts[-1]['attempt']} is the newest and is {attempts[-1]['status']}"
 
     def note_publisher(self, publisher: dict[str, Any]) -> None:
@@ -281,7 +281,7 @@ def socket_address(path: Path) -> str:
         )
     if len(encoded) > _SOCKET_PATH_LIMIT:
         raise ConfigurationError(
-            f"the path {shown} has {len(encoded)} bytes and a socket's may have {_SOCKET_PATH_LIMIT}: "
+            f"the path {shown} has {len(encoded)} bytes, and a socket's path may have {_SOCKET_PATH_LIMIT}: "
             "choose a shorter run name or a shorter runs directory"
         )
     return f"ipc://{shown}"

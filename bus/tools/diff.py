@@ -136,7 +136,7 @@ class Diff:
         self._keep_first(batch, place, record, *((seq, None) if side.name == "A" else (None, seq)))
 
     def note_requested(self, side: str, what: str) -> None:
-        text = f"only in {side}, for it was requested: {what}"
+        text = f"only in {side}, because it was requested: {what}"
         self.requested[text] = self.requested.get(text, 0) + 1
 
     def _keep_first(
@@ -175,7 +175,7 @@ def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
     Raises ConfigurationError for an invalid ``tolerance``, or if the recordings have no event in common;
     RecordingError."""
     if not 0 <= tolerance < math.inf:
-        raise ConfigurationError(f"the tolerance is a number of 0 or more, not {tolerance}")
+        raise ConfigurationError(f"invalid tolerance {tolerance}: use a number of at least 0")
     for path in (a, b):
         RecordSource(path)  # refuses what is none
     found = Diff(a, b, tolerance)
@@ -234,8 +234,8 @@ class _Side:
         return any(begin <= batch for begin, _ in self._holes)
 
     def report(self, found: Diff) -> None:
-        left_out = (f"{self.name} is a part without {_numbers(gap)}" for gap in self._source.left_out)
-        found.notes += shorten(left_out, f"ranges of events that {self.name} is without", _LISTED)
+        left_out = (f"{self.name} leaves out {_numbers(gap)}" for gap in self._source.left_out)
+        found.notes += shorten(left_out, f"ranges of events that {self.name} leaves out", _LISTED)
         lost = (f"{self.name} lacks {_numbers(gap)}, which are lost" for gap in self._source.gaps)
         found.incomplete += [f"{self.name}: {line}" for line in self._source.damage]
         found.incomplete += shorten(lost, f"ranges of events that {self.name} lacks", _LISTED)
@@ -272,7 +272,7 @@ def _compare_rank(a: _Side, b: _Side, found: Diff) -> None:
     if bool(a.hyperparameters) is bool(b.hyperparameters):
         found.hyperparameters += _compare_maps(a.hyperparameters, b.hyperparameters, found.tolerance)
     else:
-        found.notes.append(f"{'A' if a.hyperparameters else 'B'} alone says its hyperparameters")
+        found.notes.append(f"{'A' if a.hyperparameters else 'B'} alone has hyperparameters")
     for side in sides:
         side.report(found)
 

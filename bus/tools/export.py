@@ -52,7 +52,7 @@ def export(
     PyArrow; RecordingError if ``path`` is not a recording; RunDirectoryError if ``output`` cannot be written."""
     if to not in FORMATS:
         raise ConfigurationError(
-            f"{to!r} is not a form to export to: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"
+            f"{to!r} is not an export format: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"
         )
     write = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl, "trace": _write_trace}[to]
     source = RecordSource(path, ranks)
@@ -61,7 +61,7 @@ def export(
         write(chosen, draft)
         for rank in sorted(set(ranks or ()) - source.ranks):
             there = ", ".join(map(str, sorted(source.ranks))) or "none"
-            raise ConfigurationError(f"{path} has no rank {rank}: choose of {there} with '--ranks'")
+            raise ConfigurationError(f"{path} has no rank {rank}: choose from {there} with '--ranks'")
         if not chosen.events:
             raise nothing_chosen(path)
     return Written(

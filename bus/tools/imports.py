@@ -112,7 +112,7 @@ def import_logs(
             raise ConfigurationError(f"run {one!r} exists in {in_words(root)}: choose another name with '--run-name'")
     done = [_import(source, log, root, one, step_column) for log, one in zip(logs, names, strict=True)]
     if all(one.run is None for one in done):
-        raise ConfigurationError(f"there are no numbers in {done[0].path}: nothing is imported")
+        raise ConfigurationError(f"{done[0].path} has no numbers: nothing is imported")
     return done
 
 
@@ -122,7 +122,7 @@ def _run_name(log: Log, given: str | None, is_one_of_several: bool) -> str:
     own = _UNNAMED.sub("-", log.name).strip("-._")
     name = f"{given}-{own}" if given is not None else own[:_LONGEST_NAME]
     if not name:
-        raise ConfigurationError(f"{log.path} has no name that a run can have: choose one with '--run-name'")
+        raise ConfigurationError(f"{log.path} has no name that a run may have: choose one with '--run-name'")
     return check_run_name(name)
 
 

@@ -54,13 +54,13 @@ class Log:
 def find_logs(source: str, path: Path) -> list[Log]:
     """Return the logs at a file or folder, several only for TensorBoard. Raises ConfigurationError without any."""
     if not path.exists():
-        raise ConfigurationError(f"there is no file or folder {path}: name the log that is to be imported")
+        raise ConfigurationError(f"no file or folder {path}: name the log to import")
     if source == TENSORBOARD:
         return _find_event_files(path)
     default, _ = SOURCES[source]
     file = path / default if path.is_dir() else path
     if not file.is_file():
-        raise ConfigurationError(f"there is no {default} in {path}: name the file that is to be imported")
+        raise ConfigurationError(f"no {default} in {path}: name the file to import")
     parent = file.absolute().resolve().parent
     return [Log(parent.name if file.name == default else file.stem, file, (file,))]
 
@@ -89,7 +89,7 @@ def _find_event_files(path: Path) -> list[Log]:
     for file in files:
         of_run.setdefault(_run_folder(file.parent, path, folders), []).append(file)
     if not of_run:
-        raise ConfigurationError(f"there is no event file of TensorBoard (*tfevents*) in {path}")
+        raise ConfigurationError(f"no event file of TensorBoard (*tfevents*) in {path}")
     return [
         Log(
             "-".join(folder.relative_to(path).parts) or path.absolute().resolve().name,
@@ -160,7 +160,7 @@ def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
         while front := file.read(_RECORD.size):
             length, checksum = _RECORD.unpack(front) if len(front) == _RECORD.size else (size, None)
             if checksum is not None and masked_crc32c(front[:8]) != checksum:
-                damage.add(f"{path}, byte {offset}: it is damaged, what follows is left out")
+                damage.add(f"{path}, byte {offset}: it is damaged, the rest is left out")
                 return
             if length > size - offset - _RECORD.size - 4:
                 damage.add(f"{path}, byte {offset}: it ends within a record, which is left out")
@@ -298,7 +298,7 @@ def _read_jsonl(log: Log) -> _Records:
                 record = json.loads(line)
             except ValueError as error:
                 if not line.endswith("\n"):
-                    log.damage.add(f"{path}, {where}: it is not whole, and is left out")
+                    log.damage.add(f"{path}, {where}: it is incomplete and left out")
                     break
                 raise ConfigurationError(f"{path}, {where}: it is not JSON ({error})") from None
             if not isinstance(record, dict):
@@ -340,13 +340,13 @@ def _take_hparams_file(log: Log, folder: Path) -> None:
         with open(open_file(path, follow=True), encoding="utf-8") as file:
             text = file.read()
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it has aliases, which may stand for any number of values")
+            raise ValueError("it has aliases, which may expand to any size")
         found = yaml.safe_load(text)
         # An integer may have more digits than Python can write.
         json_text(found)
     # PyYAML passes on Python's errors where a value does not fit its tag.
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
-        log.notes.add(f"{path} is left out, it cannot be read: {' '.join(str(error).split())}")
+        log.notes.add(f"{path} is left out, because it cannot be read: {' '.join(str(error).split())}")
         return
     if isinstance(found, dict):
         log.hyperparameters |= {str(name): value for name, value in found.items()}

@@ -11,7 +11,7 @@ import msgspec
 from offloop.bus.errors import ConfigurationError, ProtocolError, close_matches
 
 COMMANDS: Mapping[str, str] = {
-    "stop": "ends the training after the batch at hand",
+    "stop": "ends the training after the current batch",
     "checkpoint": "writes a checkpoint",
     "pause": "pauses until 'resume' or 'stop'",
     "resume": "continues after 'pause'",
@@ -96,11 +96,11 @@ class Outcome(NamedTuple):
 
     def _described(self, command: str) -> str:
         if self.error is not None:
-            return f"{command} was not done: {self.error}"
+            return f"{command} failed: {self.error}"
         if self.done is not None:
             return f"{command} wrote {self.done}" + ("" if self.batch is None else f" at batch {self.batch}")
         if self.event is None:
-            return f"{command} was handed on and has not taken effect yet"
+            return f"{command} was sent and has not taken effect yet"
         late = "" if self.delay is None else f", {self.delay} batch{'es' if self.delay != 1 else ''} after the decision"
         return f"{command} took effect at batch {self.batch} ({self.event}){late}"
 
@@ -123,12 +123,12 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
         )
     if name == "set":
         if len(arguments) != 2 or not isinstance(arguments[0], str):
-            raise ConfigurationError("'set' takes the name of a setting and a value, as in 'set lr 0.01'")
+            raise ConfigurationError("'set' takes a name and a value, as in 'set lr 0.01'")
     elif name == DUMP and arguments:
         if len(arguments) > 1 or arguments[0] not in DUMP_REASONS:
             raise ConfigurationError(f"'dump' takes a reason or nothing: {', '.join(DUMP_REASONS)}")
     elif arguments:
-        raise ConfigurationError(f"{name!r} takes nothing further, not {' '.join(map(str, arguments))!r}")
+        raise ConfigurationError(f"{name!r} takes no arguments, not {' '.join(map(str, arguments))!r}")
     for one in arguments:
         is_small = type(one) is not int or abs(one) < 1 << 63
         if not (len(one) <= MAX_TEXT if isinstance(one, str) else isinstance(one, int | float | None) and is_small):

@@ -50,7 +50,7 @@ class EventDemand:
             try:
                 check_interval(interval)
             except ConfigurationError as error:
-                raise ConfigurationError(f"{what} is {error}") from None
+                raise ConfigurationError(f"{what}: {error}") from None
         for name in self.fields:
             if not _is_field_name(name):
                 raise ConfigurationError(
@@ -231,7 +231,7 @@ class Demand:
             known = {Event(name): msgspec.convert(part, _Part) for name, part in parts.items() if name in _NAMES}
             return cls._of({event: part.read(event) for event, part in known.items()}, delay)
         except (msgspec.ValidationError, ConfigurationError, RecursionError) as error:
-            raise ProtocolError(f"in the demand is {str(error)[:150]}") from None
+            raise ProtocolError(f"malformed demand: {str(error)[:150]}") from None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Demand):
@@ -278,10 +278,10 @@ class _Part(msgspec.Struct):
 
     def read(self, event: Event) -> _EventIntervals:
         if not all(self.fields.values()) or not (self.every or self.fields):
-            raise ConfigurationError(f"no interval for {event.value} or for a field of it")
+            raise ConfigurationError(f"no interval for {event.value} or one of its fields")
         for name in self.fields:
             if not _is_field_name(name):
-                raise ConfigurationError(f"{name!r}, which cannot be the name of a field")
+                raise ConfigurationError(f"{name!r} cannot be the name of a field")
         return _EventIntervals.check(event, self.every, self.fields)
 
 

@@ -197,17 +197,17 @@ def check_interval(interval: object, event: Event | None = None) -> int | str:
         return interval
     if not isinstance(interval, str):
         raise ConfigurationError(
-            f"{interval!r}, which is not an interval: use a whole number of batches from 1 to {MAX_INTERVAL}, or a "
-            "time such as '1ep', '10ba', '0.25dur' or '1ep+end'"
+            f"invalid interval {interval!r}: use a whole number of batches from 1 to {MAX_INTERVAL}, or a time such as "
+            "'1ep', '10ba', '0.25dur' or '1ep+end'"
         )
     try:
         time, at_end = _read(interval)
     except (InvalidTimeError, TimeUnitError) as error:
-        raise ConfigurationError(f"{interval[:_LONGEST_TEXT]!r}, which is not an interval: {error}") from None
+        raise ConfigurationError(f"invalid interval {interval[:_LONGEST_TEXT]!r}: {error}") from None
     if event in _WITHIN_BATCH and (at_end or (time and time.unit not in _KNOWN_WITHIN_BATCH)):
         raise ConfigurationError(
-            f"{interval!r}, which does not divide a batch, at {event.value}: use batches, epochs or a share of "
-            "the training, such as '10ba', '1ep' or '0.25dur'"
+            f"interval {interval!r} is not allowed at {event.value}: use batches, epochs or a share of the training, "
+            "such as '10ba', '1ep' or '0.25dur'"
         )
     return "+".join([*([str(time)] if time else []), *([AT_END] if at_end else [])])
 

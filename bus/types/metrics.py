@@ -81,7 +81,7 @@ def check_goals(config: Mapping[str, Any], argument: str) -> None:
     for name, goal in goals.items():
         if goal not in get_args(Mode):
             raise ConfigurationError(
-                f"{argument}[{GOALS!r}] says {goal!r:.60} of {name!r:.60}: use 'min' where less is better, else 'max'"
+                f"{argument}[{GOALS!r}] is {goal!r:.60} for {name!r:.60}: use 'min' if lower is better, else 'max'"
             )
 
 

@@ -39,8 +39,7 @@ def join_ranks() -> Ranks | None:
         store.wait(names, timedelta(seconds=PATIENCE))
     except (RuntimeError, dist.DistError):
         raise RankError(
-            f"offloop is not attached on every one of {len(names)} ranks, or not within {PATIENCE:g} s: attach it on "
-            "all of them, whatever their number",
+            f"offloop is not attached on all {len(names)} ranks within {PATIENCE:g} s: attach it on every rank",
             rank=dist.get_rank(),
         ) from None
     if _attached is None or _attached.closed or _group is not dist.group.WORLD:

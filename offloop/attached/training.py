@@ -53,7 +53,7 @@ PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PR
 
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _AUTOCAST = {torch.bfloat16: "amp_bf16", torch.float16: "amp_fp16"}
-_WITHOUT = {"checkpoint": "the training is saved by its own loop; take the weights alone, as weights_checkpoint"}
+_WITHOUT = {"checkpoint": "the training is saved by its own loop; use weights_checkpoint for the weights"}
 
 
 class Framework(NamedTuple):
@@ -103,8 +103,8 @@ class AttachedTraining:
         max_duration: TimeInput | None = None,
         precision: str | None = None,
         config: Mapping[str, Any] | None = None,
-        evaluate: Callable[[], object] | str = "this framework evaluates when its loop says so",
-        checkpoint: Callable[[], object] | str = "this framework saves when its loop says so",
+        evaluate: Callable[[], object] | str = "the loop of this framework decides when to evaluate",
+        checkpoint: Callable[[], object] | str = "the loop of this framework decides when to save",
         set_lr: Callable[[float], object] | str | None = None,
     ) -> None:
         share_terminal()
@@ -533,7 +533,7 @@ def time_reached(
 
 def _evaluate(state: State, value: Any) -> None:
     if not state.fitting:
-        raise ConfigurationError("the training has come to its end")
+        raise ConfigurationError("the training has ended")
     evaluate(state, value)
 
 

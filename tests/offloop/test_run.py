@@ -208,8 +208,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--", "no-such-command"), 1, "there is no command 'no-such-command': write 'offloop run -- python train.py'"),
-        (("hf.py", "4"), 1, "there is no command 'hf.py': write 'offloop run -- python hf.py 4'"),
+        (("--", "no-such-command"), 1, "no command 'no-such-command': write 'offloop run -- python train.py'"),
+        (("hf.py", "4"), 1, "no command 'hf.py': write 'offloop run -- python hf.py 4'"),
         (("./hf.py",), 1, "./hf.py cannot be executed: write 'offloop run -- python ./hf.py'"),
         (("-c", "spede", "--", "touch", "started"), 1, "there is no callback 'spede': did you mean speed?"),
         (("-c", "speed", "-o", "speed.size=5", "--", "touch", "started"), 1, "speed"),

@@ -326,7 +326,7 @@ def test_fields_of_divided_weights_are_not_promised() -> None:
     trainer.train()
     unavailable = snapshots_of()[0].unavailable["fields"]
     # To ask one rank alone for the weights of FSDP would wait for the others for ever.
-    assert unavailable["weights_checkpoint"] == unavailable["gradient_norm"] == "each rank has a part of them"
+    assert unavailable["weights_checkpoint"] == unavailable["gradient_norm"] == "each rank has only a part"
 
 
 def test_an_evaluation_without_data_is_refused() -> None:
@@ -393,7 +393,7 @@ def test_smaller_batches_after_too_little_memory_are_another_attempt() -> None:
 
     trainer = trained(Trainer, Hungry(), auto_find_batch_size=True, attached={"run_name": None}, run_name="my run/1")
     first, second = find_run("my-run-1").attempts
-    assert (first.status, first.error) == ("failed", "MemoryError: out of memory: it begins again with batches of 3")
+    assert (first.status, first.error) == ("failed", "MemoryError: out of memory: it restarts with batches of 3")
     assert second.status == "finished"
     losses = values_of(Event.BATCH_END, "loss", run="my-run-1", attempt=2)
     assert losses == pytest.approx(logs_of(trainer, "loss"), abs=1e-6)

@@ -347,7 +347,7 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
     ]
     assert [one.loss for one in ends if one.rank == 1] == pytest.approx(found[1]["watched"]["losses"], abs=1e-6)
     assert "a defect of ours" in said[1]
-    assert [text.count("offloop is not attached on every one of 2 ranks") for text in said] == [1, 0]
+    assert [text.count("offloop is not attached on all 2 ranks") for text in said] == [1, 0]
 
 
 def test_an_epoch_that_had_ended_when_its_state_was_saved_ends_in_the_run_that_resumes() -> None:

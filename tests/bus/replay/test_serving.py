@@ -112,7 +112,7 @@ def test_a_served_run_names_its_recording_refuses_commands_and_stops_on_a_signal
         assert ("replay of", f"run r, attempt 1 ({path})") in list(lines(describe_run(found.info)))
         wait_for(lambda: is_recorded("served", "epoch_start", ranks=2), "the first events")
         outcome = send_command(find_run("served"), "stop", wait=10)
-        assert "this is a recording that is replayed" in str(outcome.error)
+        assert "this is a replay" in str(outcome.error)
         with Subscriber("served") as attached:
             server.send_signal(signal.SIGTERM)
             assert [one.rank for one in attached] == [0, 1] * 3
@@ -128,7 +128,7 @@ def test_a_recording_without_an_end_is_served_as_a_lost_run(runs_dir: Path, tmp_
     # In a process of its own: while that lives, the run may go on.
     with serving(path, "--run-name", "served", "--rate", "max") as server:
         code, out, _ = ended(server)
-    reason = "the recording ends without saying how the run ended"
+    reason = "the recording has no ending of the run"
     assert (code, out) == (0, f"run served lost: {reason}: 48 events served\n")
     run = find_run("served")
     assert (run.status, run.last.error) == ("lost", reason)

@@ -317,7 +317,7 @@ def test_nothing_is_written_over_unless_told_to(tmp_path):
         assert output.read_text() == "mine"
         write(force=True)
         assert read_records(output) == written
-    with pytest.raises(ConfigurationError, match="is what is read"):
+    with pytest.raises(ConfigurationError, match="is an input"):
         convert([path], path, force=True)
     with pytest.raises(ConfigurationError, match="is a folder"):
         convert([path], tmp_path, force=True)

@@ -184,14 +184,14 @@ def test_requested_fields_and_events_are_compared_where_both_have_them(tmp_path)
     both = [loss(1, 1.0, norm=1.0, on_demand=["norm"])]
     found = compare(tmp_path, both, [loss(1, 1.0)])
     assert found.same
-    assert found.requested == {"only in A, for it was requested: field norm": 1}
+    assert found.requested == {"only in A, because it was requested: field norm": 1}
     found = compare(tmp_path, both, [loss(1, 1.0, norm=2.0, on_demand=["norm"])])
     assert list(found.metrics) == ["norm"]
     refused = [loss(1, 1.0, not_sent="phases: this batch began before the field was requested")]
     assert compare(tmp_path, refused, losses(1.0)).same
     a = [Entry("after_loss", batch=0, fields={"loss": 1.0}), *losses(1.0)]
     found = compare(tmp_path, a, losses(1.0))
-    assert found.requested == {"only in A, for it was requested: event after_loss": 1}
+    assert found.requested == {"only in A, because it was requested: event after_loss": 1}
     b = [Entry("after_loss", batch=0, fields={"loss": 2.0}), *losses(1.0)]
     assert compare(tmp_path, a, b).first.event == "after_loss"
 

@@ -338,7 +338,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     assert output.read_text() == "mine"
     export(path, output, "csv", force=True)
     assert output.read_text().startswith("run,")
-    with pytest.raises(ConfigurationError, match="is what is read"):
+    with pytest.raises(ConfigurationError, match="is an input"):
         export(path, path, "csv", force=True)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

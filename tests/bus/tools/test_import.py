@@ -234,7 +234,7 @@ def test_of_a_damaged_event_file_what_is_whole_is_used(runs_dir, tmp_path):
     check(bytes(flipped), [0, 1, 3], f"byte {third}: a damaged record is left out")
     flipped = bytearray(whole)
     flipped[second] ^= 1
-    check(bytes(flipped), [0], f"byte {second}: it is damaged, what follows is left out")
+    check(bytes(flipped), [0], f"byte {second}: it is damaged, the rest is left out")
 
 
 def test_tensorboard_is_named_where_it_is_missing(runs_dir, tmp_path, monkeypatch):
@@ -543,7 +543,7 @@ def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
 def test_a_line_that_a_killed_process_left_half_is_left_out(runs_dir, tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo')
-    assert "line 2: it is not whole, and is left out" in run_bus("import", "--from", "jsonl", path, code=3).output
+    assert "line 2: it is incomplete and left out" in run_bus("import", "--from", "jsonl", path, code=3).output
     assert replayed("log").metrics["loss/train/total"] == [(1, 2)]
 
 

@@ -378,7 +378,7 @@ def test_a_command_that_is_answered_late_has_its_effect() -> None:
         view.take_outcome(Outcome(pause, "batch_checkpoint", 1))
     assert view.status == "paused"
     assert [entry.text for entry in view.log()] == [
-        "'pause' was handed on and has not taken effect yet",
+        "'pause' was sent and has not taken effect yet",
         "'pause' took effect at batch 1 (batch_checkpoint)",
     ]
 
