@@ -113,7 +113,7 @@ def open_file(
         descriptor = os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            raise NotAFileError(errno.ELOOP, "symbolic links are not followed", str(path)) from None
+            raise NotAFileError(errno.ELOOP, "it is a symbolic link", str(path)) from None
         if error.errno in (errno.ENXIO, errno.EISDIR):
             raise NotAFileError(errno.EINVAL, "it is not a regular file", str(path)) from None
         raise
@@ -161,7 +161,7 @@ def open_directory(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
-            text = "symbolic links are not followed: name its target"
+            text = "it is a symbolic link: name its target"
             raise NotADirectoryError(errno.ENOTDIR, text, str(path)) from None
         raise
 

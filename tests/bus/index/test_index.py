@@ -362,7 +362,7 @@ def test_damaged_runs_hide_no_others(tmp_path):
     (tmp_path / "a folder").mkdir()
     entries, _ = refreshed(tmp_path)
     assert set(entries) == {"good", "no-recording", "said", "bad-json", "linked"}
-    assert "symbolic links are not followed" in entries["linked"].problem
+    assert "it is a symbolic link" in entries["linked"].problem
     assert (entries["bad-json"].status, entries["bad-json"].started) == ("unreadable", None)
     assert f"{tmp_path / 'bad-json' / 'run.json'} is damaged" in entries["bad-json"].problem
     assert entries["no-recording"].metrics == {}

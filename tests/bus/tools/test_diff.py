@@ -211,9 +211,9 @@ def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
         found = diff(tmp_path / f"{one}.mcap", tmp_path / f"{other}.mcap")
         assert found.same
         assert found.events == 4
-        assert [line.split(" is ")[1] for line in found.notes] == [
-            "a part without events 1 to 4 of rank 0",
-            "a part without events 9 to 20 of rank 0",
+        assert [line.split(" ", 1)[1] for line in found.notes] == [
+            "leaves out events 1 to 4 of rank 0",
+            "leaves out events 9 to 20 of rank 0",
         ]
 
 
