@@ -30,8 +30,7 @@ class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
     path: str  # absolute path of a file or folder
     epoch: int
     batch: int
-    written_ns: int | None = None
-    """Its modification time, to detect a replacement; ``None`` if it did not exist yet."""
+    written_ns: int | None = None  # its modification time, to detect a replacement; ``None`` if it did not exist yet
     score: Score | None = None
 
     @property

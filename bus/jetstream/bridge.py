@@ -34,8 +34,7 @@ _READ_SECONDS = 5.0
 _STILL_SECONDS = 3.0
 """After a pause of this length, such as a suspended process, a bridge checks whether another one took its place."""
 _CLUSTER_REPLICAS = 3
-_GIVE_UP_SECONDS = 600.0
-"""A bridge gives up when the servers have stored nothing for this long after its run has ended."""
+_GIVE_UP_SECONDS = 600.0  # a bridge gives up when the servers have stored nothing for this long after its run has ended
 _LOCKED_TRIES = 10  # attempts to write windows that another process writes, after the run's attempt has ended
 
 

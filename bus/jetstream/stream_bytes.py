@@ -56,8 +56,7 @@ class StreamBytes:
         self.newest = b""  # the last stored message; it ends with the newest check record
         self._has_come = Wakeup()
         self._wake = asyncio.Event()
-        self._sequence: int | None = None
-        """Sequence number of the message placed last; ``None`` if it must be searched."""
+        self._sequence: int | None = None  # sequence number of the message placed last; ``None`` if it must be searched
         self._sequence_place = 0
         self._passed, self._passed_at = 0, 0.0
         self._future = connection.begin(self._fill())

@@ -79,7 +79,7 @@ class PublisherStatistics:
     held: int
     """Events that wait for a value that is not computed yet."""
     backlog: int
-    """Unsent events in the send buffer. They wait for their batch, or for a broker that reads slowly."""
+    """Unsent events in the send buffer. They are gathered, or the broker reads slowly."""
     backlog_bytes: int
     """Size of the send buffer: all events without an acknowledgement, sent or not."""
     backlog_bytes_high: int
@@ -99,9 +99,9 @@ class Publisher(SerialCalls):
     Publishing takes bounded time and memory: each event is encoded and handed to a socket that does not wait. While the
     broker does not read, events stay in the send buffer. When that is full, the oldest are dropped and counted.
 
-    Inner events and ``batch_end`` are sent in batches, because waking other processes costs the loop more than sending.
-    A batch is sent at the first event or :meth:`poll` after ``max_delay``. All other events are sent at once, together
-    with the waiting batch.
+    Inner events and ``batch_end`` are gathered, because waking other processes costs the loop more than sending. They
+    are sent at the first event or :meth:`poll` after ``max_delay``. All other events are sent at once, together with
+    the gathered ones.
 
     Any thread, signal handler or finalizer may call the methods, also during another call. A call during another call
     returns at once, and the running call executes it last. Only :meth:`close` waits for another thread.
@@ -120,7 +120,7 @@ class Publisher(SerialCalls):
             it at once.
         events: Events that are always published. Others are published while a consumer requests them.
         clock: Returns nanoseconds since 1970.
-        max_delay: Longest delay of a batch, in seconds. A consumer can request a shorter one.
+        max_delay: Longest delay of gathered events, in seconds. A consumer can request a shorter one.
         backlog_bytes: Size of the send buffer in bytes, by default 64 MiB.
         on_command: Called once with each :class:`~offloop.bus.types.commands.Command`, while an event is published or
             in :meth:`poll`. It must call :meth:`answer`. By default ``stop`` sets :attr:`stop_requested`, and other

@@ -12,8 +12,7 @@ from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
 
-PROBE_SECONDS = 0.5
-"""After this long without a message, a publisher with unacknowledged events asks the broker for one."""
+PROBE_SECONDS = 0.5  # after this long without a message, a publisher with unacknowledged events asks the broker for one
 HELLO_AGAIN_SECONDS = 2.0  # after this long without a welcome, a publisher that lost its broker sends hello again
 
 

@@ -28,8 +28,7 @@ class CutRange(NamedTuple):
     base_first: int  # number of the first base event among them, or ``base_last + 1`` if there is none
     base_last: int  # number of base events up to the last event
     time: int  # time of the last event, in nanoseconds since 1970
-    timestamp: TrainingTime
-    """Training time of the last event, see :attr:`offloop.bus.types.timestamp.Timestamp.values`."""
+    timestamp: TrainingTime  # training time of the last event, see ``Timestamp.values``
 
     def encode(self, run: str, attempt: int) -> "Recorded":
         topic = Topic(run, CUT, self.rank)
