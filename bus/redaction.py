@@ -29,8 +29,7 @@ def redact(value: Any) -> Any:
     return _Redaction().redact(value)
 
 
-_Kind: TypeAlias = Literal["everything", "text"]
-"""Secret values under a name: ``text`` excludes numbers, also within texts."""
+_Kind: TypeAlias = Literal["everything", "text"]  # secret values under a name: text excludes numbers, also within texts
 
 
 def _words(text: str) -> frozenset[str]:
@@ -47,8 +46,7 @@ _PASSES = _words("db user login admin root sudo smtp imap ftp ssh mail http prox
 _OF_KEYS = _words(
     "api access account app auth aws azure client deploy encryption gcp hf license master openai pass priv private "
     "secret service shared signing ssh storage wandb"
-)
-"""Words that are secret before ``key`` in one word."""
+)  # words that are secret before key in one word
 _PATS = _words("gh github gitlab git azure devops databricks")  # what has a personal access token
 _AFTER = _words("value string str v old prod production staging dev live raw plain header")
 """Words at the end of a name that change nothing."""
@@ -57,15 +55,13 @@ _COUNTED = _words(
     "fim sub pre de re un num n max min total seen new input output prompt completion generated train eval test batch "
     "context per prediction decoder encoder response reasoning thinking budget count target label drop dropped extra "
     "added suppress"
-)
-"""Words before ``token`` that mean a token of a model's text."""
+)  # words before token that mean a token of a model's text
 _DATA_KEYS = _words(
     "sort primary foreign public label image input output text target metric group join cache partition column "
     "dict state feature index data batch sample field row loss audio video prompt completion message messages "
     "content question answer query value attribute config lookup dispatch registry module param parameter layer "
     "monitor best tag map rng prng random"
-)
-"""Words before ``key`` that mean a key of data."""
+)  # words before key that mean a key of data
 
 
 def _kind(name: str) -> _Kind | None:

@@ -13,8 +13,7 @@ FRAMEWORKS = {
     "transformers.trainer": "Transformers",
     "lightning.pytorch.trainer.trainer": "Lightning",
     "pytorch_lightning.trainer.trainer": "Lightning",
-}
-"""Modules whose import is noted, with the name for the user."""
+}  # modules whose import is noted, with the name for the user
 NOTES = "notes"  # file beside this one with the processes' notes, one per line
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))

@@ -29,8 +29,7 @@ _SECTIONS = {
     "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
     "Recordings": ("replay", "export", "import", "convert"),
     "Services": ("server",),
-}
-"""The commands under each heading of the help."""
+}  # the commands under each heading of the help
 
 
 class _Commands(click.Group):

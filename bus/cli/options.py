@@ -24,8 +24,7 @@ HELPS = {
     "--run-name": "The run's name. Default: a new one.",
     "--runs-dir": "Folder of runs. Default: $OFFLOOP_RUNS_DIR, else 'runs'.",
     "--stream": "NATS JetStream servers of runs: nats://HOST:4222. Default: $OFFLOOP_STREAM.",
-}
-"""Help of options that ``trainer`` has too; it makes its options from the trainer's arguments."""
+}  # help of options that trainer has too; it makes its options from the trainer's arguments
 
 runs_dir_option = click.option("--runs-dir", metavar="DIR", help=HELPS["--runs-dir"])
 run_name_option = click.option("--run-name", metavar="NAME", help=HELPS["--run-name"])

@@ -18,8 +18,7 @@ REACHED = "reached"  # the column of a run's progress; its value is the number o
 OF_RUN = (
     *("run", "id", "status", "error", "reason", "started", "ended", "duration", "attempts", REACHED, "epoch", "batch"),
     *("sample", "planned", "size", "tags", "note", "pinned", "archived", "checkpoints", "folder"),
-)
-"""Columns of every run, besides hyperparameters and metrics."""
+)  # columns of every run, besides hyperparameters and metrics
 
 OF_METRIC = ("last", "min", "max", "best")  # values of a metric, after its name and a dot; last is the default
 

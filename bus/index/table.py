@@ -15,8 +15,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import is_of_the_training
 from offloop.bus.types.metrics import LOSS, goals_in
 
-NEWEST_FIRST = "-started"
-"""The default order. A minus sign before a name sorts downwards."""
+NEWEST_FIRST = "-started"  # the default order. A minus sign before a name sorts downwards
 
 OF_EVERY_RUN = tuple(name for name in OF_RUN if name not in ("run", "id", "planned", "archived", "pinned"))
 """Columns to choose from besides hyperparameters and metrics."""

@@ -37,14 +37,10 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class FieldDifference:
-    name: str
-    """Nested maps are joined by ``/``."""
-    a: Any
-    """Value in A; ``None`` if missing."""
-    b: Any
-    """Value in B; ``None`` if missing."""
-    only: str | None = None
-    """``A`` or ``B`` if only that one has the field."""
+    name: str  # nested maps are joined by /
+    a: Any  # value in A; None if missing
+    b: Any  # value in B; None if missing
+    only: str | None = None  # A or B if only that one has the field
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,9 @@ class EventDifference:
     event: str
     epoch: int
     batch: int
-    place: int
-    """Number of events of its rank and batch before it."""
-    a: int | None
-    """Number in A; ``None`` if missing."""
-    b: int | None
-    """Number in B; ``None`` if missing."""
+    place: int  # number of events of its rank and batch before it
+    a: int | None  # number in A; None if missing
+    b: int | None  # number in B; None if missing
     fields: tuple[FieldDifference, ...] = ()
 
 
@@ -66,17 +59,13 @@ class EventDifference:
 class MetricDifference:
     """A number that differs, over all events that both runs have."""
 
-    rank: int
-    """Rank of the first difference."""
+    rank: int  # rank of the first difference
     event: str
     batch: int
-    a: Any
-    """Value in A at the first difference."""
+    a: Any  # value in A at the first difference
     b: Any
-    events: int = 0
-    """Number of events at which it differs."""
-    largest: float = 0.0
-    """The largest distance; infinite between a number and NaN."""
+    events: int = 0  # number of events at which it differs
+    largest: float = 0.0  # the largest distance; infinite between a number and NaN
     largest_batch: int = 0
 
 
@@ -201,8 +190,7 @@ class _Side:
         self._holes: list[tuple[int, float]] = []
         self.batch = 0
         self.next: Recorded | None = None
-        self.hyperparameters: dict[str, Any] = {}
-        """Hyperparameters of the first rank so far."""
+        self.hyperparameters: dict[str, Any] = {}  # hyperparameters of the first rank so far
         self._advance()
 
     def take(self) -> Recorded:

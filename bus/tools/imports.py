@@ -37,8 +37,7 @@ _Place = tuple[str, ...]
 _LOSSES = (
     *("loss", "train/loss", "train_loss", "train_loss_step", "train/loss_step"),
     *("loss/train/total", "loss/train", "training/loss", "training_loss"),
-)
-"""Names of the training loss; the first of these in a log counts."""
+)  # names of the training loss; the first of these in a log counts
 
 _RATES = re.compile(
     r"(?:train[/_])?(?:lr|learning_rate)|lr-(?P<optimizer>.+?)(?:/(?P<kind>pg|group)(?P<group>\d{1,4}))?"

@@ -356,5 +356,4 @@ SOURCES: Mapping[str, tuple[str, Callable[[Log], _Records]]] = {
     "csv": ("metrics.csv", _read_csv),
     "jsonl": ("metrics.jsonl", _read_jsonl),
     "hf-trainer-state": ("trainer_state.json", _read_trainer_state),
-}
-"""Text format to its file name in a folder, and its reader."""
+}  # text format to its file name in a folder, and its reader

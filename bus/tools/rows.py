@@ -19,8 +19,7 @@ COUNTERS, DURATIONS = TrainingTime._fields[:10], TrainingTime._fields[10:]
 FIXED = (
     *("run", "attempt", "rank", "seq", "event", "time", "utc", "epoch", "batch", "sample", "token", "iteration"),
     *("batch_in_epoch", "sample_in_epoch", "token_in_epoch", "epoch_in_iteration", "token_in_iteration", *DURATIONS),
-)
-"""First columns of every row. A published field with one of these names is called ``fields/NAME``."""
+)  # first columns of every row. A published field with one of these names is called fields/NAME
 
 
 def as_row(record: "Recorded") -> dict[str, Any]:

@@ -17,9 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "resume": "continues after 'pause'",
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
     "dump": "writes the flight recorder's batches, even while the loop hangs",
-}
-"""Commands and their effects, as ``offloop send --help`` shows them. All but ``dump`` take effect between two
-batches."""
+}  # commands and their effects, as `offloop send --help` shows them. All but dump take effect between two batches
 
 DUMP = "dump"
 DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")

@@ -23,8 +23,7 @@ MICROBATCH_EVENTS = frozenset(
         Event.BEFORE_BACKWARD,
         Event.AFTER_BACKWARD,
     }
-)
-"""Events that occur once for each microbatch."""
+)  # events that occur once for each microbatch
 
 _IN_STEP = MICROBATCH_EVENTS | {
     Event.BEFORE_DATALOADER,

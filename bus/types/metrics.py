@@ -33,8 +33,7 @@ _HIGHER = _set(
 _QUALIFIERS = _set(
     "train training val valid validation eval evaluation test dev dataloader idx mean avg average total macro micro "
     "weighted step epoch rate score per token top at k l lsum"
-)
-"""Words at the end of a name that do not change its direction: ``val_loss_epoch``, ``f1_score``."""
+)  # words at the end of a name that do not change its direction: val_loss_epoch, f1_score
 _LONGEST = 3
 _COUNTS = re.compile(
     r"^(lr-|time/|throughput/|memory/|system/|stall/|nan/)|(^|[/.])(n|num|number_of|grad)_"

@@ -14,8 +14,7 @@ BEGINS: Mapping[Event, str] = {
     Event.BEFORE_LOSS: "loss",
     Event.BEFORE_BACKWARD: "backward",
     Event.AFTER_TRAIN_BATCH: "optimizer",
-}
-"""Event to the phase that begins with it."""
+}  # event to the phase that begins with it
 ENDS: Mapping[Event, tuple[str, ...]] = {
     Event.AFTER_DATALOADER: ("data",),
     Event.AFTER_FORWARD: ("forward",),
@@ -23,8 +22,7 @@ ENDS: Mapping[Event, tuple[str, ...]] = {
     Event.AFTER_LOSS: ("loss", "forward"),
     Event.AFTER_BACKWARD: ("backward",),
     Event.BATCH_END: ("optimizer",),
-}
-"""Event to the phases that end with it."""
+}  # event to the phases that end with it
 BETWEEN = frozenset({Event.FIT_START, Event.BATCH_END, Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END})
 """Events after which a batch begins. The time of an evaluation belongs to no batch."""
 MAX_SPANS = 512  # maximum number of spans of a batch; spans of further microbatches are left out

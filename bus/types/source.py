@@ -20,8 +20,7 @@ _LONGEST = 300
 
 
 class Source(NamedTuple):
-    name: str = "this training"
-    """Name with version: ``Lightning 2.6.6``."""
+    name: str = "this training"  # name with version: `Lightning 2.6.6`
     events: frozenset[Event] = frozenset()  # events that it never gives
     fields: Mapping[str, str] = {}  # fields that it never gives, and the reason for each
 

@@ -50,8 +50,7 @@ TrainingTime._field_defaults = {}  # for msgspec: on the wire every number has t
 COUNTED_AT = {
     **{unit: (index, 1) for index, unit in enumerate(list(_COUNTERS.values())[:5])},
     TimeUnit.SECOND: (TrainingTime._fields.index("total_wct"), 1_000_000),
-}
-"""Unit to the index of its total in a :class:`TrainingTime`, and the size of the unit there."""
+}  # unit to the index of its total in a TrainingTime, and the size of the unit there
 
 
 class _Counter:
