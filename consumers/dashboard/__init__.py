@@ -1,6 +1,4 @@
-"""Dashboards, in a browser (``web``) or in a terminal (``terminal``); both draw the model in ``view``.
-
-``web`` and ``terminal`` do not import each other. Begin with ``view.run_view``."""
+"""Dashboards in a browser (``web``) and in a terminal (``terminal``); both draw the model in ``view.run_view``."""
 
 from typing import TYPE_CHECKING
 

@@ -22,9 +22,8 @@ _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 class Fanout:
     """Several destinations, by name, for several threads.
 
-    One that raises is shown with its traceback, once, and gets nothing more until it is closed, so that its output
-    has no holes. A ``BrokenPipeError`` (the reader of our output is gone) is not shown: ``on_broken_pipe`` gets it,
-    in the thread that delivers."""
+    One that raises is shown with its traceback, once, and gets nothing more until it is closed: its output has no
+    holes. A ``BrokenPipeError`` (no reader of our output) is not shown: the delivering thread calls ``on_broken_pipe``."""
 
     def __init__(
         self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]

@@ -132,12 +132,11 @@ class Runner:
         """Handle the stream to its end, in a new event loop.
 
         Raises:
-            ConfigurationError: a destination cannot be opened, or the progress is of other callbacks or
-                destinations.
+            ConfigurationError: a destination cannot be opened, or the progress is of other callbacks or destinations.
             RecordingError: the progress is damaged.
             RunDirectoryError: nothing can be committed.
-            offloop.consumers.runner.dispatcher.CallbackError: a callback raised and ``on_error`` is
-            ``stop``, or no callback can work.
+            offloop.consumers.runner.dispatcher.CallbackError: a callback raised and ``on_error`` is ``stop``, or none
+                can work.
         """
         if _loop_is_running():
             raise ConfigurationError(

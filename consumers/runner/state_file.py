@@ -58,9 +58,7 @@ class StateStore(ABC):
         return committed
 
     def commit(self, committed: Committed) -> None:
-        """Replace the progress in one atomic write.
-
-        Raises RunDirectoryError, ReplacedError or ConfigurationError."""
+        """Replace the progress in one atomic write. Raises RunDirectoryError, ReplacedError or ConfigurationError."""
         self._write(committed.pack())
 
     @abstractmethod

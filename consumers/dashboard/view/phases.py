@@ -75,8 +75,7 @@ class RankPhases:
     def add_evaluation(self, seconds: float) -> None:
         """Add the time of an evaluation, for the next measured batch.
 
-        Only some batches are measured, but every evaluation is: the time is divided by the batches since the last one.
-        """
+        Only some batches are measured, but every evaluation: the time is divided by the batches since the last one."""
         self._evaluation += seconds
 
     def view(self, width: int | None = None) -> PhaseView:
