@@ -23,7 +23,7 @@ class Fanout:
     """Several destinations, by name, for several threads.
 
     One that raises is shown with its traceback, once, and gets nothing more until it is closed: its output has no
-    holes. A ``BrokenPipeError`` (no reader of our output) is not shown: the delivering thread calls ``on_broken_pipe``."""
+    holes. A ``BrokenPipeError`` (no reader of our output) is not shown: ``on_broken_pipe`` gets it."""
 
     def __init__(
         self, destinations: Mapping[str, LoggerDestination], on_broken_pipe: Callable[[BrokenPipeError], None]
