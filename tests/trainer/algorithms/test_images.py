@@ -95,12 +95,6 @@ def test_widths_are_multiples_of_the_increment_until_the_full_size(arguments: An
     assert sizes(algorithm, image_batches(10, 2, 15, 15)) == [(width, width) for width in widths]
 
 
-def test_time_in_epochs_changes_the_size_between_epochs() -> None:
-    algorithm = ProgressiveResizing(finetune_fraction=0.5, delay_fraction=0.0, size_increment=1)
-    seen = sizes(algorithm, image_batches(3), max_duration="4ep")
-    assert seen == [(4, 4)] * 3 + [(6, 6)] * 3 + [(8, 8)] * 6
-
-
 def test_crops_are_pieces_from_all_over_the_images() -> None:
     images = torch.arange(64.0).reshape(1, 1, 8, 8).repeat(2, 2, 1, 1)
     batches = [(images, torch.tensor([0, 1]))] * 40

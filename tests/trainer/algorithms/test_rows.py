@@ -57,31 +57,9 @@ def test_sequences_grow_in_even_steps_until_the_end_of_the_warmup() -> None:
     assert lengths(warmup, [(text(), text())] * 10) == [8, 8, 12, 12, 16, 16, 20, 20, 20, 20]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"duration": 0.0}, [24] * 6),
-        ({"duration": 0.5, "max_seq_length": 1000}, [8, 32, 32, 32, 32, 32]),
-        ({"duration": 0.5, "min_seq_length": 5, "step_size": 7}, [5, 5, 12, 24, 24, 24]),
-    ],
-)
-def test_the_schedule_goes_from_the_shortest_to_the_longest(arguments: Any, expected: list[int]) -> None:
-    warmup = SequenceLengthWarmup(**({"max_seq_length": 24} | arguments))
-    assert lengths(warmup, [(text(), text())] * 6) == expected
-
-
 def test_time_in_epochs_counts_in_batches() -> None:
     warmup = SequenceLengthWarmup(duration=0.5, max_seq_length=32)
     assert lengths(warmup, [(text(), text())] * 4, max_duration="2ep") == [8, 8, 16, 24, 32, 32, 32, 32]
-
-
-def test_epochs_of_unknown_length_change_it_between_epochs() -> None:
-    class Stream:
-        def __iter__(self) -> Any:
-            return iter([(text(), text())] * 2)
-
-    warmup = SequenceLengthWarmup(duration=1.0, max_seq_length=32)
-    assert lengths(warmup, Stream(), max_duration="3ep") == [8, 8, 16, 16, 24, 24]
 
 
 def test_truncation_keeps_the_beginning_of_every_tensor() -> None:
@@ -172,10 +150,6 @@ def test_rows_are_left_out_between_start_and_end_but_not_of_every_second_batch()
 )
 def test_how_many_rows_are_kept_and_which_batches_stay_whole(arguments: Any, expected: list[int]) -> None:
     assert counts(SelectiveBackprop(**({"start": 0.0, "end": 1.0} | arguments)), row_batches(6, 7)) == expected
-
-
-def test_a_share_that_is_a_whole_number_of_rows_is_not_rounded_down() -> None:
-    assert counts(SelectiveBackprop(0.0, 1.0, keep=0.29, interrupt=0), row_batches(1, 100)) == [29]
 
 
 def test_the_training_time_counts_what_was_fetched() -> None:

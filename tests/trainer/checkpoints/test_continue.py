@@ -269,19 +269,6 @@ def test_a_call_of_fit_that_is_refused_changes_nothing() -> None:
         assert int(trainer.state.timestamp.batch) == 8
 
 
-def test_fit_cannot_be_called_from_within() -> None:
-    trainer: Trainer
-
-    def again(event: Event, state: State, logger: object) -> None:
-        trainer.fit(duration="1ba")
-
-    with (
-        pytest.raises(ConfigurationError),
-        gold_trainer(algorithms=Act(again, Event.BATCH_START)) as trainer,
-    ):
-        trainer.fit()
-
-
 def test_beginning_anew_in_a_folder_with_checkpoints_is_refused_and_the_trainer_stays_open(tmp_path: Path) -> None:
     with gold_trainer(save_folder=tmp_path) as trainer:
         trainer.fit()

@@ -70,30 +70,6 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("ep*"))
 
 
-def test_a_signal_that_comes_while_the_handlers_are_set_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handlers: None
-) -> None:
-    ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    set_handler = signal.signal
-
-    def set_slowly(number: int, handler: Any) -> Any:
-        found = set_handler(number, handler)
-        if number == signal.SIGINT and handler is not before[number]:
-            os.kill(os.getpid(), number)
-        return found
-
-    trainer = make(tmp_path)
-    trainer.state.algorithms.append(Act(lambda *_: os.kill(os.getpid(), signal.SIGTERM), Event.BATCH_START))
-    monkeypatch.setattr(signal, "signal", set_slowly)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit()
-    assert int(trainer.state.timestamp.batch) == 1
-    assert ended == [signal.SIGTERM]
-    assert {number: signal.getsignal(number) for number in before} == before
-
-
 def test_a_signal_that_was_ignored_stays_ignored(tmp_path: Path, handlers: None, capfd: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt = Act(lambda *_: os.kill(os.getpid(), signal.SIGINT), Event.BATCH_START)

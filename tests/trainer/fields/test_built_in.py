@@ -12,12 +12,14 @@ from fake_gpu import FakeGpu, reads
 from field_stream import Stream, asking, train
 from gold import GoldMLP, gold_loader
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from training import Act
 
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import State
 from offloop.trainer.device.device import CpuDevice
+from offloop.trainer.fields.field import hook_optimizers
 from offloop.trainer.fields.model import ACTIVATION_FIELDS, MAX_MODULES
 from offloop.trainer.fields.norms import NORM_FIELDS, l2_norms
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
@@ -493,3 +495,20 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
     assert len(sent) == 3
     assert all("gradient_norm" in fields for fields in sent)
     assert all(fields["not_sent"].count("CUDA out of memory") == 2 for fields in sent)
+
+
+class Probe:
+    def after_step(self, *_: Any) -> None:
+        """Does nothing."""
+
+
+def test_a_probe_that_is_collected_within_a_step_does_not_end_the_step() -> None:
+    probes = [Probe() for _ in range(3)]
+    dropping = register_optimizer_step_post_hook(lambda *_: probes.clear())
+    for probe in probes:
+        hook_optimizers(register_optimizer_step_post_hook, probe.after_step)
+    del probe
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    optimizer.step()
+    dropping.remove()
+    assert not probes

@@ -161,21 +161,6 @@ def test_an_evaluation_is_in_no_batch(monkeypatch: pytest.MonkeyPatch, clock: Cl
     ]
 
 
-def test_another_demand_in_between_costs_a_batch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    requested = asking(1, field="phases")
-    stream = Stream(requested)
-    stream.after_sending[9] = Demand.merge([requested, Demand({Event.BEFORE_LOSS: EventDemand(2)})])
-    stream.after_sending[20] = Demand()
-    stream.after_sending[30] = requested
-    train(monkeypatch, stream, batches=60)
-    batches = list(phases_of(stream))
-    without = [batch for batch in range(1, 61) if batch not in batches]
-    # From the third demand to the fourth nobody asks.
-    asked_for_nothing = range(without[0] if len(without) < 2 else without[1], without[-1] + 1)
-    assert len(without) <= len(asked_for_nothing) + 2
-    assert batches[-1] == 60
-
-
 class Asks:
     """A dataloader while whose batches are fetched somebody asks for something else, by number of the batch."""
 

@@ -394,20 +394,3 @@ def test_a_checkpoint_is_that_of_torch_whatever_has_become_of_the_model(tmp_path
             write_checkpoint(tmp_path / "written", {**now, "timestamp": list(state.timestamp.values)})
             assert (tmp_path / "written").read_bytes() == (tmp_path / "drafted").read_bytes()
     sharing.close()
-
-
-def test_when_the_training_is_over_memory_is_waited_for() -> None:
-    stream, is_over = TensorStream(), False
-    stream.is_all_handled = False
-    pool = SegmentPool(slots=1, is_handled=stream.is_handled)
-    sharing = TensorSharing(pool, stream, lambda: is_over)
-    out = TensorPayload({"x": torch.zeros(LARGE)}, policy="wait")
-    sharing.share("weights", out)
-    with pytest.raises(ConfigurationError):
-        sharing.share("weights", out)
-    is_over = True
-    # The stream lets consumers be through with everything once it is waited for.
-    stream.seq = 10
-    assert "segment" in sharing.share("weights", out)
-    assert stream.waits == 1
-    sharing.close()

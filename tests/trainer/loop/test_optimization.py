@@ -14,8 +14,7 @@ from training import Act, FakeClock, gold_trainer
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer import Classifier, DataSpec, RankBatchSampler, State, Trainer
-from offloop.trainer.loop.step import check_microbatch_size
+from offloop.trainer import Classifier, DataSpec, State, Trainer
 from offloop.trainer.schedulers import (
     LinearScheduler,
 )
@@ -219,17 +218,6 @@ def test_a_microbatch_larger_than_the_batch_is_refused() -> None:
         gold_trainer(train_dataloader=batches, device_train_microbatch_size=7) as trainer,
     ):
         trainer.fit()
-
-
-@pytest.mark.parametrize(("ranks", "most"), [(1, 7), (2, 4)])
-def test_a_microbatch_is_held_against_what_a_sampler_gives_this_rank(ranks: int, most: int) -> None:
-    data = TensorDataset(*gold_data("train", 20))
-    sampler = RankBatchSampler(data, 7, rank=0, num_replicas=ranks)
-    spec = DataSpec(DataLoader(data, batch_sampler=sampler))
-    assert max(map(len, sampler)) == most
-    assert check_microbatch_size(most, spec) == most
-    with pytest.raises(ConfigurationError, match=f"size {most + 1} is larger than the batch of {most} samples"):
-        check_microbatch_size(most + 1, spec)
 
 
 def test_recomputed_gradients_are_those_at_the_weights_as_they_are() -> None:
