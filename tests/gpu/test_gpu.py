@@ -1,5 +1,7 @@
-"""What is done on a GPU, done on one with ``make gpu``. In other runs it is done on the host as far as it can be, so
-that these tests themselves are known to be right."""
+"""Work of a GPU, on one with ``make gpu``.
+
+In other runs it is done on the host as far as it can be, so that the tests are known to be right.
+"""
 
 import contextlib
 from pathlib import Path
@@ -41,7 +43,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def ends(run: str = "r") -> list[Snapshot]:
-    """The ends of a run's batches, as they were recorded."""
+    """Return the ends of a run's batches, as they were recorded."""
     recording = Recording(find_run(run).path)
     found = list(recording.snapshots([Event.BATCH_END]))
     assert not recording.gaps
@@ -49,7 +51,7 @@ def ends(run: str = "r") -> list[Snapshot]:
 
 
 def everything() -> Callback:
-    """Requests every field of each batch but checkpoints."""
+    """Request every field of each batch but checkpoints."""
 
     class Everything(Callback):
         """Within a function: the process of callbacks cannot import this module."""
@@ -61,7 +63,7 @@ def everything() -> Callback:
             return Demand({Event.EPOCH_END: EventDemand(), Event.BATCH_END: EventDemand(1, self.fields)})
 
         def epoch_end(self, state: Snapshot, logger: object) -> None:
-            """The second epoch begins when this process is there."""
+            """Let the second epoch begin when this process is there."""
 
         def batch_end(self, state: Snapshot, logger: object) -> None:
             """Has what it requests in the recording, which the test reads."""
@@ -409,7 +411,7 @@ def test_shared_memory_is_pinned_and_a_refusal_is_not_left_to_the_next_kernel() 
 
 @pytest.fixture
 def group(device: str) -> Any:
-    """A process group of one rank: NCCL for what is on a GPU."""
+    """Return a process group of one rank: NCCL for what is on a GPU."""
     backend = "cpu:gloo,cuda:nccl" if device == "gpu" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     yield

@@ -63,7 +63,7 @@ def train(
 
 
 def note(notes: list[Any], look: Callable[[State], Any], *events: Event) -> Act:
-    """Notes what a look at the state gives, at each of the events."""
+    """Note what a look at the state gives, at each of the events."""
 
     def add(event: Event, state: State, logger: AlgorithmLogger) -> None:
         notes.append(look(state))

@@ -7,7 +7,7 @@ import torch
 
 
 def exactly(value: Any) -> Any:
-    """The value in a form that is equal only where kinds and bits are: neither 1 and True nor two zeros are."""
+    """Return the value in a form that is equal only where kinds and bits are: neither 1 and True nor two zeros are."""
     if isinstance(value, torch.Tensor):
         value = value.resolve_conj()
         return (value.dtype, value.shape, value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

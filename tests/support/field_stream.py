@@ -71,7 +71,7 @@ class Stream:
         assert error is None
 
     def batches_with(self, name: str, event: Event = BATCH_END) -> list[int]:
-        """The number of each batch in which the field was sent with the event, which is counted later or already."""
+        """Return the number of each batch with whose event the field was sent."""
         return [batch + (event is not BATCH_END) for one, batch, fields in self.sent if one is event and name in fields]
 
 

@@ -1,5 +1,6 @@
-"""Runs programs side by side that share the time for an import: a module, which takes seconds to import, is imported by
-one process, of which each program is a fork.
+"""Programs that run side by side and share the time for an import.
+
+One process imports a module, which takes seconds, and each program is a fork of it.
 
 ``python forked.py MODULE FOLDER`` reads a list ``[[code, environment], ...]`` in JSON from its standard input. What the
 first program says on standard error goes to ``FOLDER/said-0.txt``; printed is a list of exit codes."""
@@ -30,7 +31,7 @@ class Ended(NamedTuple):
 
 
 def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: float = 220) -> list[Ended]:
-    """Runs the programs, each in its own process, side by side; ``module`` is what takes long to import in them."""
+    """Run the programs, each in its own process, side by side; ``module`` is what takes long to import in them."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, __file__, module, str(folder)],
@@ -47,7 +48,7 @@ def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: 
 
 
 def run_ranks(module: str, folder: Path, code: str, ranks: int = 2) -> list[Ended]:
-    """Runs a program on each rank of one training."""
+    """Run a program on each rank of one training."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
@@ -55,7 +56,7 @@ def run_ranks(module: str, folder: Path, code: str, ranks: int = 2) -> list[Ende
 
 
 def main() -> None:
-    """Imports the module and runs the programs, whose processes return from here."""
+    """Import the module and runs the programs, whose processes return from here."""
     import_module(sys.argv[1])
     pids = []
     for number, (code, environment) in enumerate(json.load(sys.stdin)):

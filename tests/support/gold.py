@@ -19,7 +19,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def gold_data(part: str, rows: int) -> Batch:
-    """The first rows of a part: inputs of shape (rows, 8) and classes 0 to 3 of shape (rows,)."""
+    """Return the first rows of a part: inputs of shape (rows, 8) and classes 0 to 3 of shape (rows,)."""
     row = torch.arange(rows, dtype=torch.float64)[:, None] + OFFSETS[part]
     column = torch.arange(8, dtype=torch.float64)
     number = torch.arange(rows) + OFFSETS[part]
@@ -27,13 +27,15 @@ def gold_data(part: str, rows: int) -> Batch:
 
 
 def gold_loader(part: str, rows: int, batch_size: int) -> "DataLoader[Any]":
-    """A loader of :func:`gold_data` that does not shuffle and keeps a short last batch. Evaluation is done with
-    ``("eval_a", 12, 5)`` and ``("eval_b", 8, 4)``."""
+    """Return a loader of :func:`gold_data` that does not shuffle and keeps a short last batch.
+
+    Evaluation is done with ``("eval_a", 12, 5)`` and ``("eval_b", 8, 4)``.
+    """
     return DataLoader(TensorDataset(*gold_data(part, rows)), batch_size=batch_size, shuffle=False)
 
 
 def gold_batches(part: str, rows: int, batch_size: int) -> list[Batch]:
-    """The batches of :func:`gold_loader`, as tuples."""
+    """Return the batches of :func:`gold_loader`, as tuples."""
     return [(x, y) for x, y in gold_loader(part, rows, batch_size)]
 
 

@@ -19,8 +19,10 @@ BATCHES = ROWS // SIZE
 
 @contextmanager
 def no_waits(device: str) -> Iterator[list[str]]:
-    """Within this, an operation that makes the host wait for the GPU raises. Gives the names of what waited for events,
-    streams or the whole GPU, which torch's own check leaves out."""
+    """Refuse operations that make the host wait for the GPU.
+
+    Yields the names of waits for events, streams or the whole GPU, which torch's own check leaves out.
+    """
     waits: list[str] = []
     if device != "gpu":
         yield waits
@@ -51,13 +53,13 @@ def make_loader(device: str, seed: int = 5) -> "DataLoader[Any]":
 
 
 def make_network(dropout: float = 0.1) -> nn.Sequential:
-    """A network whose weights are too large for an event."""
+    """Return a network whose weights are too large for an event."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(32, 8192), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8192, 4))
 
 
 def make_trainer(device: str, model: nn.Module | None = None, **arguments: Any) -> Trainer:
-    """A short training of :func:`make_network`."""
+    """Return a short training of :func:`make_network`."""
     model = model or Classifier(make_network(), train_metrics={"accuracy": Accuracy()})
     settings: dict[str, Any] = {
         "train_dataloader": make_loader(device),

@@ -1,5 +1,7 @@
-"""What four ranks on two hosts do, which are two names and two folders of one machine: ``OFFLOOP_HOST`` and
-``OFFLOOP_RUNS_DIR`` of each rank. Each rank writes what came of it to ``FOLDER/rank-N.json``."""
+"""Trainings of four ranks on two hosts: two names (``OFFLOOP_HOST``) and folders (``OFFLOOP_RUNS_DIR``) of one machine.
+
+Each rank writes its results to ``FOLDER/rank-N.json``.
+"""
 
 import json
 import os

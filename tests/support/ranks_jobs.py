@@ -45,7 +45,7 @@ def rank_loader(part: str = "train", rows: int = ROWS, size: int = BATCH, **opti
 
 
 def make_model() -> Classifier:
-    """The recorded job's network, with metrics that do not depend on how samples are put together."""
+    """Return the recorded job's network, with metrics that do not depend on how samples are put together."""
     return Classifier(GoldMLP().net, train_metrics={"Accuracy": Accuracy(), "CrossEntropy": CrossEntropy()})
 
 
@@ -53,12 +53,12 @@ class TwoLosses(Classifier):
     """A loss that is made of two."""
 
     def loss(self, outputs: Any, batch: Any) -> Any:
-        """The network's own, and one of the outputs alone."""
+        """Return the network's own, and one of the outputs alone."""
         return {"classes": super().loss(outputs, batch), "outputs": outputs.square().mean()}
 
 
 def train(model: Classifier | None = None, **arguments: Any) -> dict[str, Any]:
-    """What a training comes to: losses, weights, metrics and counts."""
+    """Return the losses, weights, metrics and counts of a training."""
     model = make_model() if model is None else model
     losses: list[float] = []
     parts: list[dict[str, float]] = []
@@ -144,7 +144,7 @@ class Numbers(IterableDataset[Any]):
 
 
 def refusal(attempt: Callable[[], object]) -> str:
-    """The text of the :class:`ConfigurationError` that it raises."""
+    """Return the text of the :class:`ConfigurationError` that it raises."""
     try:
         attempt()
     except ConfigurationError as error:
@@ -153,7 +153,7 @@ def refusal(attempt: Callable[[], object]) -> str:
 
 
 def on_rank(number: int, do: Callable[[State], object], event: Event, batch: int) -> Act:
-    """Does something on one rank alone, at an event when so many batches are done."""
+    """Do something on one rank alone, at an event when so many batches are done."""
 
     def act(_event: Event, state: State, _logger: object) -> None:
         if state.rank == number and state.timestamp.batch == batch:
@@ -163,7 +163,7 @@ def on_rank(number: int, do: Callable[[State], object], event: Event, batch: int
 
 
 def agreement(folder: Path) -> dict[str, Any]:
-    """What ranks have to agree on, and what they cannot agree on."""
+    """Train on what ranks have to agree on, and on what they cannot agree on."""
     rank = rank_and_world_size()[0]
     same = same_result()
     torch.manual_seed(rank)
@@ -218,7 +218,7 @@ class Augmented(Dataset[Any]):
 
 
 def train_on(folder: Path | None, load_path: Path | None = None, **arguments: Any) -> list[list[float]]:
-    """The weights after a training in which everything is drawn at random: order, noise and dropout."""
+    """Return the weights after a training in which everything is drawn at random: order, noise and dropout."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4))
     dataset = Augmented()
@@ -261,7 +261,7 @@ def checkpoints(folder: Path) -> dict[str, Any]:
 
 
 def published(folder: Path) -> dict[str, Any]:
-    """A run with callbacks and loggers, and one that ends with an error on the second rank."""
+    """Train a run with callbacks and loggers, and one that fails on the second rank."""
     consumers: dict[str, Any] = {"callbacks": [SpeedMonitor(window_size=1)], "loggers": [JsonlLogger()]}
     result = train(publish=True, run_name="good", **consumers)
     write(folder, result)
@@ -274,7 +274,7 @@ def published(folder: Path) -> dict[str, Any]:
 
 
 def killed(folder: Path) -> dict[str, Any]:
-    """A run whose second rank is killed."""
+    """Train a run whose second rank is killed."""
 
     def die(_state: State) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -284,7 +284,7 @@ def killed(folder: Path) -> dict[str, Any]:
 
 
 def commanded(folder: Path) -> dict[str, Any]:
-    """A run that is sent commands while it goes on."""
+    """Train a run that receives commands."""
     rates: dict[int, float] = {}
 
     def note(_event: Event, state: State, _logger: object) -> None:
@@ -319,7 +319,7 @@ with Subscriber("r", events=[Event.BATCH_END], name="judge", barrier_events=[Eve
 
 
 def judged(_folder: Path) -> dict[str, Any]:
-    """A run that waits for a consumer that stops it."""
+    """Train a run that waits for a consumer, which stops it."""
 
     def begin(_event: Event, state: State, _logger: object) -> None:
         if state.rank == 0:
@@ -330,8 +330,7 @@ def judged(_folder: Path) -> dict[str, Any]:
 
 
 def again(_folder: Path) -> dict[str, Any]:
-    """Trainings in the same processes, one after the other: two that a signal to one rank interrupts, and a whole
-    one."""
+    """Train three times in the same processes: a signal to one rank interrupts the first two."""
     ends: list[Any] = []
     for interrupted in (0, 1, None):
 
@@ -352,7 +351,7 @@ def write(folder: Path, result: dict[str, Any]) -> None:
 
 
 def run(names: Iterable[str], path: str) -> None:
-    """Runs jobs on this rank, one after the other."""
+    """Run jobs on this rank, one after the other."""
     torch.set_num_threads(1)
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
     jobs |= {"commanded": commanded, "judged": judged, "again": again}

@@ -48,7 +48,7 @@ class Momentum(Algorithm):
 
 
 def make(folder: Path | None, max_duration: str = "3ep", workers: int = 0, **arguments: Any) -> Trainer:
-    """A training in which everything is drawn at random: order, noise, dropout; with accumulated gradients."""
+    """Return a training in which everything is drawn at random: order, noise, dropout; with accumulated gradients."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4))
     loader = DataLoader(Augmented(26), batch_size=6, shuffle=True, num_workers=workers)

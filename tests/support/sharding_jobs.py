@@ -37,7 +37,7 @@ class Tied(nn.Module):
 
 
 def comparable(**arguments: Any) -> Trainer:
-    """A training of three epochs whose result does not depend on the number of ranks."""
+    """Return a training of three epochs whose result does not depend on the number of ranks."""
     model = GoldMLP()
     settings: dict[str, Any] = {
         "model": model,
@@ -50,7 +50,7 @@ def comparable(**arguments: Any) -> Trainer:
 
 
 def random_training(**arguments: Any) -> Trainer:
-    """A training in which everything is drawn at random: order, noise, dropout; with accumulated gradients."""
+    """Return a training in which everything is drawn at random: order, noise, dropout; with accumulated gradients."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
     data = Augmented(24)
@@ -65,18 +65,18 @@ def random_training(**arguments: Any) -> Trainer:
 
 
 def fitted(trainer: Trainer) -> Trainer:
-    """The trainer when it has trained."""
+    """Train, and return the trainer."""
     trainer.fit()
     return trainer
 
 
 def weights(trainer: Trainer) -> dict[str, Any]:
-    """The whole weights and buffers, as lists; all ranks have to ask."""
+    """Return the whole weights and buffers, as lists; all ranks have to ask."""
     return {name: _whole(value).tolist() for name, value in trainer.state.model.state_dict().items()}
 
 
 def moments(trainer: Trainer) -> list[Any]:
-    """What the optimizer knows of each weight, as lists; all ranks have to ask."""
+    """Return the optimizer's state of each weight as lists; all ranks have to ask."""
     states = trainer.state.optimizers[0].state_dict()["state"].values()
     return [_whole(value).tolist() for state in states for value in state.values()]
 
@@ -87,7 +87,7 @@ def _whole(value: Any) -> torch.Tensor:
 
 
 def error_of(attempt: Callable[[], object]) -> str:
-    """The kind and text of the error of ours that it raises."""
+    """Return the kind and text of the error of ours that it raises."""
     try:
         attempt()
     except OffloopError as error:
@@ -159,7 +159,7 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 
 def evaluated() -> dict[str, Any]:
-    """Evaluations and predictions with four batches on the first rank and two on the other."""
+    """Evaluate and predict with four batches on the first rank and two on the other."""
     inputs, targets = gold_data("eval_a", 12)
     batches = list(zip(inputs.split(2), targets.split(2), strict=True))
     own = batches[:4] if dist.get_rank() == 0 else batches[4:]
@@ -177,7 +177,7 @@ def evaluated() -> dict[str, Any]:
 
 
 def refused(folder: Path) -> dict[str, str]:
-    """What is wrong with models and checkpoints."""
+    """Return the errors of models and checkpoints."""
     scalar = GoldMLP()
     scalar.scale = nn.Parameter(torch.tensor(1.0))
     trainer = comparable(fsdp_config={})
@@ -207,7 +207,7 @@ def refused(folder: Path) -> dict[str, str]:
 
 
 def tied() -> dict[str, Any]:
-    """A model with one matrix in two places, with DDP and with sharded weights."""
+    """Return a model with one matrix in two places, with DDP and with sharded weights."""
     found = []
     for config in (None, {}):
         torch.manual_seed(1)
@@ -229,7 +229,7 @@ def saved_again(folder: Path) -> dict[str, Any]:
 
 
 def never_given(folder: Path) -> list[str]:
-    """The fields that a training says it will never have, in the stream's first event."""
+    """Return the fields that a training says it will never have, in the stream's first event."""
     with comparable(fsdp_config={}, publish=True, run_name="sharded", runs_dir=folder / "runs") as trainer:
         trainer.fit()
     snapshots = Recording(folder / "runs" / "sharded").snapshots([Event.INIT])
@@ -237,7 +237,7 @@ def never_given(folder: Path) -> list[str]:
 
 
 def main(path: str) -> None:
-    """Runs everything on this rank."""
+    """Run everything on this rank."""
     torch.set_num_threads(1)
     folder = Path(path)
     # Joins the ranks.

@@ -62,7 +62,7 @@ value = 3
 
 
 def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process, in a folder with a module ``fruit`` of tasks."""
+    """Run the command in this process, in a folder with a module ``fruit`` of tasks."""
     (folder / "fruit.py").write_text(MODULE.format(tests=str(SUPPORT)))
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -71,7 +71,7 @@ def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def without_torch(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python code on a machine that has no torch."""
+    """Run Python code on a machine that has no torch."""
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code], capture_output=True, text=True, timeout=100, check=False
     )

@@ -11,12 +11,12 @@ from offloop.trainer import Algorithm, AlgorithmLogger, Evaluator, State, Traine
 
 
 def gold_evaluators(loaders: dict[str, dict[str, Any]]) -> list[Evaluator]:
-    """Evaluators as a trace's configuration lists them."""
+    """Make evaluators as a trace's configuration lists them."""
     return [Evaluator(label, gold_loader(label, one["n"], one["batch_size"])) for label, one in loaders.items()]
 
 
 def gold_trainer(n_train: int = 24, batch_size: int = 6, **arguments: Any) -> Trainer:
-    """A trainer of the recorded job, without a stream unless asked for one."""
+    """Return a trainer of the recorded job, without a stream unless asked for one."""
     model = arguments.pop("model", None) or GoldMLP()
     settings: dict[str, Any] = {
         "train_dataloader": gold_loader("train", n_train, batch_size),

@@ -18,7 +18,7 @@ from offloop.trainer.algorithms import CutOut, ProgressiveResizing
 
 
 def seen_batches(algorithm: Any, batches: Any, make_model: Any = Image, **arguments: Any) -> list[Any]:
-    """The batches as they are trained on."""
+    """Return the batches as they are trained on."""
     notes: list[Any] = []
     train(batches, [algorithm, note(notes, lambda state: state.batch, Event.BEFORE_FORWARD)], make_model, **arguments)
     return notes

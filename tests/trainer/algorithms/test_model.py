@@ -20,7 +20,7 @@ from offloop.trainer.device.device import CpuDevice
 
 
 def start(algorithm: Algorithm, model: nn.Module) -> AlgorithmLogger:
-    """What the trainer does with an algorithm before training."""
+    """Start an algorithm as the trainer does."""
     state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
     logger = AlgorithmLogger(state)
     algorithm.check(state)
@@ -218,7 +218,7 @@ def test_rates_grow_from_nothing(warmup: str, length: int) -> None:
     assert calls[0] == [1, 1]
 
 
-def test_what_is_not_residual_is_refused() -> None:
+def test_layers_that_are_not_residual_are_refused() -> None:
     class Doubling(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
             return torch.cat([inputs, inputs])

@@ -66,7 +66,7 @@ def train(make_algorithms: Callable[[], list[Algorithm]], folder: Path | None, l
 
 
 def everything() -> list[Algorithm]:
-    """Some, so that each meets the others' changes."""
+    """Return several algorithms, so that each meets the others' changes."""
     depth = StochasticDepth("Residual", "sample", drop_rate=0.4)
     return [SAM(rho=0.1), GradientClipping("norm", 0.5), depth, EMA("5ba"), LayerFreezing(0.3), BlurPool()]
 

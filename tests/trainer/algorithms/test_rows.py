@@ -42,7 +42,7 @@ def text(rows: int = 3, length: int = 32) -> Tensor:
 
 
 def seen_batches(algorithm: Any, batches: Any, make_model: Any = language_model, **arguments: Any) -> list[Any]:
-    """The batches as they are trained on."""
+    """Return the batches as they are trained on."""
     notes: list[Any] = []
     train(batches, [algorithm, note(notes, lambda state: state.batch, Event.BEFORE_FORWARD)], make_model, **arguments)
     return notes
@@ -243,6 +243,6 @@ def test_the_pass_for_the_losses_has_the_precision_of_the_training_and_leaves_no
         ({"target_key": (torch.clone, torch.add)}, torch.zeros(6, 8)),
     ],
 )
-def test_what_no_rows_can_be_taken_of_is_refused(arguments: Any, batch: Any) -> None:
+def test_batches_whose_rows_cannot_be_selected_are_refused(arguments: Any, batch: Any) -> None:
     with pytest.raises(ConfigurationError):
         train([batch], SelectiveBackprop(0.0, 1.0, interrupt=0, **arguments))

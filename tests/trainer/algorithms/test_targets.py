@@ -95,7 +95,7 @@ def test_targets_that_do_not_go_with_the_outputs_are_refused(targets: Any) -> No
 
 
 def mixtures(algorithm: Algorithm, rows: int, **settings: Any) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """What was trained on in each microbatch: mixed inputs, targets in the loss, original targets, outputs, loss."""
+    """Return mixed inputs, targets in the loss, original targets, outputs and loss of each microbatch."""
     # Mixtures of these rows are the weights of the rows in them.
     batches = [(torch.eye(rows), torch.arange(rows) % 4)] * 20
     forward: list[Tensor] = []

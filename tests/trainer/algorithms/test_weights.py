@@ -28,7 +28,7 @@ def weights_of(state: State) -> list[Tensor]:
 
 
 def weights_at(algorithms: list[Algorithm], *events: Event, **settings: Any) -> list[list[Tensor]]:
-    """The model's weights at each of the events, in a training on BATCHES."""
+    """Return the model's weights at each of the events, in a training on BATCHES."""
     notes: list[list[Tensor]] = []
     train(BATCHES, [*algorithms, note(notes, weights_of, *events)], **settings)
     return notes
@@ -39,7 +39,7 @@ def same_bits(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def moving_average(weights: list[list[Tensor]], smoothing: float, first: int, every: int) -> list[Tensor]:
-    """The average after all these batches (or epochs), begun at number ``first`` and updated at multiples."""
+    """Return the average after all these batches (or epochs), begun at number ``first`` and updated at multiples."""
     average = weights[first - 1]
     for number in range(first + 1, len(weights) + 1):
         if number % every == 0:
@@ -142,7 +142,7 @@ def test_the_model_ends_as_the_mean_of_its_weights(swa: SWA, duration: str, even
     torch.testing.assert_close(weights_of(state), mean_of([weights[number - 1] for number in taken]))
 
 
-def test_training_goes_on_from_the_mean() -> None:
+def test_training_continues_from_the_mean() -> None:
     weights = weights_at([], Event.BATCH_END, max_duration="6ba")
     swa = SWA("2ba", "4ba", "1ba")
     seen = weights_at([swa], Event.BATCH_START, Event.BATCH_END, max_duration="6ba")
@@ -251,7 +251,7 @@ def test_gradients_of_units_are_limited_by_their_weights() -> None:
 
 
 def sharpness_aware_weights(rho: float, interval: int) -> list[list[Tensor]]:
-    """The algorithm of the paper, written out; SGD with a rate of 0.1."""
+    """Return the algorithm of the paper, written out; SGD with a rate of 0.1."""
     torch.manual_seed(3)
     weight, bias = nn.Linear(8, 4).parameters()
     steps = []

@@ -41,7 +41,7 @@ TOKENS = DataSpec([gold_data("train", 6)] * 4, get_num_tokens_in_batch=lambda ba
         {"max_duration": "3iter", "iteration_length": "24tok", "train_dataloader": TOKENS},
     ],
 )
-def test_iterations_go_on_where_they_were(arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_iterations_resume_where_they_were(arguments: dict[str, Any], tmp_path: Path) -> None:
     expected, note = events_of(*ITERATIONS)
     with gold_trainer(save_folder=tmp_path, save_interval="1ba", algorithms=note, **arguments) as trainer:
         trainer.fit()
@@ -71,7 +71,7 @@ def test_a_training_that_is_stopped_late_is_saved(event: Event, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("ep*")) == ["ep0-ba2-rank0.safetensors"]
 
 
-def test_tokens_that_never_come_do_not_train_for_ever() -> None:
+def test_a_duration_in_tokens_without_tokens_is_refused() -> None:
     for arguments in ({"max_duration": "100tok"}, {"max_duration": "2iter", "iteration_length": "100tok"}):
         with (
             pytest.raises(ConfigurationError, match="100tok"),
@@ -106,7 +106,7 @@ class Placed:
         self.epoch, self.place = state["epoch"], state["place"]
 
 
-def test_a_dataloader_that_knows_its_place_is_told_it(tmp_path: Path) -> None:
+def test_a_dataloader_with_a_state_resumes_from_it(tmp_path: Path) -> None:
     data = Placed()
     for interval in ("1ba", "1ep"):
         with gold_trainer(
@@ -130,7 +130,7 @@ def test_a_dataloader_that_knows_its_place_is_told_it(tmp_path: Path) -> None:
         assert again.orders == data.orders[batch:]
 
 
-def test_a_dataloader_with_too_few_batches_is_not_taken_for_the_same(tmp_path: Path) -> None:
+def test_resuming_with_a_dataloader_of_too_few_batches_is_refused(tmp_path: Path) -> None:
     with gold_trainer(save_folder=tmp_path, save_interval="1ba", max_duration="3ba") as trainer:
         trainer.fit()
     with (
@@ -163,7 +163,7 @@ def test_the_size_of_microbatches_that_was_found_is_kept(tmp_path: Path) -> None
     assert train(max_duration="3ba", load_path=tmp_path, **names) == [3, 3]
 
 
-def test_a_schedule_without_a_length_goes_on_too(tmp_path: Path) -> None:
+def test_a_schedule_without_a_duration_resumes(tmp_path: Path) -> None:
     rates: list[float] = []
     note = Act(
         lambda event, state, logger: rates.append(state.optimizers[0].param_groups[0]["lr"]), Event.BEFORE_TRAIN_BATCH
@@ -180,7 +180,7 @@ def test_a_schedule_without_a_length_goes_on_too(tmp_path: Path) -> None:
     assert rates == expected[3:]
 
 
-def test_orders_go_on_when_the_dataloader_comes_with_fit(tmp_path: Path) -> None:
+def test_the_order_of_a_dataloader_given_to_fit_resumes(tmp_path: Path) -> None:
     data = TensorDataset(*gold_data("train", 24))
     seen: list[Any] = []
     note = Act(lambda event, state, logger: seen.append(state.batch[0]), Event.BATCH_START)
@@ -199,7 +199,7 @@ def test_orders_go_on_when_the_dataloader_comes_with_fit(tmp_path: Path) -> None
     assert torch.equal(seen[0], expected[0])
 
 
-def test_what_an_evaluators_dataloader_draws_goes_on(tmp_path: Path) -> None:
+def test_the_random_numbers_of_an_evaluators_dataloader_resume(tmp_path: Path) -> None:
     values: list[Any] = []
     note = Act(lambda event, state, logger: values.append(state.eval_metric_values["eval"]), Event.EVAL_END)
 
@@ -216,7 +216,7 @@ def test_what_an_evaluators_dataloader_draws_goes_on(tmp_path: Path) -> None:
     assert values == expected[3:]
 
 
-def test_an_evaluation_by_hand_takes_nothing_from_the_training() -> None:
+def test_a_standalone_evaluation_does_not_affect_the_training() -> None:
     rows, note = events_of(Event.EVAL_BEFORE_ALL)
     own = Evaluator("eval", [gold_data("eval_a", 6)], metric_names=["CrossEntropy"])
     with gold_trainer(eval_dataloader=own, max_duration="3ba", eval_interval="10ba", algorithms=note) as trainer:
@@ -269,7 +269,7 @@ def test_a_call_of_fit_that_is_refused_changes_nothing() -> None:
         assert int(trainer.state.timestamp.batch) == 8
 
 
-def test_beginning_anew_in_a_folder_with_checkpoints_is_refused_and_the_trainer_stays_open(tmp_path: Path) -> None:
+def test_restarting_in_a_folder_with_checkpoints_is_refused_and_the_trainer_stays_open(tmp_path: Path) -> None:
     with gold_trainer(save_folder=tmp_path) as trainer:
         trainer.fit()
         with pytest.raises(ConfigurationError):

@@ -95,13 +95,13 @@ def some_tree() -> dict[str, Any]:
 
 @given(TREES)
 @settings(max_examples=150, deadline=None)
-def test_what_goes_in_comes_out(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
+def test_a_checkpoint_reads_back_as_written(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     write_checkpoint(path, tree)
     assert exactly(read_checkpoint(path)) == exactly(tree)
 
 
-def test_what_is_almost_plain_comes_back_plain_and_nans_keep_their_bits(path: Path) -> None:
+def test_subclasses_become_plain_types_and_nans_keep_their_bits(path: Path) -> None:
     (odd,) = struct.unpack(">d", bytes.fromhex("fff8000000001234"))
     pair = collections.namedtuple("pair", "a b")
     tree = {
@@ -178,7 +178,7 @@ def test_the_same_tree_gives_the_same_bytes(path: Path) -> None:
         torch.zeros(2, device="meta"),
     ],
 )
-def test_what_a_checkpoint_cannot_hold_is_refused_by_its_place(path: Path, value: Any) -> None:
+def test_unsupported_values_are_refused_with_their_place(path: Path, value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"a\.1\.b"):
         write_checkpoint(path, {"a": [0, {"b": value}]})
     assert list(path.parent.iterdir()) == []
@@ -289,7 +289,7 @@ def test_a_part_is_read_without_the_others(path: Path) -> None:
         read_part(path, "algorithms")
 
 
-def test_weights_of_somebody_elses_file_are_read_as_they_are(path: Path) -> None:
+def test_weights_of_other_tools_files_are_read_unchanged(path: Path) -> None:
     save_file({"module.w": torch.ones(2), "b": torch.zeros(1)}, path, {"format": "pt"})
     weights = read_weights(path)
     assert exactly(weights) == exactly({"b": torch.zeros(1), "module.w": torch.ones(2)})
@@ -378,7 +378,7 @@ WEIGHTS = {"net.weight": torch.ones(2, 3), "net.bias": torch.zeros(2)}
 
 
 def composers() -> dict[str, Any]:
-    """A checkpoint with all kinds of values that Composer's have."""
+    """Return a checkpoint with all kinds of values that Composer's have."""
     return {
         "state": {
             "model": {f"module.{name}": value for name, value in WEIGHTS.items()},

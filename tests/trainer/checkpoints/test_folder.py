@@ -28,7 +28,7 @@ BATCHES_PER_EPOCH = 4
 
 
 def at(batch: int, epoch: int | None = None, **more: Any) -> Timestamp:
-    """The time after a batch of the recorded job, before the epoch ends unless it is told."""
+    """Return the time after a batch of the recorded job, before the epoch ends unless it is told."""
     epoch = (batch - 1) // BATCHES_PER_EPOCH if epoch is None else epoch
     in_epoch = batch - epoch * BATCHES_PER_EPOCH
     return Timestamp(
@@ -41,7 +41,7 @@ def tree_of(batch: int) -> dict[str, Any]:
 
 
 def listing(folder: Path) -> dict[str, str]:
-    """The files below a folder, and where links lead, as the reference lists them."""
+    """Return the files below a folder, and where links lead, as the reference lists them."""
     return {
         path.relative_to(folder).as_posix(): f"-> {os.readlink(path)}" if path.is_symlink() else "file"
         for path in folder.rglob("*")
@@ -157,7 +157,7 @@ def test_it_removes_only_what_it_saved_itself(tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_that_it_goes_on_from_counts_as_its_own(tmp_path: Path) -> None:
+def test_the_checkpoint_it_resumes_from_counts_as_its_own(tmp_path: Path) -> None:
     path = CheckpointFolder(tmp_path).save(at(1), tree_of(1))
     folder = CheckpointFolder(tmp_path, keep=1)
     folder.load_state_dict({})
@@ -188,7 +188,7 @@ def test_the_last_one_is_replaced_under_its_name(tmp_path: Path) -> None:
     assert len(listing(tmp_path)) == 3
 
 
-def test_one_that_cannot_be_removed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_a_checkpoint_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = CheckpointFolder(tmp_path, keep=1)
     first = folder.save(at(1), tree_of(1))
 
@@ -214,7 +214,7 @@ def test_the_latest_is_what_the_link_leads_to(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path, "sub/b{batch}", "links/last", overwrite=True).latest() == tmp_path / "sub/b3"
 
 
-def test_a_latest_that_is_gone_or_damaged_gives_way_to_the_newest_whole_one(tmp_path: Path) -> None:
+def test_the_newest_intact_checkpoint_replaces_a_missing_or_damaged_latest(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, filename="b{batch}", overwrite=True)
     paths = [folder.save(at(batch), tree_of(batch)) for batch in (9, 10, 11, 12)]
     paths[3].unlink()
@@ -237,7 +237,7 @@ def test_a_file_that_a_killed_process_had_no_time_to_link_is_the_latest(tmp_path
     folder.check_conflicts(at(2))
 
 
-def test_where_there_are_no_links_the_latest_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_symbolic_links_the_latest_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -268,7 +268,7 @@ def test_checkpoints_of_the_same_and_of_earlier_times_are_no_conflict(tmp_path: 
 
 
 @pytest.mark.parametrize("filename", ["e{epoch}-{batch_in_epoch}", "{total_wct:.0f}.safetensors", "s{sample:b}"])
-def test_a_later_time_that_the_name_does_not_tell_is_in_the_file(tmp_path: Path, filename: str) -> None:
+def test_a_later_time_is_read_from_the_file_where_the_name_has_none(tmp_path: Path, filename: str) -> None:
     folder = CheckpointFolder(tmp_path, filename=filename)
     folder.save(at(7), tree_of(7))
     with pytest.raises(ConfigurationError, match="of a later time"):
@@ -314,8 +314,7 @@ def linked_batch(folder: Path) -> int:
 
 @pytest.fixture
 def savers(tmp_path: Path) -> Iterator[Callable[[int], int]]:
-    """Starts a process that saves one checkpoint after the other from a batch on, and gives its number. The one before
-    it has to be killed."""
+    """Return what starts a process that saves checkpoints from a batch on; the one before it has to be killed."""
     command = [sys.executable, "-c", SAVE_UNTIL_KILLED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
         worker = None
@@ -388,7 +387,7 @@ def test_as_many_are_kept_as_asked_for_after_every_save(tmp_path: Path, keep: in
         assert kept == set(range(max(1, batch - keep + 1), batch + 1))
 
 
-def test_what_cannot_be_read_is_neither_replaced_nor_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_checkpoints_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path)
     cut, before, damaged = (folder.save(at(batch), tree_of(batch)) for batch in (1, 3, 5))
     os.truncate(cut, 300)

@@ -161,7 +161,7 @@ attempt(-1)
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_and_resumed_it_ends_with_the_same_weights(tmp_path: Path, runs_dir: Path) -> None:
+def test_a_training_killed_three_times_and_resumed_ends_with_the_same_weights(tmp_path: Path, runs_dir: Path) -> None:
     code = KILLED.format(folder=str(tmp_path / "saved"), runs_dir=str(runs_dir))
     [ended] = run_forked("resumed", tmp_path, [Program(code)])
     assert ended.exit_code == 0, ended.stderr
@@ -174,7 +174,7 @@ def test_killed_again_and_again_and_resumed_it_ends_with_the_same_weights(tmp_pa
     assert first.attempt == 4
 
 
-def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(
+def test_resuming_a_finished_run_only_repeats_its_last_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path, run_name="done", max_duration="7ba", eval_interval=0)
@@ -191,7 +191,7 @@ def test_a_run_that_is_over_resumes_to_nothing_but_its_last_evaluation(
     assert latest.read_bytes() == before
 
 
-def test_the_last_checkpoint_goes_on_after_the_epoch_that_it_ended_with(tmp_path: Path) -> None:
+def test_the_last_checkpoint_resumes_after_the_epoch_that_it_ended_with(tmp_path: Path) -> None:
     ends: list[int] = []
     note = Act(lambda event, state, logger: ends.append(int(state.timestamp.epoch)), Event.EPOCH_END)
     train(tmp_path, max_duration="10ba")
@@ -271,7 +271,7 @@ def flip(content: bytes, place: int) -> bytes:
     [lambda content: flip(content, len(content) - 1), lambda content: b"", lambda content: of_version_2()],
     ids=["tensor", "empty", "version"],
 )
-def test_with_checkpoints_of_which_none_can_be_read_it_does_not_start(
+def test_a_training_does_not_start_where_no_checkpoint_can_be_read(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     arguments: dict[str, Any] = {"run_name": "r", "autoresume": True, "save_num_checkpoints_to_keep": 2}
@@ -295,9 +295,7 @@ def test_with_checkpoints_of_which_none_can_be_read_it_does_not_start(
         assert int(trainer.state.timestamp.batch) == 9
 
 
-def test_of_checkpoints_of_which_some_can_be_read_the_newest_one_is_resumed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_newest_readable_checkpoint_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     arguments: dict[str, Any] = {"run_name": "r", "autoresume": True, "save_num_checkpoints_to_keep": 3}
     expected = train(tmp_path, max_duration="9ba", **arguments)
     paths = sorted(tmp_path.glob("ep*"))
@@ -312,7 +310,7 @@ def test_of_checkpoints_of_which_some_can_be_read_the_newest_one_is_resumed(
 @pytest.mark.parametrize(
     ("called", "more"), [("saved", {"load_weights_only": True, "save_overwrite": True}), ("linked", {})]
 )
-def test_what_a_folder_to_load_has_and_cannot_be_read_is_kept(
+def test_unreadable_checkpoints_of_a_folder_to_load_are_kept(
     tmp_path: Path, called: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -326,7 +324,7 @@ def test_what_a_folder_to_load_has_and_cannot_be_read_is_kept(
     assert (saved / "ep1-ba9-rank0.safetensors").exists()
 
 
-def test_a_checkpoint_of_no_time_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_valid_timestamp_is_skipped(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"run_name": "r", "autoresume": True}
     train(tmp_path, max_duration="7ba", **arguments)
     path = tmp_path / "ep1-ba7-rank0.safetensors"

@@ -152,14 +152,14 @@ def test_a_missing_module_that_the_extra_does_not_install_is_not_blamed_on_it() 
     assert explain_missing("torch") is not None
 
 
-def test_checkpoints_that_are_in_the_way_can_be_written_over(run: Run) -> None:
+def test_older_checkpoints_are_overwritten_on_request(run: Run) -> None:
     arguments = [*SMALL, *QUIETLY, "--save-folder=saved"]
     assert run(*arguments, "-d5ba").code == 0
     assert run(*arguments, "-d2ba").code == 2
     assert run(*arguments, "-d2ba", "--save-overwrite").code == 0
 
 
-def test_weights_that_lack_some_of_the_models_can_be_taken(run: Run, tmp_path: Path) -> None:
+def test_incomplete_weights_are_loaded_on_request(run: Run, tmp_path: Path) -> None:
     weights = GoldMLP().state_dict()
     weights.popitem()
     torch.save(weights, tmp_path / "some.pt")

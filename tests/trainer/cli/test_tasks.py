@@ -56,7 +56,7 @@ def test_chars_needs_fewer_bits_than_the_frequencies_of_the_characters() -> None
     assert made.state.timestamp.token == 120 * 32 * 32
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in trainer.__all__:
         assert getattr(trainer, name).__name__ == name
     assert set(trainer.__all__) <= set(dir(trainer))

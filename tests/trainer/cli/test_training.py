@@ -98,7 +98,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_what_the_task_says_counts_where_nothing_is_given(run: Run, runs_dir: Path) -> None:
+def test_arguments_of_the_task_apply_without_options(run: Run, runs_dir: Path) -> None:
     done = run("tuning:tuned")
     assert done.err == ""
     assert done.out.splitlines() == [
@@ -110,7 +110,7 @@ def test_what_the_task_says_counts_where_nothing_is_given(run: Run, runs_dir: Pa
     assert list_runs(runs_dir) == []
 
 
-def test_what_is_given_replaces_what_the_task_says(run: Run, runs_dir: Path) -> None:
+def test_options_replace_arguments_of_the_task(run: Run, runs_dir: Path) -> None:
     settings = ["--run-name=mine", "--precision=fp32", "--microbatch-size=2", "--iteration-length=2ep", "--publish"]
     settings += ["--train-batches=4", "--eval-batches=1", "--eval-interval=4ba", "-d", "1ep", "--progress"]
     done = run("tuning:tuned", *settings)
@@ -158,7 +158,7 @@ def test_a_bad_value_is_one_line_and_starts_nothing(run: Run, runs_dir: Path, ar
     assert list_runs(runs_dir) == []
 
 
-def test_what_only_the_loop_can_find_is_one_line_too(run: Run, tmp_path: Path) -> None:
+def test_a_mistake_found_by_the_loop_is_one_line_too(run: Run, tmp_path: Path) -> None:
     (tmp_path / "no.safetensors").write_text("no checkpoint")
     refused = run(*SMALL, "--load-path=no.safetensors")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
@@ -169,7 +169,7 @@ def test_what_only_the_loop_can_find_is_one_line_too(run: Run, tmp_path: Path) -
     assert "checkpoints:" not in refused.out
 
 
-def test_an_option_of_the_command_that_a_task_has_to_have_is_asked_for(run: Run) -> None:
+def test_a_common_option_that_a_task_needs_is_required(run: Run) -> None:
     assert "--runs-dir" in run("tuning:place").err
 
 
@@ -192,7 +192,7 @@ def test_checkpoints_are_written_kept_and_announced(run: Run, tmp_path: Path) ->
     assert (tmp_path / "saved" / "r" / "ep2-ba9-rank0.safetensors").exists()
 
 
-def test_a_checkpoint_is_gone_on_from_or_gives_its_weights_alone(run: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_the_training_or_provides_weights_alone(run: Run, tmp_path: Path) -> None:
     run(*SMALL, "-d5ba", "--save-folder=ck", "--no-progress")
     task = ["tuning:tuned", "-d6ba", "--precision=fp32", "--eval-interval=0"]
     assert "theirs fp32 3 1ep 2 6ba 5" in run(*task, "--load-path=ck").out
@@ -200,7 +200,7 @@ def test_a_checkpoint_is_gone_on_from_or_gives_its_weights_alone(run: Run, tmp_p
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_training_leaves_a_checkpoint_and_goes_on_to_the_same_weights(
+def test_an_interrupted_training_saves_a_checkpoint_and_resumes_to_the_same_weights(
     run: Run, tmp_path: Path, name: str
 ) -> None:
     def arguments(folder: str) -> list[str]:

@@ -28,7 +28,7 @@ from offloop.trainer.device.seeding import random_states, restore_random_states
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """What a test does to the handlers of signals is undone."""
+    """Undo what a test does to the handlers of signals."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
     yield
     for number, handler in before.items():
@@ -104,8 +104,7 @@ def test_a_stop_that_comes_too_late_neither_marks_the_run_nor_stops_the_next_fit
 
 
 def make_with_worker(workers: int = 0, **arguments: Any) -> Trainer:
-    """A training in four batches to an epoch, in an order that is drawn at random, with an evaluation after each; a
-    worker stays from epoch to epoch."""
+    """Return a training with a random order, an evaluation after each batch, and workers that stay over epochs."""
 
     def load(part: str, rows: int, workers: int = 0, **more: Any) -> "DataLoader[Any]":
         data = TensorDataset(*gold_data(part, rows))
@@ -125,8 +124,7 @@ def make_with_worker(workers: int = 0, **arguments: Any) -> Trainer:
 
 
 def run_in_group(do: Callable[..., object], path: Path, *arguments: Any) -> str:
-    """Runs a function in a process that leads a group of its own, as a terminal's; returns what it, and those that it
-    starts, say on standard error."""
+    """Run a function in a process group of its own, as a terminal's, and return the group's standard error."""
 
     def lead() -> None:
         os.setsid()
@@ -140,7 +138,7 @@ def run_in_group(do: Callable[..., object], path: Path, *arguments: Any) -> str:
 
 
 def await_sleep(pid: int) -> None:
-    """Waits until the main thread of a process has slept for a moment."""
+    """Wait until the main thread of a process has slept for a moment."""
     process = psutil.Process(pid)
     seen = last = None
 

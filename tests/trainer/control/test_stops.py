@@ -24,7 +24,7 @@ from offloop.trainer import AlgorithmLogger, State, Trainer
 
 
 def stopping(at_batch: int, reason: str | None = None) -> Act:
-    """An algorithm that stops the training with that batch."""
+    """Return an algorithm that stops the training with that batch."""
 
     def act(event: Event, state: State, logger: AlgorithmLogger) -> None:
         if int(state.timestamp.batch) == at_batch:
@@ -34,14 +34,14 @@ def stopping(at_batch: int, reason: str | None = None) -> Act:
 
 
 def stopped_run(tmp_path: Path, **arguments: object) -> Trainer:
-    """A training of 9 epochs, of 4 batches each, that stops after 3 batches."""
+    """Return a training of 9 epochs, of 4 batches each, that stops after 3 batches."""
     settings = {"algorithms": stopping(3), "max_duration": "9ep", "publish": True, "runs_dir": tmp_path}
     with gold_trainer(**(settings | arguments)) as trainer:
         trainer.fit()
     return trainer
 
 
-def test_planned_and_reached_are_two_things_in_the_stream_and_on_dashboards(runs_dir: Path) -> None:
+def test_planned_and_reached_duration_are_published_and_shown(runs_dir: Path) -> None:
     trainer = stopped_run(runs_dir)
     assert trainer.state.max_duration == Time.from_timestring("3ba"), "as in the reference"
     assert trainer.state.planned_duration == Time.from_timestring("9ep")
@@ -58,7 +58,7 @@ def test_planned_and_reached_are_two_things_in_the_stream_and_on_dashboards(runs
     assert progress.seconds_left == 0
 
 
-def test_a_training_that_goes_on_after_a_stop_has_its_own_length(runs_dir: Path) -> None:
+def test_a_training_continued_after_a_stop_has_its_own_duration(runs_dir: Path) -> None:
     trainer = gold_trainer(algorithms=stopping(3), max_duration="9ep", publish=True, runs_dir=runs_dir)
     trainer.fit()
     trainer.fit("2ba")
@@ -125,6 +125,6 @@ def test_the_person_who_stops_it_is_named(tmp_path: Path) -> None:
     assert trainer.state.stop_reason == find_run("b", tmp_path).last.reason == by
 
 
-def test_ranks_stop_for_the_reason_of_the_one_that_asked() -> None:
+def test_ranks_stop_for_the_reason_of_the_requesting_rank() -> None:
     ends = [Ending("stopped"), Ending("stopped", reason="why"), Ending("finished")]
     assert worst_of(ends) == Ending("stopped", reason="why")

@@ -62,7 +62,7 @@ def test_every_tensor_of_a_batch_is_reached() -> None:
 
 
 @pytest.mark.parametrize("dataloader", [3, (batch for batch in [X])])
-def test_what_cannot_be_iterated_over_again_is_no_dataloader(dataloader: Any) -> None:
+def test_iterators_are_refused_as_dataloaders(dataloader: Any) -> None:
     with pytest.raises(ConfigurationError, match="train_dataloader"):
         gold_trainer(train_dataloader=dataloader)
 

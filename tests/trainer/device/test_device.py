@@ -40,7 +40,7 @@ def test_only_draining_waits() -> None:
     assert gpu.waits == 1
 
 
-def test_slots_are_used_again_without_losing_numbers_that_nobody_asked_for() -> None:
+def test_slots_are_reused_without_losing_unread_numbers() -> None:
     gpu = FakeGpu(size=4)
     numbers = []
     for value in range(40):
@@ -50,7 +50,7 @@ def test_slots_are_used_again_without_losing_numbers_that_nobody_asked_for() -> 
     assert (gpu.waits, gpu.allocations) == (0, 1)
 
 
-def test_a_gpu_that_lags_behind_makes_the_ring_grow_instead_of_anybody_wait() -> None:
+def test_a_gpu_that_lags_behind_makes_the_ring_grow_and_nothing_waits() -> None:
     gpu = FakeGpu(size=4)
     numbers = [gpu.read_later(torch.tensor(float(value))) for value in range(10)]
     assert gpu.waits == 0
@@ -142,7 +142,7 @@ def test_a_loss_that_is_the_same_tensor_every_time_is_read_in_each_batch(monkeyp
     assert [fields["loss"].value() for event, _, fields in stream.sent if event is Event.BATCH_END] == [1.0, 2.0, 3.0]
 
 
-def test_progress_shows_the_last_loss_that_has_arrived() -> None:
+def test_progress_shows_the_last_loss_that_arrived() -> None:
     class Lines:
         written: list[str] = []  # noqa: RUF012
 

@@ -19,7 +19,7 @@ HOSTS = {"a": [0, 1], "b": [2, 3]}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder, with one of runs for each host, and what each rank wrote."""
+    """Return the folder, with one of runs for each host, and what each rank wrote."""
     folder = tmp_path_factory.mktemp("hosts")
     server = NatsServer(folder)
     shared = {
@@ -82,7 +82,7 @@ def test_a_hosts_broker_that_was_killed_was_followed_by_another(finished: Any) -
     assert [int(one.timestamp.batch) for one in ends if one.rank == 2] == list(range(1, 13))
 
 
-def test_a_host_without_the_run_begins_the_attempt_of_the_others(finished: Any) -> None:
+def test_a_host_without_the_run_starts_with_the_attempt_of_the_others(finished: Any) -> None:
     folder, known = finished
     assert [one["new"] for one in known] == [3, 3, 3, 3]
     first, second = (run_of(folder, host, "new") for host in HOSTS)
@@ -98,7 +98,7 @@ def test_a_run_that_begins_has_a_name_that_is_free_on_all_hosts(finished: Any) -
     assert runs[0].id == runs[1].id
 
 
-def test_what_hosts_cannot_agree_on_is_refused_on_all_ranks(finished: Any) -> None:
+def test_contradictory_hosts_are_refused_on_all_ranks(finished: Any) -> None:
     folder, known = finished
     for rank, one in enumerate(known):
         for what in ("other", "shared", "mixed"):

@@ -14,7 +14,7 @@ from offloop.trainer.cli.main import trainer
 from offloop.trainer.distributed.launcher import report_uncaught_errors
 
 
-def test_what_another_rank_has_caused_is_reported_after_its_cause(
+def test_errors_caused_by_another_rank_are_reported_after_their_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """torchrun shows the failure with the lowest timestamp, in whole seconds; of equal ones that of the lowest rank."""
@@ -30,7 +30,7 @@ def test_what_another_rank_has_caused_is_reported_after_its_cause(
 
 
 @pytest.mark.parametrize(("command", "words"), [(trainer, ["digits"]), (bus, ["train", "digits"]), (bus, ["train"])])
-def test_what_the_command_refuses_is_reported(
+def test_errors_of_the_command_are_reported_to_torchrun(
     command: click.Command, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))

@@ -32,7 +32,7 @@ from offloop.trainer.tasks import find_task
 
 
 def torchrun(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Starts two ranks and waits for them."""
+    """Start two ranks and waits for them."""
     # The processes of this one are told their place, not that of a rank in which the tests might run.
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return subprocess.run(
@@ -49,7 +49,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def close_to(expected: Any) -> Any:
-    """Compares with whatever is nested in lists and maps, within the error of float32 sums in another order."""
+    """Compare with whatever is nested in lists and maps, within the error of float32 sums in another order."""
     if isinstance(expected, dict):
         return {name: close_to(value) for name, value in expected.items()}
     if isinstance(expected, list) and expected and isinstance(expected[0], list | dict):
@@ -78,7 +78,7 @@ def agreed(finished: tuple[Path, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_training_comes_to_the_same_as_on_one_rank(agreed: list[dict[str, Any]]) -> None:
+def test_two_ranks_train_to_the_results_of_one(agreed: list[dict[str, Any]]) -> None:
     alone = same_result()
     for kind, expected in alone.items():
         assert expected["counts"] == [3, 15, 81, 0]
@@ -111,7 +111,7 @@ def test_one_rank_can_stop_the_training(agreed: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_distributed_sampler_is_told_the_epoch(agreed: list[dict[str, Any]]) -> None:
+def test_a_distributed_sampler_gets_the_epoch(agreed: list[dict[str, Any]]) -> None:
     epochs = [[*first, *second] for first, second in zip(*(found["orders"] for found in agreed), strict=True)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -129,7 +129,7 @@ def test_data_that_is_not_divided_among_the_ranks_is_refused(agreed: list[dict[s
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_as_if_they_had_not_been_interrupted(finished: tuple[Path, Any]) -> None:
+def test_two_ranks_resume_as_if_not_interrupted(finished: tuple[Path, Any]) -> None:
     folder, alone = finished[0] / "checkpoints", finished[1]
     first, second = results(folder)
     for name in ("whole", "from batch 3", "from batch 5", "from batch 7"):
@@ -211,7 +211,7 @@ def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(finish
 
 
 @pytest.mark.slow
-def test_when_a_rank_is_killed_the_other_one_ends(finished: tuple[Path, Any]) -> None:
+def test_when_a_rank_is_killed_the_other_one_fails(finished: tuple[Path, Any]) -> None:
     folder = finished[0]
     assert "RankError: another rank has ended (" in (folder / "stderr").read_text()
     runs_dir = folder / "killed" / "runs"
@@ -276,7 +276,7 @@ def test_one_process_has_no_process_group() -> None:
 
 
 def parts(samples: int, batch_size: int, ranks: int, epoch: int = 0, **options: Any) -> list[list[list[int]]]:
-    """The batches of an epoch, of each the ranks' parts."""
+    """Return the batches of an epoch, of each the ranks' parts."""
     samplers = [
         RankBatchSampler(range(samples), batch_size, rank=rank, num_replicas=ranks, **options) for rank in range(ranks)
     ]

@@ -43,13 +43,13 @@ def found(folder: Path) -> Found:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    """The weights that one process ends with."""
+    """Return the weights that one process ends with."""
     return weights(fitted(comparable()))
 
 
 @pytest.fixture
 def saved(folder: Path, tmp_path: Path) -> Path:
-    """A sharded checkpoint of one's own, of the end of the training."""
+    """Return a sharded checkpoint of one's own, of the end of the training."""
     return shutil.copytree(folder / "saved" / LAST, tmp_path / LAST)
 
 
@@ -88,7 +88,7 @@ def test_a_weight_in_two_places_stays_one(found: Found) -> None:
     assert_close(sharded, whole)
 
 
-def test_the_fields_that_take_all_ranks_at_once_are_said_to_be_unavailable(found: Found) -> None:
+def test_fields_that_need_all_ranks_at_once_are_published_as_unavailable(found: Found) -> None:
     assert found[0]["never given"] == sorted(NORM_FIELDS)
 
 
@@ -138,7 +138,7 @@ def test_any_number_of_ranks_reads_its_rows(saved: Path, world_size: int) -> Non
         assert torch.equal(torch.cat([part[name] for part in parts]), tensor)
 
 
-def test_the_folder_keeps_so_many_checkpoints_and_a_link_to_the_latest(folder: Path) -> None:
+def test_the_folder_keeps_the_requested_number_of_checkpoints_and_a_link_to_the_latest(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "sharded").iterdir()) == [
         "ep2-ba8-rank0.safetensors",
         "ep3-ba9-rank0.safetensors",
@@ -152,14 +152,14 @@ def test_one_process_takes_the_weights_of_several(folder: Path, alone: dict[str,
     assert_close(weights(trainer), alone)
 
 
-def test_one_process_goes_on_where_several_were(folder: Path, alone: dict[str, Any]) -> None:
+def test_one_process_resumes_the_training_of_several(folder: Path, alone: dict[str, Any]) -> None:
     trainer = comparable(load_path=folder / "saved" / "ep1-ba5-rank0.safetensors")
     assert trainer.state.timestamp.batch == 5
     trainer.fit()
     assert_close(weights(trainer), alone)
 
 
-def test_a_checkpoint_takes_the_place_of_one_of_that_name(found: Found, folder: Path) -> None:
+def test_a_checkpoint_replaces_one_of_the_same_name(found: Found, folder: Path) -> None:
     assert found[0]["saved again"]["found"] == found[0]["saved again"]["expected"]
     assert list(folder.glob(".*")) == []
 
@@ -242,6 +242,6 @@ def test_wrong_settings_of_fsdp_are_refused(config: dict[str, Any]) -> None:
         check_fsdp_config(config, world_size=2)
 
 
-def test_torch_s_policies_are_let_through() -> None:
+def test_policies_of_torch_are_accepted() -> None:
     config = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16), "offload_policy": OffloadPolicy(), "shard": None}
     assert check_fsdp_config(config, world_size=2) == config

@@ -44,7 +44,7 @@ def test_algorithms_are_asked_in_order_and_applied_as_the_reference_does(case: d
     assert calls == [call for call in case["order"] if call.startswith(("match", "apply"))]
 
 
-def test_an_event_is_published_after_the_algorithms_and_only_while_it_is_wanted() -> None:
+def test_an_event_is_published_after_the_algorithms_and_only_while_requested() -> None:
     calls: list[str] = []
     requested = {Event.BATCH_END}
     state = make_state(algorithms=[Noting("a", calls)])
@@ -65,7 +65,7 @@ def publisher_of(state: State, logger: AlgorithmLogger | None = None) -> tuple[S
     return StatePublisher(state, logger or AlgorithmLogger(state), stream), stream
 
 
-def test_what_algorithms_log_travels_with_the_next_published_event() -> None:
+def test_metrics_logged_by_algorithms_come_with_the_next_published_event() -> None:
     state = make_state()
     logger = AlgorithmLogger(state)
     publisher, stream = publisher_of(state, logger)
@@ -80,7 +80,7 @@ def test_what_algorithms_log_travels_with_the_next_published_event() -> None:
     assert "logged" not in second
 
 
-def test_what_cannot_be_sent_is_left_out_and_named_where_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_logged_values_that_cannot_be_sent_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     logger = AlgorithmLogger(make_state())
     logger.log_metrics({"x": {1, 2}, "y": 1.5}, step=3)
     assert logger.take() == [[3, {"y": 1.5}]]
@@ -124,7 +124,7 @@ def test_learning_rates_go_by_the_names_of_their_optimizers() -> None:
 
 
 @pytest.mark.parametrize("flops", [100.0, lambda batch: 10 * len(batch)])
-def test_flops_are_published_at_batch_end_when_the_model_says_them(flops: Any) -> None:
+def test_flops_are_published_at_batch_end_where_the_model_has_them(flops: Any) -> None:
     model = GoldMLP()
     model.flops_per_batch = flops
     state = make_state(model=model)

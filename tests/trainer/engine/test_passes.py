@@ -24,14 +24,14 @@ OTHERS = [SAM(), CutOut(), ProgressiveResizing()]
 
 
 def order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """The order in which an engine applies them."""
+    """Return the order in which an engine applies them."""
     for one in default_passes:
         algorithms = one(algorithms, event)
     return algorithms
 
 
 @pytest.mark.parametrize("event", list(Event))
-def test_what_comes_first_before_comes_last_after_and_the_order_is_kept_elsewhere(event: Event) -> None:
+def test_algorithms_run_in_reverse_at_events_after_a_step_of_the_loop(event: Event) -> None:
     expected = OTHERS[::-1] if event.name.startswith("AFTER_") else OTHERS
     assert list(order(OTHERS, event)) == expected
 

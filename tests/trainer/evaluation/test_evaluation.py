@@ -20,7 +20,7 @@ EVAL_B = {"eval_b": {"n": 8, "batch_size": 4}}
 
 
 @pytest.mark.parametrize("interval", ["-1ep", "1.5dur", "often"])
-def test_intervals_that_mean_nothing_are_refused(interval: str) -> None:
+def test_invalid_intervals_are_refused(interval: str) -> None:
     with pytest.raises((ConfigurationError, InvalidTimeError)):
         check_interval(interval)
 

@@ -141,7 +141,7 @@ def copies_of_weights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("interval", "batches"), [(10, [10, 20, 30]), ("60sp", [10, 20, 30]), ("1ep", [])])
-def test_weights_are_copied_where_updates_are_due_and_nowhere_else(
+def test_weights_are_copied_only_where_updates_are_due(
     monkeypatch: pytest.MonkeyPatch, interval: int | str, batches: list[int]
 ) -> None:
     copied = copies_of_weights(monkeypatch)
@@ -153,7 +153,7 @@ def test_weights_are_copied_where_updates_are_due_and_nowhere_else(
         assert copied == [212] * len(batches)
 
 
-def test_without_anybody_who_asks_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_requests_nothing_is_hooked(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = copies_of_weights(monkeypatch)
     hooks: list[int] = []
 
@@ -175,7 +175,7 @@ def test_without_anybody_who_asks_nothing_is_watched(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("sent", range(4, 8))
-def test_what_takes_watching_for_is_there_as_soon_as_a_demand_is_met(
+def test_fields_that_need_hooks_are_complete_from_the_first_batch_of_a_demand(
     monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
     both = {"update_norms": 1, "activations": 1}
@@ -253,7 +253,7 @@ def test_the_model_s_summary_counts_each_parameter_once() -> None:
     assert len(summary["modules"]) + summary["modules_left_out"] == MAX_MODULES + 500
 
 
-def test_what_a_gpu_tells_is_left_out_on_a_cpu_and_said_once(
+def test_fields_of_a_gpu_are_left_out_on_a_cpu_with_one_warning_each(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = Stream(Demand({BATCH_END: EventDemand(1, {"memory_stats": 1, "gpu_utilization": 1})}))
@@ -265,7 +265,7 @@ def test_what_a_gpu_tells_is_left_out_on_a_cpu_and_said_once(
     assert len(caplog.records) == 2
 
 
-def test_what_a_gpu_tells_travels_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_a_gpu_are_sent_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"allocated_bytes.all.current": 123456789012, "num_alloc_retries": 3}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: told)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 37)
@@ -387,7 +387,7 @@ def test_activations_follow_a_model_that_takes_another_s_place(monkeypatch: pyte
     assert not old._forward_pre_hooks
 
 
-def test_a_copy_of_a_model_that_is_looked_at_is_not_looked_at() -> None:
+def test_a_copy_of_an_observed_model_is_not_observed() -> None:
     state = state_of(GoldMLP())
     fields = FieldsOnDemand(state, BUILT_IN)
     fields.use(asking(1, field="activations"))
@@ -477,7 +477,7 @@ def test_a_thousand_norms_are_a_few_steps_of_the_device(gpu: FakeGpu) -> None:
     assert counts["aten::_foreach_norm"] == counts["aten::stack"] == 1
 
 
-def test_an_event_for_the_sake_of_a_field_that_never_comes_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_requested_for_an_unavailable_field_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(Demand({AFTER_TRAIN_BATCH: EventDemand(None, {"memory_stats": 1})}))
     train(monkeypatch, stream, 5)
     assert [batch for event, batch, _ in stream.sent if event is AFTER_TRAIN_BATCH] == [0]
@@ -499,10 +499,10 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
 
 class Probe:
     def after_step(self, *_: Any) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
-def test_a_probe_that_is_collected_within_a_step_does_not_end_the_step() -> None:
+def test_a_probe_that_is_collected_within_a_step_does_not_disturb_it() -> None:
     probes = [Probe() for _ in range(3)]
     dropping = register_optimizer_step_post_hook(lambda *_: probes.clear())
     for probe in probes:

@@ -46,7 +46,7 @@ class Counting:
     ],
     ids=["only events", "10 and 15", "with another", "not of a batch"],
 )
-def test_a_field_is_computed_when_somebody_asks_for_it_and_only_then(
+def test_a_field_is_computed_only_when_requested(
     monkeypatch: pytest.MonkeyPatch, demands: list[Demand], expected: list[int]
 ) -> None:
     count, stream = Counting(), Stream(Demand.merge(demands))
@@ -56,7 +56,7 @@ def test_a_field_is_computed_when_somebody_asks_for_it_and_only_then(
     assert sent == [(batch, number) for number, batch in enumerate(expected, 1)]
 
 
-def test_an_inner_event_is_published_as_often_as_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inner_event_is_published_as_often_as_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     demand = Demand(
         {AFTER_TRAIN_BATCH: EventDemand(4), Event.BATCH_START: EventDemand(), Event.EVAL_BATCH_END: EventDemand(3)}
     )
@@ -93,7 +93,7 @@ def test_a_demand_takes_effect_with_the_next_batch_and_never_within_one(
     assert all("count" in fields for event, _, fields in stream.sent[before:] if event in events)
 
 
-def test_when_the_demand_goes_so_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_demand_there_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     count, stream = Counting(), Stream(asking(1, AFTER_TRAIN_BATCH))
     stream.after_sending = {24: Demand()}
     train(monkeypatch, stream, 20, fields={"count": count})
@@ -153,7 +153,7 @@ def test_norms_are_of_what_the_optimizers_use(monkeypatch: pytest.MonkeyPatch, a
     assert not any("not_sent" in fields for _, _, fields in stream.sent)
 
 
-def test_computing_them_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_fields_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcome(demand: Demand) -> tuple[list[torch.Tensor], list[float], torch.Tensor]:
         stream = Stream(demand)
         trainer = train(monkeypatch, stream, 20)
@@ -204,7 +204,7 @@ def test_norms_of_sharded_weights_are_refused_instead_of_waiting_for_other_ranks
 # -- the user's own ---------------------------------------------------------------------------------------------------
 
 
-def test_a_field_that_raises_is_left_out_and_the_training_goes_on(
+def test_a_field_that_raises_is_left_out_and_the_training_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(state: State) -> float:
@@ -221,7 +221,7 @@ def test_a_field_that_raises_is_left_out_and_the_training_goes_on(
     assert len(caplog.records) == 1
 
 
-def test_a_field_that_nobody_knows_is_named_once_with_those_that_there_are(
+def test_an_unknown_field_is_warned_about_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = Stream(asking(1, field="gradent_norm"))
@@ -275,7 +275,7 @@ def nested(depth: int) -> Any:
     ],
     ids=lambda value: str(type(value).__name__),
 )
-def test_what_cannot_be_sent_is_left_out(value: Any, message: str) -> None:
+def test_unsupported_values_of_fields_are_left_out(value: Any, message: str) -> None:
     sent = published(lambda: value, CpuDevice())
     assert "own" not in sent
     assert message in sent["not_sent"]
@@ -311,7 +311,7 @@ def test_numbers_on_a_gpu_are_read_later_all_in_one_copy() -> None:
     assert isinstance(many.value()["b"], int)
 
 
-def test_a_number_that_is_none_travels_as_it_is() -> None:
+def test_nan_and_infinity_are_sent_unchanged() -> None:
     odd = [float("nan"), float("inf"), -float("inf")]
     gpu = FakeGpu()
     deferred = published(lambda: [torch.tensor(one) for one in odd], gpu)["own"]
@@ -352,7 +352,7 @@ def test_the_registry_has_what_is_built_in_and_what_is_added() -> None:
     assert "queue" not in check_fields(None)
 
 
-def test_every_field_says_what_it_is_and_where_it_exists() -> None:
+def test_every_field_has_a_description_and_its_events() -> None:
     registry = check_fields({"queue": queue_length})
     registry.register("at_end", lambda state: 1, events=["fit_end"], unit="apples", description="what is left")
     lines = {line.split()[0]: line for line in registry.listing()}
@@ -385,7 +385,7 @@ def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next
     [{"name": "_own"}, {"name": "weights"}, {"name": "given"}, {"events": "batch_end"}, {"events": []}, {"unit": 3}],
     ids=str,
 )
-def test_what_cannot_be_registered_is_refused(arguments: dict[str, Any]) -> None:
+def test_invalid_fields_are_refused_by_the_registry(arguments: dict[str, Any]) -> None:
     registry = check_fields({"given": queue_length})
     given = {"name": "own", "compute": queue_length, **arguments}
     with pytest.raises(ConfigurationError):

@@ -45,7 +45,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which phases and publishing are timed."""
+    """Return the clock by which phases and publishing are timed."""
     clock = Clock()
     monkeypatch.setattr("offloop.trainer.fields.phases.time", SimpleNamespace(perf_counter_ns=clock, time_ns=clock))
     for name in ("perf_counter_ns", "thread_time_ns"):
@@ -70,7 +70,7 @@ class Slow:
             yield batch
 
 
-def test_every_phase_is_told_in_order_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_are_published_in_order_when_due(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(asking(3, field="phases"))
     train(monkeypatch, stream, batches=12)
     found = phases_of(stream)
@@ -85,7 +85,7 @@ def test_every_phase_is_told_in_order_when_it_is_due(monkeypatch: pytest.MonkeyP
             assert start + duration <= following
 
 
-def test_batches_that_nobody_asks_about_cost_no_further_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_without_requested_phases_cost_no_further_events(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Event] = []
     before = PhaseProbe.before
     monkeypatch.setattr(PhaseProbe, "before", lambda self, event: (heard.append(event), before(self, event))[1])
@@ -94,7 +94,7 @@ def test_batches_that_nobody_asks_about_cost_no_further_events(monkeypatch: pyte
     assert len([event for event in heard if event not in BASE_EVENTS]) == 4 * 9
 
 
-def test_what_publishing_costs_is_told_of_all_batches(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_the_cost_of_publishing_is_measured_over_all_batches(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     stream = Stream(asking(5, field="phases"))
     slow, send = [3, 5, 9], stream.send
 
@@ -116,9 +116,7 @@ def test_each_microbatch_has_its_passes(monkeypatch: pytest.MonkeyPatch) -> None
         assert names(phases) == ["data", *["forward", "loss", "backward"] * 3, "optimizer", "publishing"]
 
 
-def test_waiting_for_data_is_told_as_that_also_in_the_first_batch_of_an_epoch(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_waiting_for_data_is_a_phase_of_its_own_in_every_batch(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     stream = Stream(asking(1, field="phases"))
     loader = Slow(gold_loader("train", 30, 6), clock, 0.02)
     train(monkeypatch, stream, batches=7, train_dataloader=loader)
@@ -129,9 +127,7 @@ def test_waiting_for_data_is_told_as_that_also_in_the_first_batch_of_an_epoch(
         assert not any(seconds(phases, name) for name in PHASES[1:])
 
 
-def test_what_is_done_at_the_end_of_an_epoch_is_no_waiting_for_data(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_work_at_the_end_of_an_epoch_is_not_waiting_for_data(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     stream = Stream(asking(1, field="phases"))
     send = stream.send
 
@@ -179,7 +175,7 @@ class Asks:
             yield batch
 
 
-def test_a_batch_within_which_another_demand_comes_is_not_told_in_part(
+def test_a_batch_in_which_the_demand_changes_has_no_phases(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     requested = asking(1, field="phases")
@@ -212,7 +208,7 @@ def test_phases_on_several_streams_are_there_when_all_have_come_so_far(monkeypat
     assert gpu.waits == 0
 
 
-def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_on_a_gpu_have_its_own_clock_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu()
     stream = Stream(asking(2, field="phases"))
     train(monkeypatch, stream, batches=4, device=gpu)
@@ -229,7 +225,7 @@ def test_on_a_gpu_its_own_clock_counts_and_nobody_waits_for_it(monkeypatch: pyte
     assert gpu.waits == 0
 
 
-def test_a_batch_of_very_many_microbatches_is_told_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_of_many_microbatches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(asking(1, field="phases"))
     train(monkeypatch, stream, batches=1, n_train=400, batch_size=400, device_train_microbatch_size=1)
     (phases,) = phases_of(stream).values()

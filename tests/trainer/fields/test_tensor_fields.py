@@ -134,7 +134,7 @@ class Narrow(GoldMLP):
         return outputs
 
 
-def test_what_is_to_be_skipped_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_tensors_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     taker = Taker(Event.BATCH_START, "inputs")
     monkeypatch.setattr(TensorStream, "is_handled", lambda *_: False)
     monkeypatch.setattr(TensorSharing, "drain", lambda *_: None)
@@ -164,7 +164,7 @@ def test_the_end_of_the_training_waits_until_what_was_lent_is_handled(monkeypatc
 
 
 @pytest.mark.parametrize("every", ["6ba", "2ep"])
-def test_memory_for_what_is_large_is_got_before_it_is_due(monkeypatch: pytest.MonkeyPatch, every: str) -> None:
+def test_memory_for_large_tensors_is_prepared_before_they_are_due(monkeypatch: pytest.MonkeyPatch, every: str) -> None:
     pools: list[SegmentPool] = []
     steps: list[tuple[str, int, int]] = []
 
@@ -228,7 +228,7 @@ class Copies:
         self.waits += 1
 
 
-def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_a_gpu_are_ready_when_copied_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = Copies()
     monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.copied", lambda tensor: copies)
     sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
@@ -244,7 +244,7 @@ def test_from_a_gpu_it_comes_when_the_copy_is_done_and_nobody_waits(monkeypatch:
     sharing.close()
 
 
-def test_a_model_on_two_gpus_is_there_when_both_have_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_on_two_gpus_are_ready_when_both_have_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnOther(OnGpu):
         device = torch.device("cuda", 1)
 
@@ -305,7 +305,7 @@ def tensor_maps(draw: st.DrawFn) -> dict[str, torch.Tensor]:
 
 @given(st.lists(st.tuples(tensor_maps(), st.text(max_size=3), st.booleans()), min_size=2, max_size=5))
 @settings(max_examples=25, deadline=None)
-def test_every_image_has_the_tensors_of_its_moment_in_whatever_memory(
+def test_every_image_has_the_tensors_at_its_moment(
     moments: list[tuple[dict[str, torch.Tensor], str, bool]],
 ) -> None:
     sharing = TensorSharing(SegmentPool(slots=2, is_handled=lambda seq, field: True), TensorStream())
@@ -338,7 +338,7 @@ class Changing(torch.nn.Module):
         return self.last(self.first(self.table(rows).to(self.first.weight.dtype))).float().square().mean()
 
 
-def test_a_checkpoint_is_that_of_torch_whatever_has_become_of_the_model(tmp_path: Path) -> None:
+def test_a_checkpoint_equals_that_of_torch_whatever_changes_in_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Changing()
     dense = torch.optim.Adam([*model.first.parameters(), model.none], lr=0.1)

@@ -98,7 +98,7 @@ def test_wall_clock_times_leave_out_evaluation() -> None:
 
 
 def clock_row(event: Event, state: State, now: float) -> list[Any]:
-    """The columns of the reference's table."""
+    """Return the columns of the reference's table."""
     timestamp, elapsed = state.timestamp, state.get_elapsed_duration()
     durations = (timestamp.total_wct, timestamp.epoch_wct, timestamp.batch_wct, state.eval_timestamp.total_wct)
     counts = (timestamp.epoch, timestamp.batch, timestamp.batch_in_epoch, timestamp.sample, timestamp.token)

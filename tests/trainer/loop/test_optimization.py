@@ -58,7 +58,7 @@ def test_losses_and_weights_are_those_of_the_reference(name: str) -> None:
 
 
 def rates_of(**arguments: Any) -> tuple[list[list[float]], list[list[float]]]:
-    """The rates of all parameter groups when each batch is trained on, and when it ends."""
+    """Return the rates of all parameter groups when each batch is trained on, and when it ends."""
     used: list[list[float]] = []
     shown: list[list[float]] = []
 
@@ -191,7 +191,7 @@ def test_automatic_microbatches_halve_until_they_fit_and_lose_no_batch(
     ]
 
 
-def test_what_never_fits_and_other_errors_are_raised_as_they_are() -> None:
+def test_single_samples_out_of_memory_and_other_errors_are_raised_unchanged() -> None:
     with (
         pytest.raises(torch.OutOfMemoryError),
         gold_trainer(model=Greedy(0), device_train_microbatch_size="auto") as trainer,

@@ -80,7 +80,7 @@ def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
     assert progress.next_draw == sys.maxsize
 
 
-def test_an_evaluation_is_told_of_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_is_shown_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     def stop(event: Event, state: State, logger: object) -> None:
         if int(state.timestamp.batch) == 14:
             state.stop_training()

@@ -35,7 +35,7 @@ def rows_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def row_of(state: State | Snapshot, event: Event, rows_in_batch: int | None) -> dict[str, Any]:
-    """The state, or what is seen of it, in the columns of a trace."""
+    """Return the state, or what is seen of it, in the columns of a trace."""
     names = ("epoch", "batch", "batch_in_epoch", "sample", "sample_in_epoch", "iteration", "epoch_in_iteration")
     row: dict[str, Any] = {name: int(getattr(state.timestamp, name)) for name in names}
     for kind, timestamp in (("eval", state.eval_timestamp), ("predict", state.predict_timestamp)):
@@ -52,7 +52,7 @@ def row_of(state: State | Snapshot, event: Event, rows_in_batch: int | None) -> 
 
 
 def trainer_as(config: dict[str, Any], rows: list[dict[str, Any]], **arguments: Any) -> Trainer:
-    """A trainer of the recorded job, which appends the rows that an algorithm sees."""
+    """Return a trainer of the recorded job, which appends the rows that an algorithm sees."""
     stop = config.get("stop")
 
     def note(event: Event, state: State, logger: object) -> None:
@@ -116,7 +116,7 @@ def test_predictions_are_those_of_the_trace() -> None:
             assert torch.allclose(outputs, torch.tensor(values), atol=1e-6)
 
 
-def test_outputs_can_be_handed_on_instead_of_kept() -> None:
+def test_outputs_can_be_passed_to_a_function() -> None:
     taken: list[tuple[int, tuple[int, ...]]] = []
     with gold_trainer() as trainer:
         kept = trainer.predict(
@@ -126,7 +126,7 @@ def test_outputs_can_be_handed_on_instead_of_kept() -> None:
     assert taken == [(3, (3, 4)), (3, (3, 4)), (1, (1, 4))]
 
 
-def test_several_fits_go_on_where_the_last_one_ended() -> None:
+def test_several_fits_continue_where_the_last_one_ended() -> None:
     trace = load("trace_08_two_fits")
     rows: list[dict[str, Any]] = []
     with trainer_as(trace["config"], rows) as trainer:
@@ -138,7 +138,7 @@ def test_several_fits_go_on_where_the_last_one_ended() -> None:
     assert rows == rows_of(trace)
 
 
-def test_a_resumed_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+def test_a_training_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     trace = load("trace_09_resume_mid_epoch")
     config = trace["config"]
     settings = {"save_folder": tmp_path, "save_interval": config["save_interval"]}

@@ -73,7 +73,7 @@ def rates_of(optimizer: Optimizer) -> list[float]:
 
 
 def multipliers(scheduler: Any, batches: int, state: Any = None, ssr: float = 1.0) -> list[float]:
-    """The multiplier before each of so many batches."""
+    """Return the multiplier before each of so many batches."""
     state = state or lasting("3ep")
 
     def each() -> Iterator[float]:
@@ -185,7 +185,7 @@ def test_without_a_length_of_the_dataloader_rates_move_between_epochs() -> None:
     assert multipliers(LinearScheduler(t_max="4ba"), 4, lasting("4ep", None)) == [1.0, 0.75, 0.5, 0.25]
 
 
-def test_a_schedule_follows_a_training_that_goes_on_for_longer() -> None:
+def test_a_schedule_follows_a_training_that_is_extended() -> None:
     state = lasting("4ba")
     assert at(LinearScheduler(), 2, state) == 0.5
     state.max_duration = Time(12, "ba")
@@ -223,7 +223,7 @@ def test_a_warmup_is_stretched_only_when_asked_for(make: Callable[..., Scheduler
     assert at(make("2ba", scale_warmup=True), 1, ssr=2.0) == 0.25
 
 
-def test_a_scheduler_goes_on_from_its_state_with_another_base_rate_and_optimizer() -> None:
+def test_a_scheduler_resumes_from_its_state_with_another_base_rate_and_optimizer() -> None:
     def train(scheduler: Any, optimizer: Optimizer, state: Any, batches: int) -> list[list[float]]:
         used = []
         for _ in range(batches):
@@ -312,7 +312,7 @@ def test_a_value_that_is_not_allowed_is_refused_when_the_schedule_is_made(make: 
         (lambda state, ssr: math.nan, "3ep", 1.0, "nan"),
     ],
 )
-def test_what_does_not_fit_the_training_is_refused_before_it_starts(
+def test_schedules_that_do_not_fit_the_training_are_refused_before_it_starts(
     scheduler: Any, duration: str | None, ssr: float, named: str
 ) -> None:
     optimizer = sgd(0.1)

@@ -118,9 +118,7 @@ class HoldsALock(Callback):
         ({"loggers": [HoldsALock()]}, "HoldsALock"),
     ],
 )
-def test_callbacks_that_cannot_be_had_are_refused_before_the_run(
-    arguments: dict[str, Any], word: str, runs_dir: Path
-) -> None:
+def test_invalid_callbacks_are_refused_before_the_run(arguments: dict[str, Any], word: str, runs_dir: Path) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(word)):
         gold_trainer(**{"publish": True, **arguments})
     assert list_runs(runs_dir) == []
@@ -143,7 +141,7 @@ def test_a_process_that_fails_is_reported_in_one_line(
     assert re.search(r"the callbacks' process \d+ " + message, line)
 
 
-def test_a_process_that_takes_too_long_goes_on_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_takes_too_long_continues_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release = tmp_path / "release"
     code = f"import pathlib, time\nwhile not pathlib.Path({str(release)!r}).exists(): time.sleep(0.01)"
     attached = process(code, tmp_path)

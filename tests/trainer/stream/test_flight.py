@@ -59,7 +59,7 @@ class Recorded(Stream):
 
 @pytest.fixture
 def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
-    """That of the next training."""
+    """Return the ring of the next training."""
     ring, create = Ring(), TrainingStream.__init__
 
     def with_ring(self: TrainingStream, *arguments: Any) -> None:
@@ -87,7 +87,7 @@ def test_on_a_gpu_each_batch_has_the_times_of_the_device_also_where_a_consumer_a
     assert all("phases" not in end.fields.get("on_demand", ()) for end in ring.ends if "phases" not in end.fields)
 
 
-def test_beside_a_value_on_a_gpu_a_field_that_cannot_be_packed_ends_no_training(
+def test_a_field_that_cannot_be_packed_beside_a_value_on_a_gpu_does_not_end_the_training(
     monkeypatch: pytest.MonkeyPatch, ring: Ring
 ) -> None:
     def log(event: Event, state: State, logger: AlgorithmLogger) -> None:
@@ -102,9 +102,7 @@ def test_beside_a_value_on_a_gpu_a_field_that_cannot_be_packed_ends_no_training(
     assert [end.timestamp.batch for end in ring.ends if list(end.fields) == ["not_sent"]] == [4]
 
 
-def test_batches_are_counted_without_a_broker_too_so_that_old_ones_make_room(
-    monkeypatch: pytest.MonkeyPatch, ring: Ring
-) -> None:
+def test_batches_are_counted_without_a_broker_too(monkeypatch: pytest.MonkeyPatch, ring: Ring) -> None:
     gpu = TimedGpu()
     stream = Recorded(gpu, broker_until=3)
     train(monkeypatch, stream, BATCHES, device=gpu)

@@ -44,7 +44,7 @@ def described(trainer: Trainer, info: dict[str, Any] | None = None) -> dict[str,
 # -- what is collected ------------------------------------------------------------------------------------------------
 
 
-def test_metrics_know_which_values_are_better_where_their_names_do_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_have_a_goal_where_their_names_imply_none(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = {"Mine": MulticlassAccuracy(4), "Accuracy": MulticlassAccuracy(4)}
     monkeypatch.setattr(GoldMLP, "get_metrics", lambda *_, **more: metrics)
     found = described(gold_trainer(eval_dataloader=gold_loader("eval_a", 8, 4), max_duration="1ep"))
@@ -54,7 +54,7 @@ def test_metrics_know_which_values_are_better_where_their_names_do_not_say_it(mo
     }
 
 
-def test_a_trainer_says_what_it_trains_on_what_and_how() -> None:
+def test_hyperparameters_describe_model_data_optimizer_and_machine() -> None:
     model = GoldMLP()
     groups = [{"params": [*model.parameters()][:1]}, {"params": [*model.parameters()][1:], "weight_decay": 0.0}]
     trainer = gold_trainer(
@@ -104,7 +104,7 @@ def test_a_trainer_says_what_it_trains_on_what_and_how() -> None:
     assert "s3cret" not in json.dumps(found)
 
 
-def test_git_says_which_commit_and_whether_it_was_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_of_git_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=n", "-c", "user.email=e")
         return subprocess.run(["git", *who, *arguments], check=True, capture_output=True, text=True).stdout.strip()
@@ -125,12 +125,12 @@ def test_git_says_which_commit_and_whether_it_was_clean(tmp_path: Path, monkeypa
     assert (describe_process()["git_commit"], describe_process()["git_dirty"]) == (None, None)
 
 
-def test_a_command_line_that_is_not_utf_8_or_holds_secrets_can_be_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_line_with_invalid_utf_8_or_secrets_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "--name", "\udcff", "--password", "s3cret"])
     assert describe_process()["command"] == ["train.py", "--name", "\\xff", "--password", "***"]
 
 
-def test_what_is_shortened_has_no_part_of_a_secret() -> None:
+def test_shortened_values_contain_no_part_of_a_secret() -> None:
     given = {"note": f"{'x' * 990} hf_abcdefghIJKLMNOPqrst", "model": {"api_keys": ["s3cret"] * 40}}
     assert plain_value(given) == {"note": f"{'x' * 990} ***", "model": {"api_keys": "***"}}
 
@@ -144,7 +144,7 @@ def hyperparameters_of(run: str, attempt: int | None = None) -> list[tuple[str, 
     return [one for one in found if one[1]]
 
 
-def test_they_are_published_once_and_again_where_they_have_changed(runs_dir: Path) -> None:
+def test_hyperparameters_are_published_once_and_again_where_changed(runs_dir: Path) -> None:
     with gold_trainer(publish=True, run_name="r", max_duration="1ba") as trainer:
         trainer.fit()
         trainer.fit("1ba")
@@ -155,7 +155,7 @@ def test_they_are_published_once_and_again_where_they_have_changed(runs_dir: Pat
     assert later == [("fit_start", {"max_duration": "2ba"}), ("fit_start", {"max_duration": "1ba"})]
 
 
-def test_what_cannot_be_read_ends_no_training(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_hyperparameters_do_not_end_the_training(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Bad(dict[str, Any]):
         def items(self) -> Any:
             raise RuntimeError("not today")
@@ -198,7 +198,7 @@ class OwnCursor(Callback):
     background = True
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Looks."""
+        """Look."""
 
 
 TOLD = [
@@ -211,7 +211,7 @@ TOLD = [
 ]
 
 
-def test_they_are_logged_once_without_being_asked_for_and_a_callbacks_own_win(tmp_path: Path) -> None:
+def test_hyperparameters_are_logged_once_and_those_of_callbacks_take_precedence(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     write_recording(path, TOLD)
     for callbacks, expected in (
@@ -224,7 +224,7 @@ def test_they_are_logged_once_without_being_asked_for_and_a_callbacks_own_win(tm
         assert calls.calls == expected
 
 
-def test_a_consumer_that_goes_on_knows_which_names_a_callback_has_logged(tmp_path: Path) -> None:
+def test_a_resumed_consumer_knows_which_names_a_callback_has_logged(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     write_recording(path, TOLD)
     stream = Recording(path)
