@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from gold import GoldMLP, gold_data, gold_loader, gold_optimizer
+from resumed import Augmented
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from training import Act
 
 from offloop.bus.errors import ConfigurationError
@@ -204,24 +205,11 @@ def agreement(folder: Path) -> dict[str, Any]:
     return results | {"stream": refusal(lambda: train(train_dataloader=stream))}
 
 
-class Augmented(Dataset[Any]):
-    """Rows with noise that is drawn when they are fetched."""
-
-    def __init__(self) -> None:
-        self.inputs, self.targets = gold_data("train", ROWS)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inputs[index] + 0.1 * torch.randn(8), self.targets[index]
-
-
 def train_on(folder: Path | None, load_path: Path | None = None, **arguments: Any) -> list[list[float]]:
     """Return the weights after a training in which everything is drawn at random: order, noise and dropout."""
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 4))
-    dataset = Augmented()
+    dataset = Augmented(ROWS)
     settings: dict[str, Any] = {
         "train_dataloader": DataLoader(dataset, batch_sampler=RankBatchSampler(dataset, BATCH, shuffle=True)),
         "optimizers": torch.optim.AdamW(net.parameters(), lr=0.01),

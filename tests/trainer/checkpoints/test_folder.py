@@ -378,15 +378,6 @@ def test_cleaning_leaves_what_is_not_its_own(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path / "missing").clean()
 
 
-@pytest.mark.parametrize("keep", [1, 3, 9])
-def test_as_many_are_kept_as_asked_for_after_every_save(tmp_path: Path, keep: int) -> None:
-    folder = CheckpointFolder(tmp_path, keep=keep)
-    for batch in range(1, 9):
-        folder.save(at(batch), tree_of(batch))
-        kept = {int(path.name.split("-ba")[1].split("-")[0]) for path in tmp_path.glob("ep*")}
-        assert kept == set(range(max(1, batch - keep + 1), batch + 1))
-
-
 def test_unreadable_checkpoints_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path)
     cut, before, damaged = (folder.save(at(batch), tree_of(batch)) for batch in (1, 3, 5))

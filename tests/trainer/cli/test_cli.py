@@ -72,13 +72,6 @@ def test_a_file_s_own_task_and_every_common_option(run: Run, tmp_path: Path) -> 
     assert "after_loss" in events
 
 
-def test_without_a_stream_there_is_nothing_to_watch(run: Run, runs_dir: Path) -> None:
-    done = run(*SMALL, "--no-publish", "-d1ba")
-    assert done.code == 0
-    assert "no stream, so there is nothing to watch or record" in done.out
-    assert list_runs(runs_dir) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -111,13 +111,6 @@ def test_a_dataloader_that_does_not_know_its_length_is_trained_on() -> None:
     assert int(trainer.state.timestamp.batch) == 6
 
 
-def test_the_only_batch_of_an_epoch_may_be_shorter_than_a_microbatch() -> None:
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*gold_data("train", 4)), batch_size=6)
-    with gold_trainer(train_dataloader=data, device_train_microbatch_size=6) as trainer:
-        trainer.fit()
-    assert int(trainer.state.timestamp.sample) == 8
-
-
 def test_batches_are_transformed_once_they_are_on_the_device_wherever_they_are_used() -> None:
     inputs, targets = gold_data("train", 6)
     seen: list[torch.Tensor] = []

@@ -41,6 +41,8 @@ REFUSED: list[dict[str, Any]] = [
     {"scale_schedule_ratio": True},
     {"device_train_microbatch_size": "all"},
     {"precision": "fp8"},
+    {"iteration_length": "3ba"},
+    {"train_subset_num_batches": 0},
     {"record": ["batch_strat"]},
     {"train_dataloader": 5},
     {"run_name": "a/b"},
