@@ -157,8 +157,6 @@ def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
 
 
 class Notice(NamedTuple):
-    """A rule has begun to hold for long enough, or no longer holds."""
-
     id: str  # the same whenever the same events are handled, so that a receiver can detect repetitions
     status: AlertStatus
     rule: str

@@ -35,8 +35,6 @@ _handled: ContextVar[Snapshot | None] = ContextVar("handled", default=None)
 
 
 class Scalar(float):
-    """A number with the methods of a tensor of one element."""
-
     def item(self) -> float:
         return float(self)
 

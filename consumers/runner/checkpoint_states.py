@@ -172,8 +172,6 @@ class CheckpointStates:
 
 
 class _Part(RunStream):
-    """The snapshots of a recording between two marks, or from its beginning to the second one."""
-
     def __init__(
         self, recording: Recording, first: CheckpointMark | None, last: CheckpointMark, leaves: Callable[[], bool]
     ) -> None:

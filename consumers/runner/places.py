@@ -29,8 +29,6 @@ class HostRanks(NamedTuple):
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run as it was found in a place."""
-
     place: "Place"
     name: str
     attempt: int  # the newest one

@@ -207,8 +207,6 @@ class TerminalScreen:
 
 
 class _Lines(io.TextIOBase):
-    """Replaces a stream whose texts a screen keeps."""
-
     def __init__(self, screen: TerminalScreen, stream: TextIO) -> None:
         self._screen = screen
         self.stream = stream

@@ -26,8 +26,6 @@ _Place: TypeAlias = tuple[int, int, int]  # first and last offset, and the rank
 
 
 class Part(NamedTuple):
-    """A part of a run at full resolution, from the step ``low`` to ``high``."""
-
     view: RunView
     low: float
     high: float

@@ -103,8 +103,6 @@ class RunLibrary:
 
 
 class StreamIndex:
-    """The runs that NATS servers list, as :class:`~offloop.bus.index.index.RunIndex` has those of a folder."""
-
     problem: str | None = None
 
     def __init__(self, address: str) -> None:

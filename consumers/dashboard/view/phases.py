@@ -19,8 +19,6 @@ _PUBLISHING = _PLACES["publishing"]
 
 
 class PhaseView(NamedTuple):
-    """Seconds of each phase in the measured batches of a rank."""
-
     batches: "Floats"  # number of batches trained at the end of each; of several shown as one, the last
     seconds: "dict[str, Floats]"  # phase to the seconds in each of the batches; of several shown as one, the mean
     on_device: bool  # forward to optimizer were measured on the GPU

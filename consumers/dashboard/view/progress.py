@@ -35,8 +35,6 @@ def progress_of(reached: Reached, seconds: float) -> ProgressView | None:
 
 
 class RunProgress:
-    """Follows a run; :class:`~offloop.consumers.callbacks.RuntimeEstimator` estimates the remaining time."""
-
     _WARM_UP_BATCHES = 1
 
     def __init__(self) -> None:

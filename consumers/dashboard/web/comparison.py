@@ -58,8 +58,6 @@ class CurveGroup:
 
 
 class Compared:
-    """The comparison of a page's runs at one moment; ``tags_of`` returns the tags of a run."""
-
     def __init__(
         self,
         comparison: Comparison,

@@ -38,7 +38,7 @@ def _class_of(script: str) -> "type[Element]":
     parts.append(_HERE / "vendor" / "uPlot.esm.js")
 
     class Scripted(Element, component=str(_HERE / f"page_{script}.js"), dependencies=parts):
-        """Draws its frames, and reports what is visible: only the browser knows."""
+        pass
 
     return Scripted
 

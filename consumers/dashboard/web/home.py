@@ -174,8 +174,6 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
 
 
 class HomePage:
-    """The table in one browser, which receives changes when it has drawn the frame before."""
-
     def __init__(self, runs: AllRuns, opening: Opening) -> None:
         self._runs = runs
         self._opening = opening
