@@ -150,7 +150,7 @@ class Trainer:
         An exception in the loop is raised here, after the trainer was closed."""
         self._check_open()
         if self._is_fitting:
-            raise ConfigurationError("fit() is at work already: an algorithm changes the training through its state")
+            raise ConfigurationError("fit() is running already: an algorithm changes the training through its state")
         setup, state = self._setup, self.state
         setup.begin_fit(
             duration,

@@ -111,7 +111,7 @@ def _read_interval(text: str) -> TimeInput:
 def read_duration(text: str) -> TimeInput:
     duration = check_max_duration(text)
     if duration.value == 0:
-        raise ConfigurationError(f"{text} is over at once: use 1ep or more")
+        raise ConfigurationError(f"{text} trains nothing: use 1ep or more")
     return duration
 
 
@@ -210,7 +210,7 @@ class CheckpointConfig(ArgumentGroup):
             metavar="N",
             least=1,
             needs=["save_folder"],
-            help="how many checkpoints to keep, the newest ones; by default all.",
+            help="how many of the newest checkpoints to keep; by default all.",
         ),
     ] = -1
     save_overwrite: Annotated[bool, Option(needs=["save_folder"])] = False
@@ -223,7 +223,7 @@ class CheckpointConfig(ArgumentGroup):
             "--load-what-fits",
             sets=False,
             needs=["load_path"],
-            help="take its weights even if it lacks some of the model's, or has others.",
+            help="load the weights that fit, even if some are missing or unknown.",
         ),
     ] = True
     autoresume: Annotated[bool, Option(needs=["save_folder", "run_name"])] = False

@@ -48,7 +48,7 @@ def end_of_fit(
         raise ConfigurationError("fit() needs to know how long to train: pass max_duration='5ep' or the like")
     if timestamp >= max_duration and not resumed:
         raise ConfigurationError(
-            f"max_duration {str(max_duration)!r} is over already: "
+            f"max_duration {str(max_duration)!r} has passed already: "
             "pass a longer one, or fit(duration=...), or fit(reset_time=True)"
         )
     check_countable(max_duration, iteration_length)

@@ -131,7 +131,7 @@ class Checkpoints:
             if self._folder is not None:
                 self._folder.unreadable |= unreadable
             for path, error in unreadable.items():
-                _log.warning("checkpoint %s is passed over and kept: %s", path.name, error)
+                _log.warning("checkpoint %s is skipped and kept: %s", path.name, error)
             return None if found is None else str(found)
 
         path = find() if self._ranks is None else self._ranks.each(find, among={0})[0]
@@ -143,8 +143,7 @@ class Checkpoints:
             self._load_path = path = self._find(self._load_path)
             if is_torch_file(path) and not self._load_weights_only:
                 raise CheckpointError(
-                    f"{path} is a torch file, of which only the model's weights can be taken: "
-                    "set load_weights_only=True",
+                    f"{path} is a torch file, which has only the model's weights: set load_weights_only=True",
                     path=path,
                 )
             if self._load_weights_only:
@@ -335,7 +334,7 @@ class Checkpoints:
         latest = self._latest(self._open(path))
         if latest is None:
             raise CheckpointError(
-                f"there is no checkpoint in {path}: name a file, or the folder that they were saved in", path=path
+                f"there is no checkpoint in {path}: give a file, or a folder with checkpoints", path=path
             )
         return latest
 

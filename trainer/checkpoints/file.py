@@ -178,7 +178,7 @@ def import_torch(path: PathLike) -> dict[str, Any]:
         found = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if found is None:
             raise CheckpointError(
-                f"{path} is damaged or no file of torch.save: {_first_line(error)}", path=path
+                f"{path} is damaged or not a file of torch.save: {_first_line(error)}", path=path
             ) from error
         raise CheckpointError(
             f"{path} holds a pickled {found[1]}, which could run code: if you trust the file, load it yourself with "
@@ -189,8 +189,7 @@ def import_torch(path: PathLike) -> dict[str, Any]:
     if weights is None:
         keys = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
         raise CheckpointError(
-            f"{path} has no weights of a model where they are looked for, it holds {keys or 'nothing'}: "
-            "save the model's state dict alone",
+            f"{path} has no weights of a model, but {keys or 'nothing'}: save the model's state dict alone",
             path=path,
         )
     if all(name.startswith("module.") for name in weights):
@@ -207,8 +206,8 @@ class _TensorTable:
         tensor = tensor.detach()
         if tensor.layout is not torch.strided or tensor.is_meta or _dtype_name(tensor.dtype) is None:
             raise CheckpointError(
-                f"the tensor at {path!r} is {tensor.layout}, {tensor.dtype} on {tensor.device}, which safetensors has "
-                "no place for: make it a dense tensor of another dtype"
+                f"the tensor at {path!r} is {tensor.layout}, {tensor.dtype} on {tensor.device}, which safetensors "
+                "cannot store: make it a dense tensor of another dtype"
             )
         known = self._known.setdefault(tensor.data_ptr(), [])
         if tensor.numel():
@@ -331,7 +330,7 @@ def _opened(path: PathLike) -> Iterator[Any]:
         raise CheckpointError(f"{path} is damaged or not a checkpoint: {_first_line(error)}", path=path) from error
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointError(
-            f"checkpoint {path} is damaged: {_first_line(error)} does not belong there", path=path
+            f"checkpoint {path} is damaged: unexpected content ({_first_line(error)})", path=path
         ) from error
 
 

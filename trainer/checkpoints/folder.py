@@ -120,7 +120,7 @@ def _time_of(path: Path) -> tuple[int, ...]:
     values = read_part(main_file(path), "timestamp")
     is_time = isinstance(values, list) and len(values) >= len(TrainingTime._fields)
     if not (is_time and all(type(value) is int for value in values)):
-        raise CheckpointError(f"checkpoint {path} does not say what time it is of", path=path)
+        raise CheckpointError(f"checkpoint {path} has no valid training time", path=path)
     return tuple(values)
 
 

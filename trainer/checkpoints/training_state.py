@@ -48,10 +48,10 @@ def load_model(state: State, weights: Mapping[str, Any], path: Any, strict: bool
     missing, unknown = [name for name in own if name not in weights], [name for name in weights if name not in own]
     if strict:
         wrong += [f"it lacks {_some(missing)}"] if missing else []
-        wrong += [f"it has {_some(unknown)}, which the model has not"] if unknown else []
+        wrong += [f"it has {_some(unknown)}, unknown to the model"] if unknown else []
     if wrong:
         raise CheckpointError(
-            f"checkpoint {path} is one of another model than {type(state.model).__name__}: {'; '.join(wrong[:4])}; "
+            f"checkpoint {path} belongs to another model than {type(state.model).__name__}: {'; '.join(wrong[:4])}; "
             "make the model as it was, or load what fits with load_strict_model_weights=False (--load-what-fits)",
             path=path,
         )
@@ -66,8 +66,8 @@ def load_training(state: State, tree: Mapping[str, Any], path: Any) -> None:
     for key in _PARTS:
         if key not in tree:
             raise CheckpointError(
-                f"checkpoint {path} holds no {key!r}: it is not one of a whole training; "
-                "take its weights with load_weights_only=True",
+                f"checkpoint {path} has no {key!r}, so it is not of a whole training: "
+                "load its weights with load_weights_only=True",
                 path=path,
             )
     # Before the optimizers: an algorithm may have changed their parameters.
@@ -159,8 +159,8 @@ def _load_algorithms(state: State, saved: Sequence[Any], path: Any) -> None:
     lost = [name for name, values in rest if values]
     if lost:
         raise CheckpointError(
-            f"checkpoint {path} was made with the algorithms {_some(lost)}, which the trainer has not: "
-            "add them, or take the weights with load_weights_only=True",
+            f"checkpoint {path} was made with the algorithms {_some(lost)}, which the trainer does not have: "
+            "add them, or load the weights with load_weights_only=True",
             path=path,
         )
 

@@ -173,16 +173,15 @@ class _TaskCommand(CliCommand):
 @click.option("--list-tasks", is_flag=True, help="Show the tasks, and exit.")
 @click.option("--list-options", is_flag=True, help="Show the options that all tasks have, and exit.")
 @click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
-@click.option("--list-fields", is_flag=True, help="Show what consumers can ask a training for, and exit.")
+@click.option("--list-fields", is_flag=True, help="Show the fields that consumers can request, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
 def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algorithms: bool, list_fields: bool) -> None:
-    """Train a model and publish what happens, for consumers to watch.
+    """Train a model and publish its events for consumers.
 
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
 
-    Exit code: 0 when the training came to its end, 1 when it failed, 2 for a mistake in what was given, 130 after
-    Ctrl-C."""
+    Exit code: 0 when the training finished, 1 when it failed, 2 for a mistake in the arguments, 130 after Ctrl-C."""
     for show, is_given in (
         (_print_tasks, list_tasks),
         (_print_options, list_options),
@@ -277,7 +276,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
             made.fit()
     finally:
         if made.recording is not None:
-            missing = "" if made.recorded_all else ", INCOMPLETE: not all that was published could be recorded"
+            missing = "" if made.recorded_all else ", INCOMPLETE: some published events could not be recorded"
             say(f"recording: {short_path(made.recording)}{missing}")
         if made.save_folder is not None:
             _say_how_to_go_on(made, made.save_folder, arguments, values, say)

@@ -103,12 +103,12 @@ class RemoteControl:
         """Reject the commands that are still pending when the training has finished."""
         waiting, self._unwritten = self._unwritten, []
         for command, event in waiting:
-            self._answer(command, event, "the training came to its end before the checkpoint was written")
+            self._answer(command, event, "the training finished before the checkpoint was written")
         rest = [one for one in self.waiting if id(one) not in self._scripted]
         self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
         for command in rest:
             # A finished training has stopped, too.
-            error = None if command.name == "stop" else "the training has come to its end"
+            error = None if command.name == "stop" else "the training has finished"
             self._answer(command, Event.FIT_END, error)
 
     def apply_stops(self, event: Event) -> None:
@@ -160,7 +160,7 @@ class RemoteControl:
     def _do(self, command: Command) -> object:
         if command.name == "stop":
             if not self._state.fitting:
-                raise ConfigurationError("the training has come to its end")
+                raise ConfigurationError("the training has finished")
             self._paused = False
             self._state.stop_now(command.reason or "command 'stop'")
         elif command.name == "pause":
@@ -173,7 +173,7 @@ class RemoteControl:
             self._paused = False
         elif command.name == "checkpoint":
             if self.checkpoint is None:
-                raise ConfigurationError("there is no training at work")
+                raise ConfigurationError("no training is running")
             return self.checkpoint()
         elif command.name == "set":
             self._settings.apply(self._state, *command.arguments)

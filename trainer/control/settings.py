@@ -40,7 +40,7 @@ class Settings(UserDict[str, Setting]):
         Raises :class:`offloop.bus.errors.ConfigurationError` for an unknown name and an invalid value."""
         if name not in self:
             raise ConfigurationError(
-                f"there is no setting {name!r}: {close_matches(str(name), list(self))}there are {', '.join(self)}"
+                f"unknown setting {name!r}: {close_matches(str(name), list(self))}use {', '.join(self)}"
             )
         self[name].apply(state, value)
 
@@ -72,7 +72,7 @@ def check_settings(given: Any) -> dict[str, Setting]:
 
 def _checked(name: Any, function: Any, description: str) -> Setting:
     if not isinstance(name, str) or not name.isidentifier() or len(name) > 100:
-        raise ConfigurationError(f"a setting cannot be called {name!r}: use an identifier, such as 'temperature'")
+        raise ConfigurationError(f"invalid name of a setting {name!r}: use an identifier, such as 'temperature'")
     check_function(function, f"the setting {name!r}", "(state, value)")
     return Setting(function, description)
 
@@ -94,5 +94,5 @@ def set_learning_rate(state: State, value: Any) -> None:
 
 def evaluate(state: State, value: Any) -> None:
     if value != "now":
-        raise ConfigurationError(f"eval is {value!r}: 'now' is what it can be set to")
+        raise ConfigurationError(f"eval {value!r} is not allowed: use 'now'")
     state.evaluate_now()

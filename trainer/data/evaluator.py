@@ -63,7 +63,7 @@ class Evaluator:
         for name in names:
             if name not in available:
                 raise ConfigurationError(
-                    f"evaluator {self.label!r} names the metric {name!r}, which the model has not: "
+                    f"evaluator {self.label!r} names the metric {name!r}, which is unknown to the model: "
                     f"it has {', '.join(available) or 'none'}"
                 )
         return {name: copy.deepcopy(available[name]) for name in names}

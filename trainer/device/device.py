@@ -184,7 +184,7 @@ def get_device(device: str | torch.device | Device) -> Device:
         return CpuDevice()
     if not torch.cuda.is_available():
         raise ConfigurationError(
-            "device 'gpu' is not there: torch finds no CUDA device; use 'cpu' or 'auto', or install torch with CUDA"
+            "device 'gpu' is unavailable: torch finds no CUDA device; use 'cpu' or 'auto', or install torch with CUDA"
         )
     return GpuDevice()
 

@@ -214,7 +214,7 @@ def join_ranks(on_gpu: bool) -> Ranks | None:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     except (ValueError, RuntimeError) as error:
-        raise RankError(f"the ranks did not come together: {error}") from None
+        raise RankError(f"the ranks could not connect: {error}") from None
     _joined = Ranks(owns_group=True, store=store)
     # A process that exits without leaving the group is aborted by it.
     atexit.register(_joined.close)
@@ -268,9 +268,7 @@ def report_lost_ranks(rank: int) -> Iterator[None]:
         reason = None if _joined is None else _joined.reason
         if reason is None:
             reason = f"another rank has ended ({str(error).splitlines()[0][:200]})"
-        raise RankError(
-            f"{reason}, so rank {rank} cannot continue; the output of that rank says more", rank=rank
-        ) from error
+        raise RankError(f"{reason}, so rank {rank} cannot continue; see the output of that rank", rank=rank) from error
 
 
 def _tells_of_loss(error: Exception) -> bool:

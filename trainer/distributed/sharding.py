@@ -60,7 +60,7 @@ def check_fsdp_config(config: Any, world_size: int) -> dict[str, Any]:
         )
     if world_size == 1:
         raise ConfigurationError(
-            "fsdp_config is for several ranks, and this is one process by itself: "
+            "fsdp_config needs several ranks, and this is a single process: "
             "start them with torchrun --nproc-per-node, or leave fsdp_config out"
         )
     return dict(config)

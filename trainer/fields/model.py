@@ -41,7 +41,7 @@ def _counted(module: torch.nn.Module) -> tuple[int, int]:
 
 
 def memory_stats(state: State) -> dict[str, int]:
-    _require_gpu(state, "what a CUDA allocator says")
+    _require_gpu(state, "the report of a CUDA allocator")
     return dict(torch.cuda.memory_stats(state.device.torch_device))
 
 
@@ -50,7 +50,7 @@ def gpu_utilization(state: State) -> int:
     try:
         return torch.cuda.utilization(state.device.torch_device)
     except ModuleNotFoundError:
-        raise ConfigurationError("it takes NVML: pip install nvidia-ml-py where the training runs") from None
+        raise ConfigurationError("it needs NVML: pip install nvidia-ml-py where the training runs") from None
 
 
 def _require_gpu(state: State, what: str) -> None:
@@ -72,7 +72,7 @@ MODEL_FIELDS: dict[str, Field] = {
         description="torch.cuda.memory_stats(), as it is; not on a CPU",
     ),
     "gpu_utilization": Field(
-        gpu_utilization, unit="percent", shape="number", description="how busy the GPU is, by NVML; not on a CPU"
+        gpu_utilization, unit="percent", shape="number", description="busy share of the GPU, by NVML; not on a CPU"
     ),
 }
 
@@ -126,8 +126,8 @@ class ActivationProbe:
             raise ConfigurationError(self._trouble)
         if not self._found:
             raise ConfigurationError(
-                "no module was seen at work in this batch: it began before the field was requested, or the model is "
-                "compiled, which leaves hooks out"
+                "no forward pass was seen in this batch: it began before the field was requested, or the model is "
+                "compiled, which skips hooks"
             )
         return self._found
 
@@ -194,7 +194,7 @@ ACTIVATION_FIELDS: dict[str, Field] = {
         ActivationProbe.found,
         BATCH_RESULTS,
         shape="map of statistic and module to number",
-        description="average, spread, norm, extremes and share of zeros of what each module takes in and gives out",
+        description="average, spread, norm, extremes and share of zeros of each module's inputs and outputs",
         probe=ActivationProbe,
     )
 }

@@ -16,8 +16,8 @@ _MOMENTS = ("exp_avg", "momentum_buffer")
 _GLOBAL = "l2_norm/grad/global"
 
 SHARDED = (
-    "with fsdp_config each rank has a part of the weights, and norms of all of them take all ranks at once: log it "
-    "from an algorithm"
+    "with fsdp_config each rank has a part of the weights, and their norms need all ranks at once: log them from "
+    "an algorithm"
 )
 """The reason why a training with sharded weights has none of these fields."""
 
@@ -211,14 +211,14 @@ NORM_FIELDS: dict[str, Field] = {
     "update_norms": _field(
         UpdateProbe.norms,
         _AFTER_STEP,
-        "norm of what the step added to each parameter; takes a copy of the weights",
+        "norm of each parameter's change in the step; copies the weights",
         _PER_PARAMETER,
         probe=UpdateProbe,
     ),
     "optimizer_norms": _field(
         optimizer_norms,
         _AFTER_STEP,
-        "norms of gradients and what optimizers report of each parameter, by the names of the optimizer's metrics",
+        "norms of gradients and the optimizers' own metrics of each parameter",
         "map of metric to number",
     ),
 }

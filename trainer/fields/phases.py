@@ -149,7 +149,7 @@ PHASE_FIELDS: dict[str, Field] = {
         frozenset({Event.BATCH_END}),
         unit="nanoseconds",
         shape="map: began, spans of [phase, start, duration], device, publishing",
-        description="when each phase of the batch began and how long it took, on a GPU by its own clock",
+        description="start and length of each phase of the batch, on a GPU by its own clock",
         probe=PhaseProbe,
     )
 }

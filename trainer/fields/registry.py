@@ -209,7 +209,7 @@ class FieldsOnDemand:
             if field is None:
                 self._say(
                     name,
-                    f"a consumer asks for the field {name!r}, which this training does not have: "
+                    f"a consumer requests the field {name!r}, which this training does not have: "
                     f"{close_matches(name, list(self._fields))}it has {', '.join(self._fields)}",
                 )
             elif event in field.events:
@@ -224,7 +224,7 @@ class FieldsOnDemand:
                     if isinstance(error, FieldUnsupportedError):
                         self.never[name] = reason
                     if not isinstance(error, FieldNotReadyError):
-                        self._say(name, f"a field that a consumer asks for is left out, {reason}")
+                        self._say(name, f"a field that a consumer requests is left out, {reason}")
         if values:
             values["on_demand"] = list(values)
         if trouble:
@@ -242,7 +242,7 @@ class FieldsOnDemand:
         if not isinstance(value, TensorPayload):
             return sendable(value, self._state.device)
         if self._share is None:
-            raise ConfigurationError("nothing can take tensors: publish with publish=True to give them to consumers")
+            raise ConfigurationError("tensors need a stream: set publish=True")
         return self._share(name, value)
 
     def _say(self, name: str, text: str) -> None:

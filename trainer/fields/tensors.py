@@ -94,11 +94,11 @@ def _checkpoint(state: State) -> TensorPayload:
     if state.world_size > 1:
         # The ranks receive the demand at different times, and the position in the data takes all of them.
         raise ConfigurationError(
-            f"a checkpoint takes all {state.world_size} ranks at once, and consumers ask one: use save_folder of the "
-            "Trainer, or take the weights alone"
+            f"a checkpoint needs all {state.world_size} ranks at once, and a request reaches one: use save_folder of "
+            "the Trainer, or request the weights alone"
         )
     if state.gather_checkpoint is None:
-        raise ConfigurationError("a checkpoint can be had within fit() only")
+        raise ConfigurationError("a checkpoint is available only within fit()")
     return _as_checkpoint(state, state.gather_checkpoint)
 
 
@@ -122,26 +122,26 @@ TENSOR_FIELDS: dict[str, Field] = {
         lambda state: _flat("inputs", _part(state.batch, is_target=False)),
         _WITH_BATCH,
         shape=_ANY,
-        description="what the model is given",
+        description="the model's inputs",
     ),
     "targets": Field(
         lambda state: _flat("targets", _part(state.batch, is_target=True)),
         _WITH_BATCH,
         shape=_ANY,
-        description="what it is to say",
+        description="the targets",
     ),
     "outputs": Field(
-        lambda state: _flat("outputs", state.outputs), _WITH_OUTPUTS, shape=_ANY, description="what it said last"
+        lambda state: _flat("outputs", state.outputs), _WITH_OUTPUTS, shape=_ANY, description="the model's last outputs"
     ),
     "weights": Field(_weights, _WITH_MODEL, shape=_ANY, description="the model's state dict", reserves=True),
     "checkpoint": Field(
-        _checkpoint, _WITHIN_FIT, shape=_ANY, description="the whole training, as save_folder has it", reserves=True
+        _checkpoint, _WITHIN_FIT, shape=_ANY, description="the whole training, as in save_folder", reserves=True
     ),
     "weights_checkpoint": Field(
         lambda state: _as_checkpoint(state, lambda: weights_tree(state)),
         _WITH_MODEL,
         shape=_ANY,
-        description="the model alone, as save_folder has it with save_weights_only",
+        description="the model alone, as in save_folder with save_weights_only",
         reserves=True,
     ),
 }

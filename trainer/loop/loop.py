@@ -187,8 +187,8 @@ class TrainingLoop:
             fire(BEFORE_DATALOADER)
         if skip:
             raise CheckpointError(
-                f"train_dataloader gave {done - skip} batches, but {done} of this epoch had been trained on: "
-                "resume with the data with which the training began"
+                f"train_dataloader gave {done - skip} batches, but {done} of this epoch were trained on: "
+                "resume with the same data"
             )
         if self._ranks is not None:
             self._ranks.end_data()
@@ -221,7 +221,7 @@ class TrainingLoop:
         for time in (state.max_duration, state.iteration_length):
             if time is not None and time.unit is TimeUnit.TOKEN:
                 raise ConfigurationError(
-                    f"there were no tokens in a whole epoch, so {str(time)!r} would never pass: wrap the dataloader in "
+                    f"an epoch had no tokens, so {str(time)!r} would never be reached: wrap the dataloader in "
                     "offloop.trainer.DataSpec(dataloader, get_num_tokens_in_batch=...), or use another unit"
                 )
 

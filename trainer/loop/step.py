@@ -249,7 +249,7 @@ class TrainStep:
     def _refused(self, loss: Any) -> ConfigurationError:
         what = describe(loss)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            what += " that no parameter has a gradient from"
+            what += " without a gradient for any parameter"
         return ConfigurationError(
             f"the loss of model {type(self._state.model).__name__} is {what}: return a tensor with one element from "
             "loss(outputs, batch), computed from the outputs without detach(), or a list or dict of such tensors"

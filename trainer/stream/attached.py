@@ -50,19 +50,16 @@ class AttachedConsumers:
         try:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
-            say(
-                f"the callbacks' process {self._process.pid} continues by itself: not ended after {patience:g} s",
-                err=True,
-            )
+            say(f"{self} still runs after {patience:g} s, and continues without the trainer", err=True)
             # A return code keeps Popen from warning that the process still runs.
             self._process.returncode = 0
             return
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-            say(
-                f"the callbacks' process {self._process.pid} {how}: its logs may be incomplete, the recording is not",
-                err=True,
-            )
+            say(f"{self} {how}: its logs may be incomplete; the recording is complete", err=True)
+
+    def __str__(self) -> str:
+        return f"the callbacks' process {self._process.pid}"
 
 
 class NamedCallbacks:
@@ -115,8 +112,8 @@ def demand_of(callbacks: Iterable[Any]) -> Demand:
             what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise ConfigurationError(
                 f"callbacks has {what}: give objects whose class extends offloop.consumers.Callback, such as "
-                "offloop.consumers.SpeedMonitor(), or names such as 'speed'; what changes the training goes "
-                "into algorithms"
+                "offloop.consumers.SpeedMonitor(), or names such as 'speed'; to change the training, "
+                "use an algorithm"
             )
         demands.append(demand())
     return Demand.merge(demands)

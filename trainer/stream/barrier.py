@@ -69,7 +69,7 @@ class ConsumerBarrier:
                 return
             if time.monotonic() >= deadline:
                 _log.warning(
-                    "run %s: no consumer %s has come within %g s that decides anything: the training continues without",
+                    "run %s: no consumer %s with barrier events has come within %g s: the training continues without",
                     *(self._publisher.run_name, ", ".join(map(repr, missing)), self._seconds),
                 )
                 return

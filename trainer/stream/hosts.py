@@ -32,7 +32,7 @@ def start_on_hosts(
     if has_several:
         if "" in hosts:
             raise ConfigurationError(
-                f"the run is to be copied to NATS on {', '.join(sorted({*hosts} - {''}))} alone: give all hosts the "
+                f"only {', '.join(sorted({*hosts} - {''}))} copies the run to NATS: give all hosts the "
                 "same '--stream' or OFFLOOP_STREAM"
             )
         name = run_name if resume else _agree_on_name(firsts, root, run_name)
@@ -110,7 +110,7 @@ def _agree(firsts: _Firsts, root: Path, run_name: str) -> dict[str, Any]:
         first = next(iter(known))
         other = next(host for host in known if known[host] != known[first])
         raise ConfigurationError(
-            f"run {run_name!r} on host {first} (id {known[first]}) is another one than on host {other} "
+            f"run {run_name!r} on host {first} (id {known[first]}) differs from the one on host {other} "
             f"(id {known[other]}): choose another run name, or remove it from the runs of one of them"
         )
     new = next(iter(found.values()))["new"]

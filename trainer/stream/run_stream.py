@@ -146,8 +146,7 @@ class TrainingStream:
         run = read_run(publisher.run_dir) if ranks is None or ranks.rank == 0 else None
         if run is not None and run.changed:
             _log.warning(
-                "attempt %d of run %s trains something else than attempt %d: %s; give another training another run "
-                "name",
+                "attempt %d of run %s differs from attempt %d: %s; give a different training another run name",
                 *(run.last.number, run.name, run.attempts[-2].number, changed_in_words(run.changed)),
             )
         return publisher

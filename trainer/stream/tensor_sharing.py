@@ -116,7 +116,7 @@ class TensorSharing:
         while self._pool.unhandled and time.monotonic() < deadline:
             self._stream.wait()
         if self._pool.unhandled:
-            _log.warning("tensors that a consumer asked for are gone with the training: it has not come for them")
+            _log.warning("tensors that a consumer requested are lost: it did not read them before the training ended")
 
     def close(self) -> None:
         self._pool.close()
@@ -129,10 +129,10 @@ class TensorSharing:
         return _layout(known[1], out)
 
     def _refused(self, name: str, out: TensorPayload) -> ConfigurationError:
-        reason = "no shared memory is free, as consumers have not handled what they were sent"
+        reason = "no shared memory is free, because consumers have not handled earlier tensors"
         if out.policy == "wait":
             self._waiting.add(name)
-            return ConfigurationError(f"{reason}: it comes with the next event that it is asked for with")
+            return ConfigurationError(f"{reason}: it comes with the next event for which it is requested")
         self.skipped[name] = self.skipped.get(name, 0) + 1
         return ConfigurationError(f"{reason}: it is left out here, {self.skipped[name]} times so far")
 

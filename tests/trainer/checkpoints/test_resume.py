@@ -302,7 +302,7 @@ def test_the_newest_readable_checkpoint_is_resumed(tmp_path: Path, caplog: pytes
     paths[0].write_bytes(b"")
     paths[2].write_bytes(later := of_version_2())
     assert same(train(tmp_path, max_duration="9ba", **arguments), expected)
-    assert "ep1-ba9-rank0.safetensors is passed over and kept" in caplog.text
+    assert "ep1-ba9-rank0.safetensors is skipped and kept" in caplog.text
     assert paths[0].read_bytes() == b""
     assert paths[2].with_name(f"{paths[2].name}.unreadable").read_bytes() == later
 

@@ -233,7 +233,7 @@ def test_an_attempt_that_trains_something_else_is_warned_about(
         run("digits", *arguments, f"--save-folder={tmp_path / folder}")
     assert "trains something else" not in caplog.text
     run("chars", *arguments, f"--save-folder={tmp_path / 'c'}")
-    changed = re.search("attempt 3 of run r trains something else than attempt 2: (.*);", caplog.text)
+    changed = re.search("attempt 3 of run r differs from attempt 2: (.*);", caplog.text)
     assert changed is not None
     assert re.fullmatch(r"task chars \(before: digits\), .*parameters \d+ \(before: \d+\)", changed[1])
     assert ("changed", changed[1]) in lines(describe_run(find_run("r")))
