@@ -113,9 +113,11 @@ def test_nothing_is_loaded_from_anywhere_else(site: Path, pages: dict[Path, Page
         assert not outside, f"{path} loads {outside}"
 
 
-def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_links_lead_somewhere_and_docstrings_are_rendered(site: Path, pages: dict[Path, Page]) -> None:
     # Also where no page of ours was written by hand: references made of docstrings, and sources.
     for page in pages.values():
+        raw = re.findall(r":(?:class|meth|func|attr|data|mod|exc):|^::: .*|``", "".join(page.text), re.MULTILINE)
+        assert not raw, f"{page.path} shows {raw}"
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or page.path.name == "404.html":
@@ -125,16 +127,6 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
             assert target.is_file(), f"{page.path} leads to {link}"
             if parts.fragment and target in pages and not parts.fragment.startswith("__"):
                 assert unquote(parts.fragment) in pages[target].anchors, f"{page.path} leads to {link}"
-
-
-def test_nothing_of_the_docstrings_is_shown_as_it_is_written(pages: dict[Path, Page]) -> None:
-    for page in pages.values():
-        text = "".join(page.text)
-        raw = re.findall(r":(?:class|meth|func|attr|data|mod|exc):|^::: .*|``", text, re.MULTILINE)
-        assert not raw, f"{page.path} shows {raw}"
-
-
-def test_docstrings_link_to_what_they_name(site: Path, pages: dict[Path, Page]) -> None:
     links = pages[site / "reference/consumers/index.html"].links
     # From the docstrings of LoggerDestination.check and of Callback.every.
     assert "../errors/#offloop.bus.ConfigurationError" in links
@@ -163,34 +155,34 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
+ANSWERS = {
+    "early stopping": "faq/",
+    "resume crashed run": "faq/",
+    "ssh remote laptop": "faq/",
+    "gpu utilization": "faq/",
+    "turn off": "faq/",
+    "barrier_events": "reference/consumers/",
+}
+"""Where the first result of a search is: guides for questions, the reference for names."""
+
+
 @pytest.mark.needs("chromium")
-def test_pages_fit_on_a_phone(site: Path) -> None:
+def test_pages_fit_on_a_phone_and_the_search_answers(site: Path) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
     # That nothing is asked of any other host is checked by the visit.
-    with served(site) as address, chromium() as browser, visit(browser, address, **phone) as opened:
-        page = opened.page
-        assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
-        for name in ("", "attach/", "reference/bus/", "commands/", "loggers/"):
-            page.goto(address + name)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"
-
-
-@pytest.mark.needs("chromium")
-def test_the_search_answers_questions_with_guides_and_names_with_the_reference(site: Path) -> None:
-    answers = {
-        "early stopping": "faq/",
-        "resume crashed run": "faq/",
-        "ssh remote laptop": "faq/",
-        "gpu utilization": "faq/",
-        "turn off": "faq/",
-        "barrier_events": "reference/consumers/",
-    }
-    with served(site) as address, chromium() as browser, visit(browser, address) as opened:
-        page = opened.page
-        page.locator(".md-search__button").click()
-        for question, answer in answers.items():
-            page.keyboard.press("Control+A")
-            page.keyboard.type(question)
-            result = page.locator(f"a[href*='?h={question.replace(' ', '+')}']").first
-            expected = f"{address}{answer}?h="
-            opened.waits_for(lambda: str(result.get_attribute("href")).startswith(expected), question)  # noqa: B023
+    with served(site) as address, chromium() as browser:
+        with visit(browser, address, **phone) as opened:
+            page = opened.page
+            assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+            for name in ("", "reference/bus/", "commands/", "loggers/"):
+                page.goto(address + name)
+                assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"
+        with visit(browser, address) as opened:
+            page = opened.page
+            page.locator(".md-search__button").click()
+            for question, answer in ANSWERS.items():
+                page.keyboard.press("Control+A")
+                page.keyboard.type(question)
+                result = page.locator(f"a[href*='?h={question.replace(' ', '+')}']").first
+                expected = f"{address}{answer}?h="
+                opened.waits_for(lambda: str(result.get_attribute("href")).startswith(expected), question)  # noqa: B023

@@ -235,14 +235,6 @@ def test_the_help_of_a_command_fits_on_a_screen_and_begins_with_its_frequent_opt
         assert all(max(option.opts, key=len) in text for option in options if not option.hidden)
 
 
-def test_the_options_of_all_tasks_are_explained_apart():
-    help_text, listed = invoke("train", "digits", "--help"), invoke("train", "--list-options")
-    assert "'trainer --list-options' explains them" in help_text
-    assert "--load-weights-only" in help_text
-    assert re.search(r"--keep N +How many checkpoints to keep", listed)
-    assert "How many checkpoints to keep" not in help_text
-
-
 @pytest.mark.parametrize(
     ("target", "reason"),
     [

@@ -17,12 +17,11 @@ from run_folders import WrittenRun, write_run
 
 from offloop.bus import Event, Publisher
 from offloop.bus.errors import ConfigurationError, RunDirectoryError
-from offloop.bus.index.annotations import MAX_TAGS, annotate, read_annotations
+from offloop.bus.index.annotations import annotate, read_annotations
 from offloop.bus.index.index import RunIndex
 from offloop.bus.index.store import INDEX_FOLDER
 from offloop.bus.runs.directory import find_run
 from offloop.bus.runs.writing import RunDirectory
-from offloop.bus.strict_json import json_text, plain
 
 
 def refreshed(runs_dir):
@@ -371,38 +370,6 @@ def test_damaged_runs_hide_no_others(tmp_path):
     assert set(refreshed(tmp_path)[0]) == set(entries)
 
 
-def test_folders_within_folders_hide_no_run_however_deep(tmp_path):
-    run = write_run(tmp_path, "r", [1.0])
-    size = refreshed(tmp_path)[0]["r"].size
-    folder = os.open(run, os.O_RDONLY)
-    try:
-        for _ in range(1100):
-            os.mkdir("a", dir_fd=folder)
-            inner = os.open("a", os.O_RDONLY, dir_fd=folder)
-            os.close(folder)
-            folder = inner
-        with open(os.open("deep", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "w") as file:
-            file.write("x" * 1000)
-        (run / "run.json").touch()
-        assert refreshed(tmp_path)[0]["r"].size == size + 1000
-    finally:
-        os.close(folder)
-        # Before Python 3.13, shutil.rmtree() fails there, also that of pytest.
-        subprocess.run(["rm", "-r", run], check=True)
-
-
-def test_a_description_with_values_within_one_another_hides_no_run(tmp_path):
-    run = write_run(tmp_path, "r", [1.0])
-    (run / "recording-1.mcap").unlink()
-    record = json.loads((run / "run.json").read_text())
-    record["attempts"][0]["info"] = {"config": {"seed": 3, "map": {"a": 1}, "list": ["x", "DEEP"]}}
-    text = json.dumps(record)
-    (run / "run.json").write_text(text.replace('"DEEP"', "[" * 600 + "]" * 600))
-    found = refreshed(tmp_path)[0]["r"].hyperparameters
-    assert (found["config/seed"], found["config/map/a"]) == (3, 1)
-    assert json.loads(json_text(plain(found))) == found
-
-
 def test_a_folder_that_is_not_there_has_no_runs_and_a_file_is_refused(tmp_path):
     assert refreshed(tmp_path / "nothing") == ({}, None)
     assert not (tmp_path / "nothing").exists()
@@ -453,16 +420,6 @@ def test_tags_that_several_processes_add_at_once_are_all_kept(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", TAGGER, run, name]) for name in "abc"]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert {*read_annotations(run).tags} == {f"{name}-{number}" for name in "abc" for number in range(10)}
-
-
-def test_as_many_tags_are_written_as_can_be_read(tmp_path):
-    run = write_run(tmp_path, "r")
-    tags = [f"{number:04}{chr(0x1F600) * 60}" for number in range(MAX_TAGS)]
-    annotate(run, add=tags, note="\x01" * 10_000)
-    with pytest.raises(ConfigurationError, match="1,001 tags"):
-        annotate(run, add=["one more"])
-    assert (read_annotations(run).tags, len(read_annotations(run).note)) == (tuple(tags), 10_000)
-    assert annotate(run, add=["one more"], remove=tags[1:]).tags == (tags[0], "one more")
 
 
 @pytest.mark.parametrize("content", [b'{"tags": 5}', b"\xff", b"[" * 100_000, b'{"note": "' + b"x" * (1 << 20)])

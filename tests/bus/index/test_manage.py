@@ -127,13 +127,3 @@ def test_a_run_of_which_something_cannot_be_deleted_is_still_listed(
     monkeypatch.undo()
     remove_run(path)
     assert not path.exists()
-
-
-def test_a_run_that_is_the_current_folder_is_renamed_and_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(make_run(tmp_path))
-    rename_run(Path(), "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
-    remove_run(Path())
-    assert not list(tmp_path.iterdir())

@@ -273,32 +273,6 @@ def test_the_best_of_a_column_is_that_of_the_runs_that_are_found():
     assert runs.choose("a").best(column) is None, "there is nothing to compare it with"
 
 
-def test_a_metric_of_which_no_values_are_better_has_no_best_one_until_a_run_says_it():
-    norm = "metrics/train/grad_norm"
-    known = {
-        name: entry(name, metrics={norm: MetricValues(value, 9, value, 9, value, 9)})
-        for name, value in (("a", 1.0), ("b", 2.0))
-    }
-    before = RunTable(known)
-    assert norm in before.usual_columns
-    assert before.columns([f"{norm}.best"]) == []
-    assert before.choose("").best(before.column(norm)) is None
-    known["c"] = entry("c", hyperparameters={"config/metric.goals/grad_norm": "min"})
-    after = RunTable(known, before)
-    assert after.choose("").best(after.column(f"{norm}.best")) == "a"
-    known["c"] = entry("c", hyperparameters={"config/metric.goals/grad_norm": "max"})
-    again = RunTable(known, after)
-    assert again.choose("").best(again.column(norm)) == "b"
-
-
-def test_a_later_table_knows_columns_that_come_with_later_runs():
-    before = table(entry("a"))
-    same = RunTable(before.entries, before)
-    assert same.known is before.known
-    later = RunTable({**before.entries, "b": entry("b", hyperparameters={"config/lr": 1})}, before)
-    assert names(later, "lr == 1") == ["b"]
-
-
 @pytest.mark.parametrize(
     ("values", "text", "part"),
     [

@@ -29,7 +29,6 @@ from offloop.bus.tools.diff import diff
 from offloop.bus.tools.export import export
 from offloop.bus.tools.imports import import_logs
 from offloop.consumers.callbacks import EarlyStopper, LRMonitor, SpeedMonitor, TrainerMetrics
-from offloop.consumers.cli.main import consumer
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.loggers import CsvLogger, JsonlLogger
 from offloop.consumers.testing import Logged, replay
@@ -359,43 +358,12 @@ def test_the_column_of_steps_can_be_named(runs_dir, tmp_path):
     run_bus("import", "--from", "tensorboard", tmp_path, "--step-column", "epoch", code=2)
 
 
-def test_metrics_of_any_name_are_at_the_steps_of_the_log(runs_dir, tmp_path):
-    names = ("val_acc", "metrics/mAP50(B)", "metrics/a/b", "mine")
-    lines = (f"{step},{step},{step},{step},{step}" for step in (0, 1, 8))
-    import_logs("csv", write_csv(tmp_path / "log.csv", ",".join(("step", *names)), *lines))
-    view = RunView("log")
-    for state in Recording(find_run("log").recording):
-        view.see(state)
-    with RunIndex(runs_dir) as index:
-        index.refresh()
-        for name in ("metrics/val/acc", *names[1:]):
-            assert index.series("log", name) == [(0, 0), (1, 1), (8, 8)], name
-            assert index.entries["log"].metrics[name].last_step == 8
-            points = view.series(name).points()
-            assert list(zip(points.xs, points.ys, strict=True)) == index.series("log", name)
-
-
-def test_the_console_shows_evaluations_at_the_steps_of_the_log(runs_dir, tmp_path):
-    import_logs("csv", write_csv(tmp_path / "log.csv", "step,loss,val_acc", "10,0.5,0.7", "20,0.4,0.8"))
-    command = ("--run", "log", "--callbacks", "metrics", "--log", "console", "-o", "console.every=0")
-    lines = CliRunner().invoke(consumer, command).output.splitlines()
-    assert [line.split()[1] for line in lines if "  acc  " in line] == ["10", "20"]
-
-
-def test_callbacks_judge_what_was_evaluated_and_are_told_what_no_log_has(runs_dir, tmp_path):
+def test_callbacks_judge_evaluations(runs_dir, tmp_path):
     lines = ("10,0.5,", "20,0.6,", "20,,0.1", "30,0.55,", "40,0.4,")
     import_logs("csv", write_csv(tmp_path / "log.csv", "step,val_acc,test_acc", *lines))
     recording = find_run("log").recording
     stopped = replay(EarlyStopper("acc", "val", patience="15ba"), recording)
     assert [(one.name, one.decided_at) for one in stopped.commands] == [("stop", 40)]
-    replay(EarlyStopper("acc", "test", patience="15ba"), recording)
-
-    command = ("consumer", "--run", "log", "--callbacks", "images,lr", "--log", "console")
-    shown = CliRunner().invoke(consumer, command[1:]).output
-    assert (
-        "callback ImageVisualizer waits for before_forward and eval_before_forward, which an imported log (csv) never "
-        "gives" in shown
-    )
 
 
 def test_batches_between_the_steps_of_a_log_count_for_its_speed(runs_dir, tmp_path):
@@ -591,17 +559,6 @@ def test_nothing_is_left_where_the_run_cannot_be_written(runs_dir, tmp_path, mon
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         import_logs("csv", path)
     assert not list(runs_dir.iterdir())
-
-
-def test_what_comes_from_a_log_is_escaped(runs_dir, tmp_path):
-    path = write_csv(tmp_path / f"{HOSTILE}.csv", f"step,loss,{HOSTILE}", f"1,2,{HOSTILE}")
-    shown = (
-        run_bus("import", "--from", "csv", path, "--run-name", "x").output + run_bus("show", "x", "--details").output
-    )
-    shown += str(run_bus("import", "--from", "csv", path, "--run-name", "x", code=1).exception)
-    assert "\x1b" not in shown
-    assert "\u202e" not in shown
-    assert shown.count("\\x1b]0;owned\\x07\\u202e") == 3
 
 
 def test_hyperparameters_that_cannot_be_read_are_named(runs_dir, tmp_path, monkeypatch):
