@@ -139,8 +139,6 @@ class Broker:
         if rank.identity is not None:
             self.publishers.pop(rank.identity, None)
 
-    # -- receive, record, forward -------------------------------------------------------------------------------------
-
     def _collect(self) -> bool:
         """Handle received messages; return whether the socket is empty."""
         receive = self._control_socket.recv
@@ -238,8 +236,6 @@ class Broker:
                 self.send(rank.identity, "ended", {})
             if run.over:
                 self._end_run(run)
-
-    # -- regular work -------------------------------------------------------------------------------------------------
 
     def _flush(self, run: BrokerRun, now: float) -> None:
         was_well = run.write_error is None

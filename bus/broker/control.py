@@ -92,8 +92,6 @@ class ControlHandler:
     def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
         self._send(request.identity, kind, content if request.id is None else {**content, "id": request.id})
 
-    # -- publishers ---------------------------------------------------------------------------------------------------
-
     def _welcome(self, request: _Request, hello: HelloMessage) -> None:
         """Accept a publisher: the first of a new attempt, a further rank, or a known one that has reconnected."""
         if hello.rank >= hello.world_size:
@@ -189,8 +187,6 @@ class ControlHandler:
             # It was sent earlier on the same connection, so it got lost on the way.
             self._broker.request_missing(rank)
 
-    # -- consumers ----------------------------------------------------------------------------------------------------
-
     def _lease(self, request: _Request, lease: LeaseMessage) -> None:
         identity = request.identity
         run = self._find(lease.run)
@@ -236,8 +232,6 @@ class ControlHandler:
         run = self._find(content["run"])
         publishers = [rank.pid for rank in run.ranks.values() if rank.pid is not None]
         self._reply(request, "segment_data", read_piece(publishers, content))
-
-    # -- any peer -----------------------------------------------------------------------------------------------------
 
     def _relay(self, request: _Request, content: dict[str, Any]) -> None:
         run, command = self._find(content["run"]), Command.from_wire(content)

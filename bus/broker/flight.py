@@ -95,8 +95,6 @@ class FlightRecorder:
         self.rings[rank.rank] = RankRing(rank, reader)
         return None
 
-    # -- reasons ------------------------------------------------------------------------------------------------------
-
     def note_loss(self, rank: LiveRank, event: EventBody) -> None:
         loss, batch = event.fields.get("loss"), event.timestamp.batch
         if not isinstance(loss, float) or math.isfinite(loss) or NAN in self._met:
@@ -152,8 +150,6 @@ class FlightRecorder:
             raise BrokerError(problem)
         if reason == "alert":
             self._alerted = now
-
-    # -- writing ------------------------------------------------------------------------------------------------------
 
     @property
     def is_writing(self) -> bool:

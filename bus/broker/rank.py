@@ -55,8 +55,6 @@ class LiveRank:
     _requested_at: float = 0.0
     _undecodable: int = 0  # number of an event that arrived malformed
 
-    # -- events -------------------------------------------------------------------------------------------------------
-
     def add_topic(self, run: str, topic: bytes, frame: bytes) -> str:
         """Check a new topic, add it to ``names``, and return its event name; raise ProtocolError if not allowed."""
         parsed, _ = split_frame(frame)
@@ -123,8 +121,6 @@ class LiveRank:
             return None
         self._acknowledgement_sent = self.acknowledged
         return self.acknowledged
-
-    # -- its publisher ------------------------------------------------------------------------------------------------
 
     def note_presence(self, is_there: bool, now: float) -> None:
         """Note whether its process, or the connection of an invisible one, exists."""

@@ -159,8 +159,6 @@ class BrokerRun:
             and all(rank.ended for rank in self.ranks.values())
         )
 
-    # -- events -------------------------------------------------------------------------------------------------------
-
     def take(self, rank: LiveRank, frame: bytes) -> Placement:
         """Accept and record an event if it is the next one. Raise ProtocolError if it is refused, perhaps lost."""
         end = frame.find(b"\0", 0, 257)
@@ -322,8 +320,6 @@ class BrokerRun:
             for number, rank in sorted(self.ranks.items())
             if last[number] > rank.recorded
         ]
-
-    # -- the recording -----------------------------------------------------------------------------------------------
 
     def record(self, rank: LiveRank, topic: bytes, event: EventBody, body: bytes) -> bool:
         """Append an event if it is the recording's next one; return whether it was. Skip it after a write error."""

@@ -295,8 +295,6 @@ class Bridge:
         run = self._read_run()
         return run.last.number != attempt or not _is_going_on(run)
 
-    # -- reports ------------------------------------------------------------------------------------------------------
-
     async def _keep_reporting(self) -> None:
         while True:
             if self._shown is not None and self._reported_at and time.monotonic() - self._reported_at > _STILL_SECONDS:

@@ -61,8 +61,6 @@ class SessionState:
         """No further event will be acknowledged."""
         return self.lost or (self.write_error is not None and self._ended)
 
-    # -- messages from the broker -------------------------------------------------------------------------------------
-
     def receive(self, message: Control, now: float) -> list[Action]:
         """Apply a message. Unknown kinds come from a newer broker and are skipped."""
         self._heard = now
@@ -147,8 +145,6 @@ class SessionState:
         if str(why) != self._delay:
             self._delay = str(why)
             _log.warning("run %s is not recorded yet, retrying: %s", self._run_name, why)
-
-    # -- a lost broker ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Action]:
         """Check for silence; called regularly."""

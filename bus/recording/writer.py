@@ -126,8 +126,6 @@ class RecordingWriter:
         self._metadata, self._positions, self._total = last.metadata, dict(last.positions), last.total
         os.ftruncate(self._descriptor, self._size)
 
-    # -- appending ----------------------------------------------------------------------------------------------------
-
     @property
     def written(self) -> int:
         return self._total + self._appended
@@ -212,8 +210,6 @@ class RecordingWriter:
         reached = {rank: Position(*position) for rank, position in self._reached.items()}
         positions, total = {**self._positions, **reached}, self._total + self._appended
         return CheckRecord(self._size, self._total, total, zlib.crc32(part), self._metadata, self._topics, positions)
-
-    # -- the file -----------------------------------------------------------------------------------------------------
 
     def _put(self, data: bytes) -> None:
         """Write all of ``data`` after the last good byte, or nothing."""

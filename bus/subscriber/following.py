@@ -75,8 +75,6 @@ class Following:
         self._give_up_at: float | None = None
         self._heard = 0.0
 
-    # -- the recording ------------------------------------------------------------------------------------------------
-
     def take_records(self, records: Iterable[Record]) -> None:
         self._take(self.order.from_records(records))
 
@@ -129,8 +127,6 @@ class Following:
         # The broker lives, but its disk fails: a reported gap is better than an endless wait.
         self.order.accept_gap(missing)
         return Step()
-
-    # -- the event feed ----------------------------------------------------------------------------------------------
 
     def take_frame(self, frame: bytes) -> None:
         """Handle a frame of the event feed. If earlier events are missing, the phase becomes ``GAP``."""

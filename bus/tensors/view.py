@@ -236,9 +236,6 @@ def _too_large(count: int, size: int) -> ConfigurationError:
     )
 
 
-# -- reading a header -------------------------------------------------------------------------------------------------
-
-
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 
