@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType
-from accelerate_jobs import ROWS, SIZE, Training
+from accelerate_jobs import ROWS, Training
 from attached_runs import (
     RUN,
     Sender,
@@ -20,7 +20,6 @@ from attached_runs import (
     events_of,
     logged_in,
     note_marks,
-    run_two_ranks,
     snapshots_of,
     values_of,
 )
@@ -235,22 +234,6 @@ def test_attaching_again_ends_the_run_before() -> None:
     # Nothing of it stays in what was watched.
     assert "backward" not in vars(training.accelerator)
     pickle.dumps(training.model)
-
-
-@pytest.mark.slow
-def test_two_ranks_do_what_they_are_commanded_at_the_same_batch(tmp_path: Path) -> None:
-    (zero, one), _ = run_two_ranks("accelerate_jobs", tmp_path)
-    assert zero.pop("errors") == [None] * 6
-    assert one.pop("errors") is None
-    assert zero == one
-    assert [what for what, _ in zero["seen"]] == ["heat", "evaluate", "checkpoint"]
-    batches = [
-        [one.timestamp.batch.value for one in snapshots_of(rank=rank) if one.event is Event.BATCH_END]
-        for rank in (0, 1)
-    ]
-    assert batches[0] == batches[1] == list(range(1, zero["stopped_at"] + 1))
-    samples = [one.timestamp.sample.value for one in snapshots_of() if one.event is Event.BATCH_END]
-    assert samples[0] == 2 * 2 * SIZE
 
 
 def test_what_cannot_be_attached_to_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
-"""The commands: what they have in common, and that Ctrl-C ends each of them whenever it comes."""
+"""The commands are parts of one, and Ctrl-C ends each of them whenever it comes."""
 
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +12,6 @@ from offloop import commands
 from offloop.bus.cli.main import bus
 from offloop.consumers.cli.main import consumer
 from offloop.trainer.cli.main import trainer
-from offloop.trainer.tasks import find_task
 
 INTERRUPTED = """
 import os, signal
@@ -32,47 +30,6 @@ def test_the_programs_are_parts_of_one_command() -> None:
     assert bus.get_command(context, "consume") is consumer
     assert bus.get_command(context, "run") is not None
     assert commands.bus is commands.offloop
-
-
-def options_of(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Option]]:
-    own = {one.name for one in find_task(path[-1]).options} if path[:-1] == ("train",) else set()
-    for option in command.params:
-        if isinstance(option, click.Option) and option.name not in own:
-            yield " ".join(path), option
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            assert below is not None
-            yield from options_of(below, (*path, name))
-
-
-DIFFERING = {
-    # An output file, or the settings of callbacks and algorithms, as pytest has it. Convert needs a file to be named.
-    "-o",
-    "--output",
-    # Callbacks replay as fast as they can, a recording is served as it was.
-    "--rate",
-    # Servers have ports of their own.
-    "--listen",
-    # The variable of a training on a cluster must not keep readers from the runs of their folder.
-    "--stream",
-    # The events of a part of a recording; a flag of compare.
-    "--events",
-}
-"""The names of options that differ between commands."""
-
-
-def test_an_option_that_several_commands_have_has_one_help_and_one_default() -> None:
-    meanings: dict[str, dict[tuple[object, ...], list[str]]] = {}
-    for command, option in options_of(bus):
-        # Without one it is described as None, whether that was said or not.
-        default = str(option.to_info_dict()["default"])
-        meaning = (option.help, default, option.multiple, option.is_flag, option.envvar)
-        for name in (*option.opts, *option.secondary_opts):
-            meanings.setdefault(name, {}).setdefault(meaning, []).append(command)
-    assert {name for name, commands in meanings.items() if len(commands) > 1} <= DIFFERING, meanings
-    assert {"--run-name", "--runs-dir", "--start", "--wait"} <= meanings.keys()
 
 
 def start(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":

@@ -4,7 +4,6 @@ Composer trains in processes of their own, see ``composer_jobs.py``."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,36 +12,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attached_runs import RUN, events_of, logged_in, snapshots_of, values_of
+from attached_runs import RUN, ending, events_of, logged_in, run_two_ranks, snapshots_of, values_of
 from paths import FOLDERS, ROOT
 
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 
-JOBS = ROOT / "tests" / "support" / "composer_jobs.py"
+JOBS = ("events", "same", "commands", "resuming", "fields", "failing")
 
 pytestmark = [pytest.mark.needs("composer"), pytest.mark.slow]
-
-
-def start(folder: Path, *jobs: str, **environment: str) -> "subprocess.Popen[str]":
-    path = os.pathsep.join([str(FOLDERS["composer"]), str(ROOT / "tests" / "support")])
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(JOBS), str(folder), *jobs],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the jobs that run in one process have left what they did."""
     folder = tmp_path_factory.mktemp("composer")
-    process = start(folder, "events", "same", "commands", "resuming", "fields", OFFLOOP_TEST="composer")
-    shown, said = process.communicate(timeout=200)
-    assert process.returncode == 0, shown + said
+    support = ROOT / "tests" / "support"
+    path = os.pathsep.join([str(FOLDERS["composer"]), str(support)])
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", str(support / "composer_jobs.py"), str(folder), *JOBS],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OFFLOOP_TEST": "composer"},
+        capture_output=True,
+        text=True,
+        timeout=230,
+        check=False,
+    )
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "the user's" in process.stderr
     return folder
 
 
@@ -116,38 +113,19 @@ def test_fields_are_what_the_model_has(result_of: Callable[[str], Any]) -> None:
     assert "memory_stats" in sent[2]["not_sent"]
 
 
-def test_errors_of_ours_detach_and_those_of_the_user_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "failing" / "runs"))
-    process = start(tmp_path, "failing")
-    shown, said = process.communicate(timeout=100)
-    same, lines, detached = json.loads(shown.splitlines()[-1])
-    assert (same, detached, len(lines), "a defect of ours" in lines[0]) == (True, True, 1, True)
-    assert "a defect of ours" in str(Recording(find_run("defect").path).read_endings()[0].error)
+def test_errors_of_ours_detach_and_those_of_the_user_end_the_run(result_of: Callable[[str], Any]) -> None:
+    is_same, lines, detached = result_of("failing")
+    assert (is_same, detached, len(lines), "a defect of ours" in lines[0]) == (True, True, 1, True)
+    assert "a defect of ours" in str(ending("defect").error)
     # The next trainer with the same callback has a run again.
     assert find_run("defect-2").status == "finished"
-    assert (process.returncode, "the user's" in said) == (1, True)
-    ending = Recording(find_run(RUN).path).read_endings()[0]
-    assert (ending.status, ending.error) == ("failed", "ZeroDivisionError: the user's")
+    assert (ending().status, ending().error) == ("failed", "ZeroDivisionError: the user's")
 
 
 def test_two_ranks_stop_save_and_evaluate_at_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "ranks" / "runs"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    place = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    ranks = [start(tmp_path, "ranks", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
-    for process in ranks:
-        shown, said = process.communicate(timeout=150)
-        assert process.returncode == 0, shown + said
-    first, second = (json.loads((tmp_path / "ranks" / f"result-{rank}.json").read_text()) for rank in range(2))
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(FOLDERS["composer"]))
+    (first, second), _ = run_two_ranks("composer_jobs", tmp_path, LOCAL_WORLD_SIZE="2", NODE_RANK="0")
     assert first[:4] == second[:4]
     reached, saved, evaluated, loss, errors = first
     assert errors == [None] * 5

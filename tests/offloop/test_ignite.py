@@ -13,7 +13,6 @@ from attached_runs import (
     events_of,
     logged_in,
     note_marks,
-    run_two_ranks,
     snapshots_of,
     values_of,
 )
@@ -157,19 +156,6 @@ def test_a_second_run_of_the_trainer_is_another_attempt_that_counts_on() -> None
     # Nothing stays in what was watched.
     assert not training.net._forward_pre_hooks
     training.evaluator.run(training.loader)
-
-
-@pytest.mark.slow
-def test_two_ranks_do_what_they_are_commanded_at_the_same_batch(tmp_path: Path) -> None:
-    (zero, one), _ = run_two_ranks("ignite_jobs", tmp_path)
-    assert zero.pop("errors") == [None] * 6
-    assert one.pop("errors") is None
-    assert zero == one
-    assert [what for what, _ in zero["seen"]] == ["heat", "evaluate", "checkpoint"]
-    for rank in (0, 1):
-        ends = [one for one in snapshots_of(rank=rank) if one.event is Event.BATCH_END]
-        assert [one.timestamp.batch.value for one in ends] == list(range(1, zero["stopped_at"] + 1))
-        assert ends[0].timestamp.sample.value == 2 * 2 * SIZE
 
 
 def test_what_cannot_be_attached_to_is_refused_at_once() -> None:

@@ -46,7 +46,8 @@ import torch
 
 from offloop.lightning import OffloopCallback
 
-for pl in (lightning.pytorch, pytorch_lightning):
+own = [OffloopCallback(run_name="own")]
+for pl, callbacks in ((lightning.pytorch, []), (pytorch_lightning, []), (lightning.pytorch, own)):
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
@@ -60,9 +61,7 @@ for pl in (lightning.pytorch, pytorch_lightning):
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     quiet |= {"max_epochs": 1, "enable_model_summary": False}
-    data = torch.utils.data.DataLoader(torch.ones(3, 2))
-    pl.Trainer(**quiet).fit(Module(), data)
-    pl.Trainer(**quiet, callbacks=[OffloopCallback(run_name="own")]).fit(Module(), data)
+    pl.Trainer(**quiet, callbacks=callbacks).fit(Module(), torch.utils.data.DataLoader(torch.ones(3, 2)))
 """
 CALLBACK = """
 from offloop.consumers import Callback
@@ -94,7 +93,6 @@ def batches_in(run: str, attempt: int = 1) -> int:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, runs_dir: Path) -> Iterator[Path]:
-    """A folder with the scripts, in which nothing is left in the place for temporary files."""
     for name, text in {"hf.py": TRANSFORMERS, "pl.py": LIGHTNING, "counter.py": CALLBACK}.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -120,22 +118,13 @@ def test_a_script_of_transformers_is_attached_in_a_process_that_it_starts(folder
 
 
 @pytest.mark.slow
-def test_a_script_that_attaches_itself_is_attached_once(folder: Path, runs_dir: Path) -> None:
-    done = offloop(folder, "--run-name", "r", "--callbacks", "", "--", sys.executable, "hf.py", "2", "attach")
-    assert done.returncode == 3, done.stderr
-    assert [path.name for path in runs_dir.glob("[!.]*") if path.is_dir()] == ["own"]
-    assert batches_in("own") == 2
-
-
-@pytest.mark.slow
 def test_both_namespaces_of_lightning_are_attached_once(folder: Path, runs_dir: Path) -> None:
     done = offloop(folder, "--run-name", "r", "-c", "counter.py:Counter", "--", sys.executable, "pl.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("counted 3\n") == 2
-    for run in ("r", "own"):
-        for name in (run, f"{run}-2"):
-            assert [one.info["framework"]["name"] for one in find_run(name).attempts] == ["Lightning"]
-            assert batches_in(name) == 3
+    for name in ("r", "r-2", "own"):
+        assert [one.info["framework"]["name"] for one in find_run(name).attempts] == ["Lightning"]
+        assert batches_in(name) == 3
 
 
 def test_without_the_environment_nothing_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,20 +133,22 @@ def test_without_the_environment_nothing_attaches(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_ctrl_c_reaches_the_script_and_its_run_ends_in_order(folder: Path, runs_dir: Path) -> None:
+def test_a_script_that_attaches_itself_is_attached_once_and_ctrl_c_ends_its_run_in_order(
+    folder: Path, runs_dir: Path
+) -> None:
     command = [*OFFLOOP, "--run-name", "r", "-c", "counter.py:Counter", "--", sys.executable, "hf.py", "100000"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "attach"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        wait_for(lambda: (runs_dir / "r" / "run.json").exists() and find_run("r").live, "the run", 60)
-        wait_for(lambda: batches_in("r") > 0, "a batch")
+        wait_for(lambda: (runs_dir / "own" / "run.json").exists() and find_run("own").live, "the run", 60)
+        wait_for(lambda: batches_in("own") > 0, "a batch")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert find_run("r").status == "stopped"
-    assert "counted" not in out
+    assert find_run("own").status == "stopped"
     assert "trained" not in out
+    assert [path.name for path in runs_dir.glob("[!.]*") if path.is_dir()] == ["own"]
 
 
 WAITING = """
@@ -208,17 +199,12 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--", "no-such-command"), 1, "no command 'no-such-command': write 'offloop run -- python train.py'"),
-        (("hf.py", "4"), 1, "no command 'hf.py': write 'offloop run -- python hf.py 4'"),
-        (("./hf.py",), 1, "./hf.py cannot be executed: write 'offloop run -- python ./hf.py'"),
-        (("-c", "spede", "--", "touch", "started"), 1, "there is no callback 'spede': did you mean speed?"),
-        (("-c", "speed", "-o", "speed.size=5", "--", "touch", "started"), 1, "speed"),
-        (("-c", "top", "--", "touch", "started"), 1, "Top draws on the whole terminal, where the script writes"),
+        (("hf.py", "4"), 1, "write 'offloop run -- python hf.py 4'"),
+        (("-c", "spede", "--", "touch", "started"), 1, "did you mean speed?"),
+        (("-c", "top", "--", "touch", "started"), 1, "Top"),
         (("--run-name", "a/b", "--", "touch", "started"), 1, "a/b"),
-        ((), 2, "Missing argument"),
-        (("--", sys.executable, "train.py"), 2, "neither Lightning's Trainer nor Transformers'; docs/attach.md"),
-        (("--", sys.executable, "-I", "-c", "exit(5)"), 5, "no Python that reads PYTHONPATH"),
-        (("--", "sh", "-c", "kill -9 $$"), 128 + signal.SIGKILL, "no Python that reads PYTHONPATH"),
+        (("--", sys.executable, "-I", "-c", "exit(5)"), 5, "PYTHONPATH"),
+        (("--", "sh", "-c", "kill -9 $$"), 128 + signal.SIGKILL, "PYTHONPATH"),
     ],
 )
 def test_what_cannot_be_attached_is_said_in_one_line(

@@ -190,20 +190,6 @@ def test_losses_of_microbatches_that_a_compiled_model_keeps_in_one_place_are_all
     assert [one.loss for one in ends] == [0.5, 2.5]
 
 
-def test_the_losses_that_an_adapter_adds_up_may_lie_in_one_place() -> None:
-    loop = Loop()
-    run = offloop.watch(loop.model, loop.optimizer, run_name="w")
-    training, memory = run._training, torch.zeros(())
-    training.fit_start(microbatches=2)
-    for number in (1.0, 2.0):
-        training.batch_start()
-        training.add_loss(memory.fill_(number))
-    training.batch_end()
-    run.close()
-    [end] = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
-    assert end.loss == 3.0
-
-
 def test_the_gpu_is_the_one_that_the_model_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnOther(torch.Tensor):
         is_cuda = True

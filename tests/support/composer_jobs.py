@@ -1,7 +1,7 @@
 """Trainings with Composer, in a process that has it: ``composer_jobs.py FOLDER JOB...``.
 
-A job is a function of a folder of its own, in which its runs are. What it returns is written to ``JOB.json``, for each
-rank to ``JOB-RANK.json`` where there are several.
+A job is a function of a folder of its own, in which its runs are. What it returns is written to ``JOB/result.json``.
+``main`` is for ``run_two_ranks``.
 """
 
 import json
@@ -65,7 +65,6 @@ def loader(rows: int = ROWS, sampler: Any = None) -> Any:
 
 
 def train(*callbacks: Any, duration: str = "2ep", fit: bool = True, **options: Any) -> tuple[Any, Any]:
-    """A training; gives the trainer and its network."""
     network = make_network()
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.05)
     options = {"train_dataloader": loader(), "seed": 3, "progress_bar": False, "device": "cpu", **options}
@@ -91,7 +90,7 @@ def weights(network: torch.nn.Module) -> list[Any]:
 
 def events(folder: Path) -> Any:
     seen = {}
-    for size in (8, 4, 3):
+    for size in (8, 3):
         witness = Witness()
         watching = OffloopCallback(run_name=f"microbatches-of-{size}", record="all")
         train(witness, watching, device_train_microbatch_size=size, eval_dataloader=loader(16))
@@ -166,6 +165,7 @@ def fields(folder: Path) -> Any:
     )
     stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(names, 1))}))
     stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
+    start_publisher = TrainingStream._start_publisher
     TrainingStream._start_publisher = lambda *_: stream  # type: ignore[assignment,method-assign,return-value]
     found: list[dict[str, float]] = []
     norm = torch.nn.utils.get_total_norm
@@ -186,6 +186,7 @@ def fields(folder: Path) -> Any:
             }
 
     train(OffloopCallback(), Look(), duration="1ep")
+    TrainingStream._start_publisher = start_publisher  # type: ignore[method-assign]
     return found, [sent for event, _, sent in stream.sent if event is Event.BATCH_END]
 
 
@@ -210,11 +211,12 @@ def failing(folder: Path) -> Any:
     AttachedTraining.batch_end = batch_end  # type: ignore[method-assign]
     lines, detached = [*shown], watching.detached
     again = weights(train(watching)[1])
-    print(json.dumps([plain == watched == again, lines, detached]), flush=True)
+    (folder / "result.json").write_text(json.dumps([plain == watched == again, lines, detached]))
+    # The program ends here.
     train(OffloopCallback(run_name=RUN), Witness(fail))
 
 
-def ranks(folder: Path) -> Any:
+def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     sent = [("pause",), ("checkpoint",), ("set", "eval", "now"), ("resume",), ("stop",)]
     sender = Sender(*sent)
@@ -234,16 +236,15 @@ def ranks(folder: Path) -> Any:
         eval_interval=0,
     )
     errors = None if rank else [one.error for one in sender.outcomes]
-    return [witness.times[-1][:3], saved, witness.evaluated_at, witness.losses[-1], errors]
+    found = [witness.times[-1][:3], saved, witness.evaluated_at, witness.losses[-1], errors]
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found, default=float))
 
 
-JOBS = {one.__name__: one for one in (events, same, commands, resuming, fields, failing, ranks)}
+JOBS = {one.__name__: one for one in (events, same, commands, resuming, fields, failing)}
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         place = Path(sys.argv[1]) / name
         place.mkdir(parents=True, exist_ok=True)
         os.environ["OFFLOOP_RUNS_DIR"] = str(place / "runs")
-        result = JOBS[name](place)
-        rank = f"-{os.environ['RANK']}" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-        (place / f"result{rank}.json").write_text(json.dumps(result, default=float))
+        (place / "result.json").write_text(json.dumps(JOBS[name](place), default=float))

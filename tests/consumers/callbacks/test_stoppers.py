@@ -156,15 +156,6 @@ def test_nan_and_what_is_hardly_better_are_no_improvement(
     assert asked == [(Event.EVAL_END, 2 * epoch) for epoch in asks]
 
 
-def test_a_label_that_does_not_exist_is_an_error_at_once_where_the_training_names_its_evaluators() -> None:
-    start = Snapshot.build(Event.FIT_START, evaluators=["eval_a", "eval_b"])
-    for stopper in (EarlyStopper("MyAccuracy", "nope"), ThresholdStopper("MyAccuracy", "nope", threshold=0.5)):
-        with pytest.raises(CannotWorkError, match="train, eval_a, eval_b"):
-            hand(stopper, start)
-    for label in ("eval_b", "train"):
-        hand(EarlyStopper("MyAccuracy", label), start)
-
-
 @pytest.mark.parametrize("monitor", ["MyAccuracy", "metrics/eval/MyAccuracy"])
 def test_a_metric_may_be_given_by_its_full_or_short_name(monitor: str) -> None:
     stopper, asked = ThresholdStopper(monitor, "eval", threshold=0.5), []
@@ -219,16 +210,6 @@ def test_a_trainer_does_not_wait_for_a_stopper_that_cannot_work(
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_stopper_is_sent_and_waited_for_at_the_events_that_its_options_are_about() -> None:
-    by_batch, at_evaluation = EarlyStopper("a", "train", patience="5ba"), ThresholdStopper("a", "eval", 1)
-    assert set(by_batch.barrier_events) == by_batch.demand().events == {Event.BATCH_END, Event.EPOCH_END}
-    assert set(EarlyStopper("a", "train").barrier_events) == {Event.EPOCH_END}
-    assert set(at_evaluation.barrier_events) == {Event.EVAL_END}
-    assert at_evaluation.demand().events == {
-        Event.EVAL_END, Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["MyLoss", "top1_error", "LanguagePerplexity"])

@@ -240,16 +240,6 @@ def test_phases_of_the_measured_batches_add_up_to_the_step() -> None:
     assert (publishing.microseconds, publishing.share) == (pytest.approx(10_000), pytest.approx(0.01))
 
 
-def test_an_evaluation_is_shared_out_to_the_batches_since_the_one_measured_before() -> None:
-    view = RunView("run")
-    view.see(batch_of(10, phases=spans_of(START + 9 * SECOND)))
-    for event, seconds in ((Event.EVAL_BEFORE_ALL, 15), (Event.EVAL_AFTER_ALL, 17)):
-        view.see(Snapshot.build(event, time_ns=START + seconds * SECOND, timestamp=batch_of(15).timestamp))
-    view.see(batch_of(20, phases=spans_of(START + 19 * SECOND)))
-    assert view.phases().seconds["evaluation"].tolist() == pytest.approx([0, 0.2])
-    assert view.publishing().share == pytest.approx(0.01), "of the training's step, without it"
-
-
 def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_it() -> None:
     view = RunView("run")
     for batch in (10, 20, 30):
@@ -259,12 +249,6 @@ def test_what_publishing_costs_is_that_of_all_batches_where_the_training_tells_i
     publishing = view.publishing()
     # A batch that is measured takes a second with 0.1 s of publishing: others 0.902 s.
     assert (publishing.microseconds, publishing.share) == (pytest.approx(2000), pytest.approx(0.002 / 0.902))
-
-
-def test_a_pause_is_no_part_of_a_step() -> None:
-    view = RunView("run")
-    view.see(batch_of(10, late_ns=3600 * SECOND, phases=spans_of(START + 9 * SECOND)))
-    assert sum(float(values[0]) for values in view.phases().seconds.values()) == pytest.approx(1)
 
 
 def test_the_phases_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

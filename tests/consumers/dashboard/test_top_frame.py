@@ -154,14 +154,6 @@ def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
     ]
 
 
-def test_metrics_are_found_by_a_part_of_their_name() -> None:
-    text = "\n".join(drawn(RUNNING, Shown(find="METRIC4"), height=60))
-    assert "11 of 52 metrics with 'METRIC4': Escape shows all" in text
-    assert "metric40" in text
-    assert not any(line.strip().startswith("loss ") and "▁" in line for line in text.splitlines())
-    assert "no metric is called 'nothing'" in "\n".join(drawn(RUNNING, Shown(find="nothing")))
-
-
 def test_that_an_evaluation_began_is_told_only_while_it_goes_on() -> None:
     view = trained()
     evaluation = {"dataloader_label": "eval", "timestamp": Timestamp(batch=40), "time_ns": 41 * SECOND}
