@@ -303,22 +303,6 @@ def test_a_callback_sees_its_own_share_of_what_was_published_for_several() -> No
     assert view_for(demand, snapshot_of(10, Event.BATCH_START)) is None
 
 
-@given(st.lists(demands, min_size=1, max_size=3), st.sampled_from(sorted(Event)), st.integers(0, 60))
-def test_it_sees_the_same_alone_and_beside_others(parts: list[Demand], event: Event, batch: int) -> None:
-    def published_for(demand: Demand) -> Snapshot | None:
-        number = batch_number(event, Timestamp(batch=batch).values)
-        if not demand.is_due(event, number):
-            return None
-        fields = demand.due_fields(event, number)
-        return snapshot_of(batch, event, **dict.fromkeys(sorted(fields), 1.5))
-
-    mine = parts[0]
-    alone, together = published_for(mine), published_for(Demand.merge(parts))
-    assert together is not None or alone is None
-    seen = None if together is None else view_for(mine, together)
-    assert seen == alone
-
-
 def test_an_event_that_is_requested_for_a_field_alone_goes_with_it() -> None:
     alone, both = Demand({INNER: EventDemand(None, {"a": 5, "b": 10})}), Demand({INNER: EventDemand(20, {"a": 5})})
     assert [number for number in range(1, 21) if alone.is_due(INNER, number)] == [5, 10, 15, 20]
