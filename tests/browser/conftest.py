@@ -24,6 +24,5 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(params=LOOKS, ids=["light", "dark phone"])
 def look(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The sizes and colours in which a page is looked at."""
     scheme, size = request.param
     return {"color_scheme": scheme, **size}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from axe import has_nothing_serious
+from axe import LOOKS, has_nothing_serious
 from browser import Dashboard, ui_of, visit
 from run_folders import write_run
 
@@ -14,12 +14,12 @@ from offloop.bus.index.annotations import annotate
 
 pytestmark = pytest.mark.timeout(180)
 
+AT_A_DESK, ON_A_PHONE = ({"color_scheme": scheme, **size} for scheme, size in LOOKS)
 NAMES = [f"rate-{rate}-seed-{seed}" for rate in (0.1, 0.01) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Dashboard]:
-    """The pages of four runs: one has failed, one is tagged, pinned and has a note, one is archived."""
     where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
     for name in NAMES:
         rate, seed = float(name.split("-")[1]), int(name[-1])
@@ -47,23 +47,24 @@ def test_the_table_of_all_runs(served, browser, look):
         has_nothing_serious(there)
 
 
-def test_the_page_of_a_run(served, browser, look):
+def test_the_page_of_a_run(served, browser):
+    look = ON_A_PHONE
     with visit(browser, f"{served.url}runs?run={NAMES[0]}", **look) as there:
         there.waits_for(lambda: there.pixels("loss/train/total") > 0, "a chart")
         assert there.page.evaluate("document.documentElement.scrollWidth") <= look["viewport"]["width"]
         has_nothing_serious(there)
 
 
-@pytest.mark.parametrize("view", ["scatter", "parallel"])
+@pytest.mark.parametrize(("view", "look"), [("scatter", AT_A_DESK), ("parallel", ON_A_PHONE)])
 def test_hyperparameters_against_a_metric(served, browser, look, view):
     with visit(browser, f"{served.url}#view={view}", **look) as there:
         there.page.locator(".home canvas").first.wait_for()
         has_nothing_serious(there)
 
 
-def test_runs_in_groups_beside_a_baseline(served, browser, look):
+def test_runs_in_groups_beside_a_baseline(served, browser):
     address = "&".join(f"run={name}" for name in NAMES[:3])
     address += f"&group=config/lr&baseline={NAMES[0]}"
-    with visit(browser, f"{served.url}runs?{address}", **look) as there:
+    with visit(browser, f"{served.url}runs?{address}", **AT_A_DESK) as there:
         there.waits_for(lambda: there.pixels("loss/train/total") > 0, "a chart")
         has_nothing_serious(there)

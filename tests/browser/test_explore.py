@@ -25,7 +25,6 @@ BEST = name_of(0.1, 4)
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[Path]:
-    """A dozen runs, the better the greater their rate and seed, and one without an accuracy."""
     with tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp") as folder:
         where = Path(folder)
         for rate in RATES:
@@ -49,7 +48,6 @@ def explore(there: Visit, method: str, *arguments: object) -> object:
 
 
 def at(there: Visit, method: str, *arguments: object) -> tuple[float, float]:
-    """A place on the plot, in pixels of the window."""
     before: list[object] = [None]
 
     def rests() -> tuple[float, float] | None:

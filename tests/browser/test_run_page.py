@@ -29,7 +29,6 @@ PICTURES = textwrap.dedent("""
 
 @pytest.fixture
 def run(runs_dir: Path) -> Path:
-    """A run of six batches that has ended."""
     with Publisher("r", info={"config": {"lr": 0.5}}) as publisher:
         publisher.publish(Event.FIT_START, hyperparameters={"config": {"lr": 0.5, "width": 32}})
         for batch in range(1, 7):
@@ -38,7 +37,6 @@ def run(runs_dir: Path) -> Path:
 
 
 def pixels(there: Visit, name: str) -> list[list[int]]:
-    """The first pixel of each image of that name that is loaded."""
     code = """(name) => [...document.querySelectorAll(`section[aria-label="${name}"] img`)].map((image) => {
         if (!image.complete || !image.naturalWidth) return null;
         const canvas = document.createElement("canvas");

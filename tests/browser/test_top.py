@@ -39,7 +39,6 @@ with Publisher("fruit") as publisher:
 
 @pytest.fixture
 def open_terminal(runs_dir: Path) -> Iterator[Callable[..., Terminal]]:
-    """Opens terminals with ``consumer --callbacks top`` and more arguments."""
     with contextlib.ExitStack() as opened:
 
         def open_one(*arguments: str, callbacks: str = "top", **options: Any) -> Terminal:
@@ -52,7 +51,6 @@ def open_terminal(runs_dir: Path) -> Iterator[Callable[..., Terminal]]:
 
 @contextlib.contextmanager
 def running(code: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that runs the code, interrupted at the end."""
     with output.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=stream, stderr=stream)
         try:
@@ -64,7 +62,6 @@ def running(code: str, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 @pytest.fixture
 def loop(runs_dir: Path, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A loop that publishes, with no trainer, for as long: it is there at once."""
     with running(LOOP, tmp_path / "loop.txt") as process:
         yield process
 
@@ -75,7 +72,6 @@ def recording(runs_dir: Path) -> str:
 
 
 def loss_on(text: str) -> str:
-    """The value of the loss."""
     return next(line.split()[1] for line in text.splitlines() if line.split()[:1] == ["loss"])
 
 
@@ -215,7 +211,6 @@ def test_without_a_terminal_it_says_what_to_use_instead(recording: str) -> None:
 
 
 def order(terminal: Terminal) -> list[str]:
-    """The names in the table, from the top."""
     return [line[2:].split()[0] for line in terminal.text.splitlines() if "✓" in line]
 
 
