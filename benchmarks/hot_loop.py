@@ -220,7 +220,7 @@ def followers(trainer: Trainer, count: int) -> Iterator[None]:
     for process in processes:
         process.stdout.readline()
     if processes:
-        time.sleep(1)  # let them read the history, which is not what is measured
+        time.sleep(1)  # until they have read the history
     try:
         yield
     finally:

@@ -518,7 +518,7 @@ HOSTS: dict[str, Callable[[Training, str], None]] = {
 }
 
 
-# -- what is found afterwards ------------------------------------------------------------------------------------------
+# -- the tools' own readers --------------------------------------------------------------------------------------------
 
 
 def found_in_events(where: Path) -> int:

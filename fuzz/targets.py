@@ -303,7 +303,7 @@ class _Memory:
         pass
 
 
-_MEMORY = "/dev/shm"  # the disk is not what is tested, and waiting for it takes most of the time
+_MEMORY = "/dev/shm"  # waiting for a disk would take most of the time
 _folder = tempfile.TemporaryDirectory(prefix="offloop-fuzz-", dir=_MEMORY if os.path.isdir(_MEMORY) else None)
 FOLDER = Path(_folder.name)
 """For decoders that read files."""

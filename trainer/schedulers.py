@@ -224,7 +224,7 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
         while into >= cycle:
             longer = whole(cycle * self.t_mult)
             if longer == cycle:
-                # Cycles grow no more: a long run would have to count very many of them.
+                # Cycles no longer grow: the remainder saves a loop over very many of them.
                 into %= cycle
                 break
             into, cycle = into - cycle, longer
@@ -393,7 +393,7 @@ class TimeAwareScheduler:
         The training loop calls it at the end of each batch or epoch, just before the timestamp advances. The rates stay
         once a stop has set ``max_duration`` within the batch."""
         state = self._state()
-        assert state is not None  # it outlives what steps its schedulers
+        assert state is not None  # it outlives the training loop
         if state.max_duration is not None:
             index, limit = counter_of(state.max_duration)
             if state.timestamp.values[index] >= limit:

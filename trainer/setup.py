@@ -161,7 +161,7 @@ class Setup:
         self._begin()
 
     def _begin(self) -> None:
-        """Let algorithms change the model, make what depends on it, and load the checkpoint to resume from."""
+        """Let algorithms change the model, make optimizers and schedulers, and load the checkpoint to resume from."""
         state = self.state
         # As late as this: earlier steps may have drawn random numbers.
         seed_all(state.seed)

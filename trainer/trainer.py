@@ -164,7 +164,7 @@ class Trainer:
         with self._ending_on_error():
             loop = setup.make_loop(self._control, self._progress)
             saves = bool(setup.checkpoints.watched)
-            # Ranks have to stop after the same batch, also without a checkpoint.
+            # Ranks must stop after the same batch, also without a checkpoint.
             deferred = saves or setup.ranks is not None
             with defer_signals(state, saves) if deferred else contextlib.nullcontext(Interruption()) as interruption:
                 loop.run(interruption)

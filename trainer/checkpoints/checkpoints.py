@@ -214,7 +214,7 @@ class Checkpoints:
         state = self._state
         if event not in self.watched or state.timestamp.values.batch == self._last_batch:
             return
-        assert self._planned is not None  # plan() has set what is watched
+        assert self._planned is not None  # plan() has set both
         if self._planned.is_due(event, state.timestamp, state.previous_timestamp) or state.reached_max_duration():
             self.save_now()
 

@@ -78,7 +78,7 @@ def draft_checkpoint(tree: Mapping[str, Any], what: object) -> CheckpointDraft:
         # The model comes first, so that tensors shared with other parts have its names.
         packed = {key: _pack(tree[key], key, table) for key in sorted(tree, key=lambda key: key != "model")}
     except RecursionError:
-        raise CheckpointError(f"cannot write {what}: something in it holds itself, or is nested too deeply") from None
+        raise CheckpointError(f"cannot write {what}: it contains itself, or is nested too deeply") from None
     kinds = {name: _kind_of(tensor.dtype, tensor.shape) for name, tensor in table.stored.items()}
     return CheckpointDraft(table.stored, {"version": VERSION, "tree": packed, "tensors": kinds})
 

@@ -43,8 +43,7 @@ class Evaluator:
     ) -> None:
         if not isinstance(label, str) or label in _OTHER_LABELS:
             raise ConfigurationError(
-                f"the label of an evaluator is {label!r}: use a text that names what is evaluated on, such as 'eval', "
-                "and not train or predict"
+                f"the label of an evaluator is {label!r}: use a name such as 'eval', but not train or predict"
             )
         self.label = label
         self.spec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")

@@ -133,7 +133,7 @@ def split_samples(batch: Any, size: int) -> list[Any]:
 def _check_dataloader(dataloader: Any, name: str) -> None:
     if not hasattr(dataloader, "__iter__") or hasattr(dataloader, "__next__"):
         raise ConfigurationError(
-            f"{name} is a {type(dataloader).__name__}: pass something that each epoch can iterate over anew, "
+            f"{name} is a {type(dataloader).__name__}: pass an object that each epoch can iterate over, "
             "such as a torch.utils.data.DataLoader or a list of batches"
         )
 

@@ -220,7 +220,7 @@ def add_eval_metrics(state: State, evaluators: Sequence[Evaluator]) -> None:
 
 
 def use_evaluators(state: State, evaluators: Sequence[Evaluator]) -> None:
-    """Replace the evaluators of the state, of which none has run yet, and keep the values of known labels."""
+    """Replace the evaluators of the state, and keep the values of labels that both have."""
     labels = {one.label for one in evaluators}
     state.evaluators[:], state.evaluated_at = evaluators, {}
     add_eval_metrics(state, evaluators)

@@ -85,13 +85,13 @@ class StatePublisher:
         self._clock = clock
         self._fields = FieldsOnDemand(state, fields, None if sharing is None else sharing.share)
         self._overdue: dict[str, list[EventPosition]] = {}
-        # Fields whose memory is to be allocated once all of their tensors exist, and fields whose memory is allocated.
+        # Fields whose memory will be allocated once all of their tensors exist, and fields whose memory is allocated.
         self._to_reserve: set[str] = set()
         self._reserved: set[str] = set()
         # Times the phases of batches while a consumer requests them.
         self._phases: PhaseProbe | None = None
-        self._hears_marks = False
-        self._heard_version = 0
+        self._has_marks = False
+        self._marks_version = 0
         # Count of each event of a microbatch in the batch with this timestamp.
         self._microbatches: tuple[tuple[int, ...], dict[Event, int]] = ((), {})
         # The batch in which the demand changed; the change is not in effect yet.
@@ -130,7 +130,7 @@ class StatePublisher:
         if phases is None:
             self._publish(event)
             return
-        if self._stream.demand_version != self._heard_version:
+        if self._stream.demand_version != self._marks_version:
             # A change of demand between two events removes the ones that are no longer requested.
             phases.drop()
         if event in phases.marks:
@@ -138,8 +138,8 @@ class StatePublisher:
         began, own = perf_counter_ns(), thread_time_ns()
         self._publish(event)
         phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
-        if phases.is_timing is not self._hears_marks and self._phases is phases:
-            self._hear_marks(phases.is_timing)
+        if phases.is_timing is not self._has_marks and self._phases is phases:
+            self._request_marks(phases.is_timing)
 
     def _publish(self, event: Event) -> None:
         state = self._state
@@ -200,17 +200,17 @@ class StatePublisher:
         self._phases = self._fields.phases
         if self._phases is not None:
             self._phases.clock = self._clock
-        self._hear_marks(self._phases is not None and self._phases.is_timing)
+        self._request_marks(self._phases is not None and self._phases.is_timing)
 
-    def _hear_marks(self, hears: bool) -> None:
-        self._heard_version = self._stream.demand_version
-        if hears:
+    def _request_marks(self, requested: bool) -> None:
+        self._marks_version = self._stream.demand_version
+        if requested:
             # Unrequested marks are not published: _due() finds that out. A closed stream requests nothing.
             if Event.BATCH_END in self._stream.requested_events:
                 self._stream.requested_events |= PhaseProbe.marks
-        elif self._hears_marks:
+        elif self._has_marks:
             self._stream.requested_events -= PhaseProbe.marks - self._always.events - self._stream.demand.events
-        self._hears_marks = hears
+        self._has_marks = requested
 
     def _due(self, event: Event) -> _Due | None:
         """Return the fields that are due at an event; ``None`` for an event that is not due."""
@@ -262,7 +262,7 @@ class StatePublisher:
         self._prepare()
 
     def _reserve(self) -> None:
-        assert self._sharing is not None  # nothing is to be reserved otherwise
+        assert self._sharing is not None  # only sharing reserves memory
         self._sharing.reserve(self._fields.tensors_of(self._to_reserve))
         self._reserved |= self._to_reserve
         self._to_reserve = set()
