@@ -90,7 +90,9 @@ def find_checkpoints(
         shown = str(path.relative_to(inside) if path.is_relative_to(inside) else path)
         found[path] = Checkpoint(shown, *time, *about, is_latest, is_best, *compared, metrics)
 
-    for folder in dict.fromkeys(Path(os.path.normpath(one)) for one in [inside, *_folders(run)]):
+    saved = (attempt.info.get(SAVE_FOLDER) for attempt in run.attempts)
+    named = (Path(one) for one in saved if isinstance(one, str) and os.path.isabs(one) and "\0" not in one)
+    for folder in dict.fromkeys(Path(os.path.normpath(one)) for one in (inside, *named, *read_folders(run.path))):
         if folder != inside and folder.is_relative_to(inside):
             continue
         looked = _Look(folder)
@@ -126,14 +128,6 @@ def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
         return checkpoint.metric, checkpoint.value
     metric = min(checkpoint.metrics, key=lambda name: (_PREFERRED.index(direction_of(name)), name))
     return metric, checkpoint.metrics[metric]
-
-
-def _folders(run: RunInfo) -> Iterator[Path]:
-    for attempt in run.attempts:
-        folder = attempt.info.get(SAVE_FOLDER)
-        if isinstance(folder, str) and os.path.isabs(folder) and "\0" not in folder:
-            yield Path(folder)
-    yield from read_folders(run.path)
 
 
 class _Look:

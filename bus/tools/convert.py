@@ -194,7 +194,12 @@ def _records_of_rank(sources: Sequence[RecordSource]) -> Iterator[Recorded]:
     stream = _RankStream(sources[0].run, sources[0].attempt)
     last: Recorded | None = None
     obituary: Recorded | None = None
-    for record in heapq.merge(*sources, key=_first_number):
+
+    def first_number(record: Recorded) -> int:
+        left_out = CutRange.of(record)
+        return record.event.seq if left_out is None else left_out.first
+
+    for record in heapq.merge(*sources, key=first_number):
         if (left_out := CutRange.of(record)) is not None:
             yield from stream.leave_out(left_out)
         elif _is_obituary(record):
@@ -210,11 +215,6 @@ def _records_of_rank(sources: Sequence[RecordSource]) -> Iterator[Recorded]:
     if obituary is not None and (last is None or obituary.event.seq > last.event.seq):
         yield from stream.add(obituary)
     yield from stream.rest()
-
-
-def _first_number(record: Recorded) -> int:
-    left_out = CutRange.of(record)
-    return record.event.seq if left_out is None else left_out.first
 
 
 def _is_obituary(record: Recorded) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from enum import Enum
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from offloop.bus.errors import InvalidTimeError, TimeUnitError
 
@@ -128,9 +128,6 @@ class Time:
 
     def __hash__(self) -> int:
         return hash((self._value, self._unit))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Time, (self._value, self._unit)
 
     def __int__(self) -> int:
         return int(self._value)

@@ -227,9 +227,6 @@ class Timestamp:
     def __hash__(self) -> int:
         return hash(self.values)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Timestamp.from_values, (self.values,)
-
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Timestamp):
             return self.values == other.values
