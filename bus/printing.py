@@ -63,7 +63,7 @@ def share_terminal() -> None:
 
 
 def is_screen(stream: TextIO) -> bool:
-    """Whether a stream is a terminal with a movable cursor."""
+    """Return whether a stream is a terminal with a movable cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -27,7 +27,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_running(pid: Any, began: Any = None) -> bool:
-    """Whether the process runs, and started at ``began`` if that is known. A zombie does not run."""
+    """Return whether the process runs, and started at ``began`` if that is known. A zombie does not run."""
     if not isinstance(pid, int) or pid <= 0:
         return False
     if (fields := _stat(pid)) is not None:

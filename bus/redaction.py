@@ -47,7 +47,7 @@ _OF_KEYS = _words(
     "api access account app auth aws azure client deploy encryption gcp hf license master openai pass priv private "
     "secret service shared signing ssh storage wandb"
 )  # words that are secret before key in one word
-_PATS = _words("gh github gitlab git azure devops databricks")  # what has a personal access token
+_PATS = _words("gh github gitlab git azure devops databricks")  # services with personal access tokens
 _AFTER = _words("value string str v old prod production staging dev live raw plain header")
 """Words at the end of a name that change nothing."""
 _COUNTED = _words(
@@ -243,7 +243,7 @@ _AFTER_OPTION = re.compile(r"""["']?,?\s{1,8}""")
 _QUOTED = re.compile(r"""[bBrRuUfF]{0,2}+(\\*+(?:\"{3}|'{3}|["'`]))(?:(?!\1)(?:\\.|[^\\]))*+(?:\1|\Z)""", re.DOTALL)
 _QUOTES = "\"'`"
 _BEFORE_QUOTED = f"\\{_QUOTES}bBrRuUfF"
-_STOPS = ",;&)]}"  # what ends a value without blanks, where values are in quotes
+_STOPS = ",;&)]}"  # ends of an unquoted value among quoted ones
 _IN_QUERY = re.compile(r"""[^\s&;#"'<>]*+""")
 
 

@@ -38,7 +38,7 @@ class AcceleratedRun(WatchedRun):
         self._accelerator = accelerator
         self._scaled = [one for one in optimizers if isinstance(one, AcceleratedOptimizer) and one.scaler is not None]
         self._backward_losses: list[torch.Tensor] = []
-        self._is_between = True  # whether the next forward pass is the first one of a dataloader batch
+        self._is_between = True  # true if the next forward pass is the first one of a dataloader batch
         self._pass: Callable[[], Any] | None = None  # the dataloader of the current epoch
         names = ("mixed_precision", "num_processes", "split_batches", "gradient_accumulation_steps")
         super().__init__(

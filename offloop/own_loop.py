@@ -66,7 +66,7 @@ class WatchedRun:
         """Start the run; further arguments are those of :class:`AttachedTraining`."""
         self._is_disabled = not is_enabled(options)
         self.detached = self._is_disabled
-        """Whether there is no run: it is disabled, or an error of offloop has ended it."""
+        """True if there is no run: it is disabled, or an error of offloop has ended it."""
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
@@ -104,7 +104,7 @@ class WatchedRun:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether to stop here. Ends a batch whose optimizer has stepped."""
+        """True if the loop should stop. Ends a batch whose optimizer has stepped."""
         self._end_batch()
         return self._is_stopped
 

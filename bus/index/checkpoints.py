@@ -36,7 +36,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
     batch: int | None
     time: float | None  # modification time in seconds since 1970; None for a deleted one
     size: int
-    is_latest: bool = False  # whether a link such as latest-rank0.safetensors points to it
+    is_latest: bool = False  # true if a link such as latest-rank0.safetensors points to it
     is_best: bool = False
     metric: str | None = None  # metric for comparing checkpoints, see bus.checkpoints.ratings
     value: float | None = None

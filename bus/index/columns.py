@@ -64,10 +64,10 @@ class Column(NamedTuple):
     title: str  # short name, for the head
     kind: Kind
     value: ValueOf
-    downwards: bool = False  # whether the greatest values are shown first
+    downwards: bool = False  # true if the greatest values are shown first
     metric: str | None = None  # full name of the metric that it shows
     which: str = ""  # best, min or max of a metric, else empty
-    direction: Mode | None = None  # whether lower or higher values of the metric are better
+    direction: Mode | None = None  # min or max, the better values of the metric
 
     @property
     def head(self) -> str:

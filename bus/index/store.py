@@ -48,7 +48,7 @@ class IndexStore:
         self._path = runs_dir / INDEX_FOLDER
         self._directory = -1
         self._identity: tuple[int, int] | None = None
-        self.problem: str | None = None  # why nothing can be stored, if so
+        self.problem: str | None = None  # reason for storing nothing
 
     def open(self) -> bool:
         """Open, or make, the folder and return whether it is the same as before."""

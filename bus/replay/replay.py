@@ -45,7 +45,7 @@ class Pace:
             return self._left(at)
 
     def is_past(self, at: int) -> bool:
-        """Whether a recorded time in nanoseconds has passed; does not request an event."""
+        """Return whether a recorded time in nanoseconds has passed; does not request an event."""
         with self._lock:
             return self._head is not None and self._left(at) == 0
 

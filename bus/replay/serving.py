@@ -52,7 +52,7 @@ class Feed:
         self._session = session
         self._outbox = session.state.outbox
         self._attempt: int = session.welcome["attempt"]
-        self.is_taken = True  # whether the broker has taken everything up to the last ask()
+        self.is_taken = True  # true if the broker has taken everything up to the last ask()
         self._asked = 0.0
         self._progress = 0, True
         self._progressed = time.monotonic()

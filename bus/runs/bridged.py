@@ -37,12 +37,12 @@ class BridgeStatus:
         return cls(servers, host, os.getpid(), start_time(os.getpid()), "connecting")
 
     def has_all(self, attempt: int) -> bool:
-        """Whether all of a run that ended with that attempt is in the stream."""
+        """Return whether all of a run that ended with that attempt is in the stream."""
         return self.state == "done" and self.attempt == attempt
 
     @property
     def has_tried(self) -> bool:
-        """Whether it has contacted the servers, answered or not."""
+        """True if it has contacted the servers, answered or not."""
         return self.state != "connecting" or self.reason != ""
 
     @property

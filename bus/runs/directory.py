@@ -43,7 +43,7 @@ class RunInfo:
     """Name of its directory."""
     path: Path
     live: bool
-    """Whether a broker serves it now."""
+    """True if a broker serves it now."""
     attempts: tuple[Attempt, ...]
     control_endpoint: str | None
     """Address of the live broker for publishers and leases."""
@@ -79,7 +79,7 @@ class RunInfo:
 
     @property
     def away(self) -> bool:
-        """Whether its broker was killed and its trainer is alive, which starts another broker."""
+        """True if its broker was killed and its trainer is alive, which starts another broker."""
         return not self.live and self.last.status == "lost" and self.last.has_publisher
 
     @property
@@ -152,13 +152,13 @@ def numbered_names(name: str) -> Iterator[str]:
 
 
 def is_name_for(found: str, name: str) -> bool:
-    """Whether ``found`` is ``name``, or ``name`` with a number."""
+    """Return whether ``found`` is ``name``, or ``name`` with a number."""
     number = found.rpartition("-")[2]
     return found == name or (number.isdigit() and found == name[: MAX_RUN_NAME - len(number) - 1] + f"-{number}")
 
 
 def is_taken(path: Path) -> bool:
-    """Whether the directory contains parts of a run, so that no new run can have it."""
+    """Return whether the directory contains parts of a run, so that no new run can have it."""
     try:
         names = os.listdir(path)
     except OSError:
@@ -173,7 +173,7 @@ def free_name(root: Path, name: str, launch: str | None = None) -> str:
 
 
 def is_own_name(path: Path, launch: str | None) -> bool:
-    """Whether a starting run can have this directory: it is free, or its newest attempt has the same ``launch``."""
+    """Return whether a starting run can have this directory: free, or its last attempt has the same ``launch``."""
     if not is_taken(path):
         return True
     with contextlib.suppress(RunDirectoryError):
@@ -253,7 +253,7 @@ def read_run(path: Path) -> RunInfo:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a broker holds the run's lock, which the system releases with the broker's process."""
+    """Return whether a broker holds the run's lock, which the system releases with the broker's process."""
     with contextlib.suppress(RunDirectoryError), _opened(path) as directory:
         return directory is not None and _is_locked_in(directory)
     return False

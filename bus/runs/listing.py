@@ -31,7 +31,7 @@ class ListedRun(msgspec.Struct, frozen=True):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it may continue on its host, although its bridge is silent."""
+        """True if it may continue on its host, although its bridge is silent."""
         return self.status in ("live", "paused") and not self.live
 
 

@@ -8,7 +8,7 @@ import time
 
 _PATIENCE_SECONDS = 0.3  # wait for a check to release the lock, on systems where a check must take it
 CAN_ASK = sys.platform == "linux"
-"""Whether the system has open file description locks (``F_OFD_SETLK``), which can be queried."""
+"""True if the system has open file description locks (``F_OFD_SETLK``), which can be queried."""
 
 _STRUCT_FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = (os.SEEK_SET, 0, 0, 0)
@@ -32,7 +32,7 @@ def take(descriptor: int) -> bool:
 
 
 def is_held(descriptor: int) -> bool:
-    """Whether another open file has the lock of that file, which may have been deleted."""
+    """Return whether another open file has the lock of that file, which may have been deleted."""
     if CAN_ASK:
         asked = _STRUCT_FLOCK.pack(fcntl.F_RDLCK, *_WHOLE_FILE)
         kind: int = _STRUCT_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]

@@ -62,7 +62,7 @@ class Attempt(msgspec.Struct, frozen=True, rename={"number": "attempt"}):
 
     @property
     def has_publisher(self) -> bool:
-        """Whether a publishing process runs on this machine."""
+        """True if a publishing process runs on this machine."""
         here = socket.gethostname()
         return any(
             publisher.get("host") == here and processes.is_running(publisher.get("pid"), publisher.get("started"))
@@ -71,7 +71,7 @@ class Attempt(msgspec.Struct, frozen=True, rename={"number": "attempt"}):
 
     @property
     def is_published_elsewhere(self) -> bool:
-        """Whether a publishing process is on another machine or in another container."""
+        """True if a publishing process is on another machine or in another container."""
         here = socket.gethostname()
         return any(publisher.get("host") != here for publisher in self.publishers)
 

@@ -28,7 +28,7 @@ class Written:
     damage: tuple[str, ...]  # unreadable places, each with its file and offset
     gaps: tuple[Gap, ...]  # missing events of each rank
     left_out: tuple[Gap, ...]  # missing events of recordings that were written as a part
-    lost: bool  # whether the recordings held something unreadable that is not in the file
+    lost: bool  # true if the recordings held something unreadable that is not in the file
 
 
 def nothing_chosen(path: Path) -> ConfigurationError:
@@ -92,7 +92,7 @@ def convert(
 
     written = RecordSource(output)
     for _ in written:
-        """What it lacks is known at its end."""
+        pass  # missing events are known at the end
     gaps = [*written.gaps, *_missing_at_the_end(sources, streams)]
     return Written(
         path=output,
@@ -218,5 +218,5 @@ def _records_of_rank(sources: Sequence[RecordSource]) -> Iterator[Recorded]:
 
 
 def _is_obituary(record: Recorded) -> bool:
-    """Whether a broker wrote this ending because it lost the publisher. Later events of the publisher replace it."""
+    """Return whether a broker wrote this ending when it lost the publisher, whose later events replace it."""
     return record.topic.name == END and record.event.fields.get("status") == "lost"

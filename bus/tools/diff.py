@@ -97,7 +97,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether no difference was found."""
+        """True if no difference was found."""
         return self.first is None and not any(is_of_the_training(one.name) for one in self.hyperparameters)
 
     def compare(self, batch: int, place: int, a: Recorded, b: Recorded) -> None:

@@ -14,7 +14,7 @@ FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "trace": ".t
 """Export formats, and the suffix of a file of each."""
 
 COUNTERS, DURATIONS = TrainingTime._fields[:10], TrainingTime._fields[10:]
-"""What counts in a training time, and what is by the clock; in rows the latter is in seconds."""
+"""Counters of a training time, and its clock times, which rows have in seconds."""
 
 FIXED = (
     *("run", "attempt", "rank", "seq", "event", "time", "utc", "epoch", "batch", "sample", "token", "iteration"),

@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     batch: int | None
     """Batches trained at that event."""
     error: str | None = None
-    """Why it was not applied."""
+    """Reason for not applying it."""
     time_ns: int | None = None
     """Time of the answer in nanoseconds since 1970 (UTC); ``None`` if the stream does not have it."""
     done: str | None = None

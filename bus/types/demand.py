@@ -185,7 +185,7 @@ class Demand:
         )
 
     def is_due(self, event: Event, number: int, position: EventPosition | None = None) -> bool:
-        """Whether the event is due at a batch number; intervals other than numbers need a ``position``."""
+        """Return whether the event is due at a batch number; intervals other than numbers need a ``position``."""
         found = self._by_event.get(event)
         return found is not None and _are_due(found.intervals, number, position)
 

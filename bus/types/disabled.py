@@ -9,7 +9,7 @@ _MEANINGS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(
 
 
 def is_disabled() -> bool:
-    """Whether ``OFFLOOP_DISABLED`` disables offloop. Raises ConfigurationError for an invalid value."""
+    """Return whether ``OFFLOOP_DISABLED`` disables offloop. Raises ConfigurationError for an invalid value."""
     value = os.environ.get(VARIABLE, "")
     meaning = _MEANINGS.get(value.strip().lower())
     if meaning is None:

@@ -164,22 +164,22 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
 
     @property
     def is_before_event(self) -> bool:
-        """Whether it opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
+        """True if it opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
         return "before" in self._words or self._words[-1] == "start"
 
     @property
     def is_after_event(self) -> bool:
-        """Whether it closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
+        """True if it closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
         return "after" in self._words or self._words[-1] == "end"
 
     @property
     def is_eval(self) -> bool:
-        """Whether it belongs to an evaluation, within ``fit()`` or alone."""
+        """True if it belongs to an evaluation, within ``fit()`` or alone."""
         return self._words[0] == "eval"
 
     @property
     def is_predict(self) -> bool:
-        """Whether it belongs to ``predict()``."""
+        """True if it belongs to ``predict()``."""
         return self._words[0] == "predict"
 
     @property

@@ -33,7 +33,7 @@ def hyperparameters_in(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def is_of_the_training(name: str) -> bool:
-    """Whether it is of the training itself, so that it is the same in equal trainings."""
+    """Return whether it is of the training itself, so that it is the same in equal trainings."""
     return name.partition("/")[0] not in _OF_THE_START
 
 

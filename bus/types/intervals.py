@@ -87,7 +87,7 @@ def batch_number(
 
 
 def is_due(interval: int | str, position: EventPosition) -> bool:
-    """Whether an interval is due at a position.
+    """Return whether an interval is due at a position.
 
     A number is in batches, counted from 1: 10 means the 10th, 20th, .... Evaluations and predictions count their own.
     Events that belong to no batch are due every time.
@@ -162,7 +162,7 @@ def _is_first(time: Time, position: EventPosition) -> bool:
 
 
 def passes(step: Time, timestamp: TrainingTime, previous: TrainingTime | None) -> bool:
-    """Whether the count of a time's unit has passed a multiple of it since ``previous``, ``None`` for the start."""
+    """Return whether the count of a time's unit has passed a multiple of it since ``previous`` or the start."""
     index, size = counter_of(step)
     before = 0 if previous is None else previous[index]
     return timestamp[index] // size > before // size

@@ -48,7 +48,7 @@ class Span(NamedTuple):
 class BatchPhases(NamedTuple):
     began_ns: int  # end of the preceding batch or evaluation: nanoseconds since 1970 (UTC), by the rank's clock
     spans: tuple[Span, ...]
-    on_device: bool  # whether the GPU was timed, and not the host, which runs ahead of it
+    on_device: bool  # true if the GPU was timed, and not the host, which runs ahead of it
     publishing_ns: int | None = None
     """Time that publishing took in the training thread, the mean of the batches since the last report; ``None`` without
     a report. A batch with a report is not typical: it computes further fields."""

@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is an imported log, which has its own steps, see :func:`offloop.bus.types.metrics.shown_step`."""
+        """True if it is an imported log, which has its own steps, see :func:`offloop.bus.types.metrics.shown_step`."""
         return self.name.startswith(IMPORTED)
 
     @classmethod

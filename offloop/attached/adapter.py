@@ -117,7 +117,7 @@ class Adapter:
         super().__init__()
         check_options(options)
         self.detached = True
-        """Whether there is no run: outside of a training, if disabled, or after an error of offloop."""
+        """True if there is no run: outside of a training, if disabled, or after an error of offloop."""
         self._options = options
         self._training: AttachedTraining
         self._wrapped: list[Wrapped] = []

@@ -62,7 +62,7 @@ def as_run_name(text: object) -> str | None:
 
 
 def is_enabled(options: Options) -> bool:
-    """Whether the run is enabled, see :class:`Options`. Raises ConfigurationError for an invalid value."""
+    """Return whether the run is enabled, see :class:`Options`. Raises ConfigurationError for an invalid value."""
     enabled = options.get("enabled", True)
     if not isinstance(enabled, bool):
         raise ConfigurationError(f"enabled is {enabled!r}: use True or False", name="enabled", value=enabled)

@@ -35,7 +35,7 @@ class LoopPosition:
         self.samples = self.tokens = 0
         self.resumed: EpochState = "open"
         self.in_epochs = self.in_body = False
-        """Whether the loop iterates over epochs of the run, and whether it is in one."""
+        """True while the loop iterates over epochs of the run, and while it is in one."""
         self._clock = wall_clock()
         self._began = self._clock()
         self._fetched = self._trained = 0
@@ -108,7 +108,7 @@ class LoopPosition:
         self._fetched = self._trained = 0
 
     def epoch_state(self, is_stopped: bool) -> EpochState:
-        """How a training resumes here.
+        """Return how a training resumes here.
 
         A loop that left its pass within the epoch has ended the epoch, unless it was stopped or handles an exception
         newer than the pass."""

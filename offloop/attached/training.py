@@ -61,7 +61,7 @@ class Framework(NamedTuple):
     package: str | None = None
     events: frozenset[Event] = ALWAYS  # events that it reports; consumers never receive others
     without: Mapping[str, str] = {}  # unavailable fields, with the reason
-    keeps_gradients: bool = False  # whether the gradients of a batch exist at its end
+    keeps_gradients: bool = False  # true if the gradients of a batch exist at its end
 
     @property
     def version(self) -> str | None:
