@@ -98,7 +98,7 @@ class ControlHandler:
             raise ConfigurationError(f"rank {hello.rank} of {hello.world_size}: ranks go from 0 to world_size - 1")
         if (hello.local_world_size or 1) > hello.world_size:
             raise ConfigurationError(
-                f"local_world_size is {hello.local_world_size}: it is at most world_size, {hello.world_size}"
+                f"local_world_size {hello.local_world_size} exceeds world_size, {hello.world_size}"
             )
         held = Demand.from_wire(hello.demand) if hello.attempt is not None and hello.demand else None
         # run.json cannot hold everything that a message can: check before anything is created.
@@ -106,9 +106,7 @@ class ControlHandler:
         broker, directory = self._broker, self._broker.directory
         own = directory.name
         if hello.run != own and not (hello.new and is_name_for(own, check_run_name(hello.run))):
-            raise BrokerError(
-                f"this broker serves run {own!r} alone: start a publisher of {hello.run!r} without broker="
-            )
+            raise BrokerError(f"this broker serves only run {own!r}: publish {hello.run!r} without broker=")
         if broker.run is None:
             if broker.has_ended:
                 raise BrokerError(f"run {own!r} has ended: publish without broker=, which starts another broker")

@@ -126,9 +126,7 @@ class BrokerRun:
         """Return the rank of a ``hello``, new or known. Raise BrokerError if it cannot publish here."""
         number, attempt, name = hello.rank, hello.attempt or hello.new_attempt, self.name
         if attempt not in (None, self.attempt):
-            raise BrokerError(
-                f"attempt {attempt} of run {name!r} cannot continue: attempt {self.attempt} has begun since"
-            )
+            raise BrokerError(f"attempt {attempt} of run {name!r} cannot continue: attempt {self.attempt} has begun")
         rank = self.ranks.get(number)
         if rank is None and number < self.world_size:
             if len(self.ranks) >= self.local_world_size:
@@ -142,7 +140,7 @@ class BrokerRun:
             rank.publisher_id = hello.publisher_id
         elif rank is None or rank.publisher_id != hello.publisher_id:
             raise BrokerError(
-                f"rank {number} of run {name!r} exists already: choose another run name, or wait until it ends"
+                f"rank {number} of run {name!r} exists already: use another run name, or wait for its end"
             )
         return rank
 

@@ -72,14 +72,10 @@ class CheckpointNames:
         keep_best: int | None = None,
     ) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < -1:
-            raise ConfigurationError(
-                f"keep={keep!r} is not allowed: use a number of checkpoints, or -1 to keep them all"
-            )
+            raise ConfigurationError(f"keep={keep!r} is not allowed: use a number of checkpoints, or -1 for all")
         names = self._known = {**_ALONE, **(names or {})}
         if "://" in os.fspath(folder):
-            raise ConfigurationError(
-                f"folder {os.fspath(folder)!r} is not on a file system: use a local or mounted one"
-            )
+            raise ConfigurationError(f"folder {os.fspath(folder)!r} is not on a file system: use a local path")
         self.folder = Path(CheckpointName(os.fspath(folder), names, "folder").at())
         self._filename = CheckpointName(filename, names, "filename", _TIMES)
         self._filename.check_relative()

@@ -272,7 +272,7 @@ async def connected(
     except TimeoutError:
         why = f" ({client.trouble})" if client.trouble else ""
         raise BrokerError(
-            f"no NATS server answers at {servers}{why}: see whether it runs", address=str(servers)
+            f"no NATS server answers at {servers}{why}: check that it runs", address=str(servers)
         ) from None
     except (Error, OSError) as error:
         raise BrokerError(f"NATS at {servers}: {in_words(error)}", address=str(servers)) from None
@@ -318,6 +318,4 @@ def _check_version(version: object, servers: NatsServers) -> None:
     required, why = (OLDEST, "") if servers.are_here else (OLDEST_BEYOND_LOOPBACK, _KNOWN_HOLES)
     if known < required:
         found, needed = (".".join(map(str, one)) for one in (known, required))
-        raise BrokerError(
-            f"the NATS server at {servers} is {found}: it must be {needed} or newer{why}", address=str(servers)
-        )
+        raise BrokerError(f"NATS server at {servers} is {found}: use {needed} or newer{why}", address=str(servers))

@@ -154,6 +154,4 @@ class FileCopy:
                 path=path,
             )
         if at.offset > end:
-            raise ShorterError(
-                f"{path} ends {at.offset - end:,} bytes before its copy in the stream {stream}", path=path
-            )
+            raise ShorterError(f"{path} ends {at.offset - end:,} bytes before its copy in stream {stream}", path=path)

@@ -33,9 +33,7 @@ def describer(info: Info) -> Callable[[str], dict[str, Any]]:
         try:
             size = len(encode_control("hello", {"info": described}))
         except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(
-                f"the run's info cannot be stored ({error}): use numbers, text, lists, maps and None"
-            ) from None
+            raise ConfigurationError(f"info cannot be stored ({error}): use numbers, text, lists, maps, None") from None
         if size > _MAX_INFO:
             raise ConfigurationError(
                 f"the run's info has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "

@@ -118,13 +118,9 @@ def checked_step(step: Any) -> int:
 def check_name(name: Any, known: set[str]) -> str:
     """Return a valid name of a logged value and add it to ``known``, or raise ConfigurationError."""
     if not isinstance(name, str):
-        raise ConfigurationError(
-            f"{repr(name)[:100]} cannot be the name of a logged value: use text, such as 'train/accuracy'"
-        )
+        raise ConfigurationError(f"{repr(name)[:100]} cannot name a logged value: use text, such as 'train/accuracy'")
     if len(name) > _LONGEST_NAME:
-        raise ConfigurationError(
-            f"a name of {len(name):,} characters cannot be logged, {name[:20]!r}...: use at most {_LONGEST_NAME:,}"
-        )
+        raise ConfigurationError(f"name {name[:20]!r}... has {len(name):,} characters: use at most {_LONGEST_NAME:,}")
     if not name.isascii():
         try:
             name.encode()

@@ -337,9 +337,7 @@ class Publisher(SerialCalls):
     def _check_lost(self) -> None:
         """Raise ClosedError, unless the broker is lost for good or the program is ending while other threads run."""
         if not self._state.lost and not self._is_left:
-            raise ClosedError(
-                f"the publisher of run {self.run_name!r} is closed: publish before close(), or make a new one"
-            )
+            raise ClosedError(f"the publisher of run {self.run_name!r} is closed: publish before close()")
 
     def is_requested(self, event: Event | str, field: str, batch: int) -> bool:
         """Return whether a consumer requests a field of an event at a batch, counted from 1.

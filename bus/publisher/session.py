@@ -271,9 +271,7 @@ def _check_place(
     if local_world_size is not None and not 1 <= local_world_size <= world_size:
         raise ConfigurationError(f"local_world_size is {local_world_size}: it goes from 1 to world_size, {world_size}")
     if broker is not None and stream_to is not None:
-        raise ConfigurationError(
-            "stream_to is for the first rank, which starts the broker: leave out broker or stream_to"
-        )
+        raise ConfigurationError("stream_to is only for the rank that starts the broker: omit broker or stream_to")
     if broker is not None and not broker.startswith("ipc://"):
         raise ConfigurationError(
             f"broker is {broker!r}: use the Publisher.address of the first rank on this host (ipc://...); from other "

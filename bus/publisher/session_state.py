@@ -223,6 +223,4 @@ class SessionState:
         dropped = self.outbox.dropped
         self.outbox.clear()
         if dropped:
-            _log.warning(
-                "%d events of run %s were dropped: the broker did not read them in time", dropped, self._run_name
-            )
+            _log.warning("%d events of run %s were dropped: the broker read too slowly", dropped, self._run_name)

@@ -31,9 +31,7 @@ def send_command(
     run is not live; BrokerError: the broker does not answer, or refuses."""
     command = check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
-        raise ConfigurationError(
-            f"run {run.name!r} is {run.status}, so it takes no commands: 'offloop runs --live' lists those that do"
-        )
+        raise ConfigurationError(f"run {run.name!r} is {run.status}, not live: 'offloop runs --live' lists live runs")
     return perform(SocketChannel(run.control_endpoint), CommandExchange(run.recorded_as, command, wait))
 
 

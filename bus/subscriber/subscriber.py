@@ -262,9 +262,7 @@ class Subscriber(RunStream):
     def _exchange(self, name: str, arguments: tuple[Argument, ...], wait: float, reason: str | None) -> CommandExchange:
         command = check_command(name, arguments, reason)
         if not self._takes_commands:
-            raise ConfigurationError(
-                f"run {self.run_name!r} takes no command: it is not live; 'offloop runs' lists the runs"
-            )
+            raise ConfigurationError(f"run {self.run_name!r} is not live: 'offloop runs --live' lists live runs")
         return CommandExchange(self.run_name, command, wait, self._timeouts)
 
     @property

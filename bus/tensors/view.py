@@ -122,9 +122,7 @@ class Tensors(Mapping[str, TensorView]):
 
     def _check(self) -> None:
         if self._closed:
-            raise ClosedError(
-                "these tensors are closed: copy them before their event is handled, if you need them longer"
-            )
+            raise ClosedError("these tensors are closed: copy them before their event is handled")
 
     def close(self) -> None:
         """Give up the memory; arrays, views and images in use keep it."""
@@ -253,9 +251,7 @@ _decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
 def _read_header(image: memoryview) -> tuple[dict[str, _Entry], dict[str, str], int]:
     length = int.from_bytes(image[:8], "little")
     if len(image) < 8 or length > min(MAX_HEADER, len(image) - 8):
-        raise ProtocolError(
-            f"an image of {len(image)} bytes is not a safetensors file: its header does not fit into it"
-        )
+        raise ProtocolError(f"an image of {len(image)} bytes is not a safetensors file: its header is too long")
     header = bytes(image[8 : 8 + length])
     # Bound the memory of the decoded header before it is built; each tensor has four names.
     if header.count(b":") > 5 * MAX_TENSORS or header.count(b",") > MAX_ELEMENTS:

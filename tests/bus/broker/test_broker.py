@@ -328,7 +328,7 @@ def test_a_publisher_of_an_earlier_attempt_is_refused(runs_dir, caplog):
     publish_until_recorded(new, 1)
     old.publish(Event.EPOCH_END)
     wait_for(lambda: old.poll() or old.closed, "the refusal", 60)
-    assert "attempt 1 of run 'r' cannot continue: attempt 2 has begun since" in caplog.text
+    assert "attempt 1 of run 'r' cannot continue: attempt 2 has begun" in caplog.text
     new.close()
     assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
     assert len(list(Recording(runs_dir / "r", attempt=2))) == 1

@@ -94,4 +94,4 @@ def test_an_old_server_is_for_this_machine_alone(serve):
     with NatsConnection(here.servers):
         pass
     elsewhere = serve("elsewhere", program=DEBIANS, host=host)
-    assert "it must be 2.12.7 or newer" in refusal(elsewhere, f"nats://{host}")
+    assert "use 2.12.7 or newer" in refusal(elsewhere, f"nats://{host}")
