@@ -241,7 +241,7 @@ class SWA(_Averaging):
             self._set_rates(state)
         else:
             if event is self._event:
-                self._take_in_weights(state)
+                self._add_weights(state)
             if has_reached(state, self.swa_end):
                 self._replace_weights(state)
 
@@ -266,7 +266,7 @@ class SWA(_Averaging):
         if "average" in state:
             self._begin_average(state["average"])
 
-    def _take_in_weights(self, state: State) -> None:
+    def _add_weights(self, state: State) -> None:
         if self._average is None:
             self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in state.optimizers]
             self._begin_average()

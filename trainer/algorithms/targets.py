@@ -33,7 +33,7 @@ class Mixing(Algorithm):
         if interpolate_loss:
             self._steps[Event.BEFORE_BACKWARD] = self._mix_losses
         else:
-            self._steps |= {Event.BEFORE_LOSS: self._mix_targets, Event.AFTER_LOSS: self._put_targets_back}
+            self._steps |= {Event.BEFORE_LOSS: self._mix_targets, Event.AFTER_LOSS: self._restore_targets}
         self._targets: torch.Tensor | None = None
         self._partners = torch.empty(0, dtype=torch.long)
         self._share = 0.0
@@ -73,7 +73,7 @@ class Mixing(Algorithm):
             targets = soft_targets(targets, state.outputs)
         state.batch_set_item(self.target_key, _mixture(targets, targets[self._partners], self._share))
 
-    def _put_targets_back(self, state: State) -> None:
+    def _restore_targets(self, state: State) -> None:
         state.batch_set_item(self.target_key, self._targets)
         self._targets = None
 

@@ -51,10 +51,10 @@ def _refusing(kind: type[OffloopError] = OffloopError) -> Iterator[None]:
         raise (_Mistake if isinstance(error, _MISTAKES) else click.ClickException)(str(error)) from error
 
 
-class _Beginning:
-    """A training whose run has not begun, until :attr:`over`."""
+class _Start:
+    """The start of a training, before its run begins."""
 
-    over = False
+    finished = False
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         """Exit at once on Ctrl-C and SIGTERM: an exception would leave torch and numpy half loaded."""
@@ -76,12 +76,12 @@ class _Tasks(click.Group):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.obj = beginning = _Beginning()
+        ctx.obj = start = _Start()
         with _reporting_failure(), handle_signals(_interrupt, signal.SIGTERM):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:
-                if beginning.over:
+                if start.finished:
                     if _is_first_rank():
                         raise
                     sys.exit(130)
@@ -114,7 +114,7 @@ def _reporting_failure() -> Iterator[None]:
         yield
     except click.ClickException as error:
         if not _is_first_rank():
-            _leave_it_to_the_first_rank()
+            _wait_for_the_first_rank()
         report_failure(f"error: {error.format_message()}")
         raise
     except (OffloopError, OSError) as error:
@@ -136,7 +136,7 @@ def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _leave_it_to_the_first_rank() -> None:
+def _wait_for_the_first_rank() -> None:
     # torchrun ends all ranks when one has ended, and the first rank reports the same error. If this returns, only
     # this rank has something to report.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -241,8 +241,8 @@ def _explaining_what_is_missing() -> Iterator[None]:
 
 def _task_command(task: Task) -> click.Command:
     @click.pass_obj
-    def run(beginning: _Beginning, /, **values: Any) -> None:
-        _run_task(task, values, beginning)
+    def run(start: _Start, /, **values: Any) -> None:
+        _run_task(task, values, start)
 
     own = [option for option in task.options if option.name not in OPTION_NAMES]
     return _TaskCommand(
@@ -255,9 +255,9 @@ def _task_command(task: Task) -> click.Command:
     )
 
 
-def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> None:
+def _run_task(task: Task, values: Mapping[str, Any], start: _Start) -> None:
     with _refusing():
-        with beginning.loading(), _explaining_what_is_missing():
+        with start.loading(), _explaining_what_is_missing():
             from offloop.trainer.device.device import is_gpu
             from offloop.trainer.distributed.ranks import join_ranks
             from offloop.trainer.stream.run_stream import short_path
@@ -269,7 +269,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
     say = printing.say if ranks is None or ranks.rank == 0 else str
     with _refusing():
         made = Trainer(**arguments)
-    beginning.over = True
+    start.finished = True
     try:
         with _refusing(ConfigurationError), made:
             say(made.introduce())
@@ -279,7 +279,7 @@ def _run_task(task: Task, values: Mapping[str, Any], beginning: _Beginning) -> N
             missing = "" if made.recorded_all else ", INCOMPLETE: some published events could not be recorded"
             say(f"recording: {short_path(made.recording)}{missing}")
         if made.save_folder is not None:
-            _say_how_to_go_on(made, made.save_folder, arguments, values, say)
+            _show_how_to_resume(made, made.save_folder, arguments, values, say)
 
 
 def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> dict[str, Any]:
@@ -321,7 +321,7 @@ def _choose_seed(values: Mapping[str, Any]) -> int:
     return zlib.crc32(values["run_name"].encode()) if values["autoresume"] and values["run_name"] else new_seed()
 
 
-def _say_how_to_go_on(
+def _show_how_to_resume(
     made: "Trainer", folder: Path, arguments: Mapping[str, Any], values: Mapping[str, Any], say: Callable[[str], object]
 ) -> None:
     state = made.state

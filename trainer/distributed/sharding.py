@@ -121,7 +121,7 @@ class FullySharded:
         self.forward: Callable[[Any], Any] = self._forward_with_equal_buffers if list(model.buffers()) else model
         if hasattr(model, "eval_forward"):
             self._keep_sharded_between_evaluations()
-        atexit.register(_let_go, weakref.ref(model))
+        atexit.register(_free, weakref.ref(model))
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -209,7 +209,7 @@ def _shard_by_name(tree: Any, weights: Mapping[str, Any]) -> Any:
     return [_shard_by_name(value, weights) for value in tree] if isinstance(tree, list) else tree
 
 
-def _let_go(model: "weakref.ref[nn.Module]") -> None:
+def _free(model: "weakref.ref[nn.Module]") -> None:
     living = model()
     if living is not None:
         for module in list(living.modules()):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DataParallel:
-    """Copies the model to every rank; torch's ``DistributedDataParallel`` averages the gradients in the backward."""
+    """Copies the model to every rank. torch's ``DistributedDataParallel`` averages the gradients."""
 
     def __init__(self, model: torch.nn.Module, device: Device, find_unused_parameters: bool = False) -> None:
         ids = [device.torch_device.index] if device.name == "gpu" else None

@@ -61,7 +61,7 @@ class RingPublisher:
         self._clock = clock
         # Number 1 is the broker's, for a mark before the events that it writes.
         self._seq = self._base_seq = 1
-        self._is_left = False
+        self._is_written = False
         self._now = 0
         self._encoders = {
             event: event_encoder(Topic(publisher.run_name, event.value, state.rank), publisher.attempt)
@@ -73,30 +73,30 @@ class RingPublisher:
             self._probe = PhaseProbe(state, lambda: True)
             self._probe.clock = clock
         self._late: list[tuple[Any, TrainingTime, TrainingTime | None]] = []
-        published.send_through(self._send_and_leave)
+        published.send_through(self._send_and_write)
 
     def publish(self, event: Event) -> None:
         """Write an event to the ring, and publish it if it is requested."""
         self._now = self._clock()
         probe = self._probe
         if probe is None or event not in PhaseProbe.marks:
-            self._publish_and_leave(event)
+            self._publish_and_write(event)
             return
         probe.before(event)
         began = perf_counter_ns()
-        self._publish_and_leave(event)
+        self._publish_and_write(event)
         took = perf_counter_ns() - began
         probe.after(event, took, took)
 
-    def _publish_and_leave(self, event: Event) -> None:
+    def _publish_and_write(self, event: Event) -> None:
         if event in self._is_published:
-            self._is_left = False
+            self._is_written = False
             self._publish(event)
-            if self._is_left:
+            if self._is_written:
                 return
-        self._leave(event, self._state.timestamp.values, None, {}, self._published.context)
+        self._write(event, self._state.timestamp.values, None, {}, self._published.context)
 
-    def _send_and_leave(
+    def _send_and_write(
         self,
         event: Event,
         timestamp: TrainingTime,
@@ -106,7 +106,7 @@ class RingPublisher:
         has_deferred: bool = False,
     ) -> None:
         self._send(event, timestamp, previous, fields, context, has_deferred)
-        self._is_left = True
+        self._is_written = True
         if has_deferred and (late := deferred_values(fields)):
             fields = {**fields, **dict.fromkeys(late)}
             if "phases" in late:
@@ -115,9 +115,9 @@ class RingPublisher:
                 fields["on_demand"] = [name for name in fields["on_demand"] if name != "phases"]
         if event is Event.BATCH_END:
             fields = self._with_phases(fields, timestamp, previous)
-        self._leave(event, timestamp, previous, fields, context)
+        self._write(event, timestamp, previous, fields, context)
 
-    def _leave(
+    def _write(
         self,
         event: Event,
         timestamp: TrainingTime,
