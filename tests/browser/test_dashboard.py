@@ -4,17 +4,14 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Dashboard, Visit, commanded, running, ui_of, visit
-from helpers import wait_for
+from browser import Dashboard, Visit, running, ui_of, visit
 
 from offloop.bus import Event, Publisher
-from offloop.bus.runs.directory import find_run
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,7 +20,6 @@ LONG, PEAK, NAN = 20_000, 12_345, 15_000
 
 
 def record(where: Path, name: str, losses: list[float], status: str = "finished") -> None:
-    """A run that is over, with these losses, the first one at batch 0."""
     with Publisher(name, runs_dir=where, resume=True) as publisher:
         publisher.publish(Event.FIT_START, max_duration=f"{len(losses)}ba")
         for batch, loss in enumerate(losses, 1):
@@ -33,7 +29,6 @@ def record(where: Path, name: str, losses: list[float], status: str = "finished"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Dashboard]:
-    """A page with four lines: a long run, a short one from its recording, and two attempts of a third."""
     where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
     losses = [2.0 - batch / LONG for batch in range(LONG)]
     losses[PEAK], losses[NAN] = 100.0, float("nan")
@@ -47,7 +42,7 @@ def served() -> Iterator[Dashboard]:
     shutil.rmtree(where)
 
 
-def test_runs_recordings_and_attempts_are_drawn_over_one_another(served, browser):
+def test_runs_and_attempts_are_drawn_over_one_another_and_the_keyboard_reaches_every_control(served, browser):
     with visit(browser, served.url) as there:
         there.waits_for(lambda: [len(there.points(LOSS, run)) for run in range(1, 4)] == [5, 2, 4], "three lines")
         there.waits_for(lambda: there.points(LOSS)[-1][0] == LONG - 1, "the long one")
@@ -57,6 +52,16 @@ def test_runs_recordings_and_attempts_are_drawn_over_one_another(served, browser
         before = there.pixels(LOSS)
         there.page.get_by_role("button", name="Lines of long").click()
         there.waits_for(lambda: there.pixels(LOSS) != before, "one line less")
+
+        there.page.get_by_role("heading", name="offloop training, as it happens", exact=True).wait_for()
+        reached = set()
+        for _ in range(60):
+            there.page.keyboard.press("Tab")
+            reached.add(there.page.evaluate("document.activeElement.closest('[aria-label]')?.ariaLabel || ''"))
+        assert {"Keyboard shortcuts", "Smoothing", "Find charts by name", "Events and commands"} <= reached
+        assert any(label.startswith(f"Chart of {LOSS} over batch") and "short: 0.25" in label for label in reached)
+        there.page.keyboard.press("?")
+        there.sees("next x axis")
 
 
 def test_a_zoom_brings_finer_points_and_nothing_is_hidden_before(served, browser):
@@ -86,70 +91,21 @@ def test_a_zoom_brings_finer_points_and_nothing_is_hidden_before(served, browser
         assert there.drawn(LOSS)["range"] == [0, LONG]
 
 
-def test_the_keyboard_reaches_every_control_and_charts_have_words(served, browser):
-    with visit(browser, served.url) as there:
-        there.waits_for(lambda: len(there.points(LOSS, 1)) == 5, "the runs")
-        there.page.get_by_role("heading", name="offloop training, as it happens", exact=True).wait_for()
-        reached = set()
-        for _ in range(60):
-            there.page.keyboard.press("Tab")
-            reached.add(there.page.evaluate("document.activeElement.closest('[aria-label]')?.ariaLabel || ''"))
-        assert {"Keyboard shortcuts", "Smoothing", "Find charts by name", "Events and commands"} <= reached
-        assert any(label.startswith(f"Chart of {LOSS} over batch") and "short: 0.25" in label for label in reached)
-        there.page.keyboard.press("?")
-        there.sees("next x axis")
-
-
-def test_points_arrive_live_and_the_stop_button_stops_the_run(runs_dir, browser):
-    command = (sys.executable, "-m", "offloop.consumers", "--callbacks", "dashboard", "-o", "dashboard.port=0")
-    with running("live", pause=0.005) as run:
-        wait_for(lambda: (runs_dir / "live" / "run.json").exists(), "the run")
-        with commanded(*command, "--run", "live") as served, visit(browser, served.url, color_scheme="dark") as there:
-            there.waits_for(lambda: len(there.points(LOSS)) > 20, "points")
-            assert there.pixels(LOSS) > 0
-            before = there.points(LOSS)[-1][0]
-            there.waits_for(lambda: there.points(LOSS)[-1][0] > before, "later points")
-            there.page.locator(".status", has_text="live").wait_for()
-            # Legible on dark.
-            for name, color in (("pause", "rgb(108, 182, 255)"), ("stop", "rgb(255, 143, 132)")):
-                button = there.page.get_by_role("button", name=name, exact=True)
-                assert button.evaluate("one => getComputedStyle(one).color") == color
-            there.page.get_by_role("button", name="stop", exact=True).click()
-            there.page.get_by_role("button", name="Keep training").click()
-            there.page.get_by_role("button", name="Keep training").wait_for(state="hidden")
-            assert run.process.poll() is None
-            there.page.get_by_role("button", name="stop", exact=True).click()
-            there.page.get_by_role("button", name="Stop", exact=True).click()
-            assert "trained" in run.end()
-            there.page.locator(".status-stopped").wait_for()
-            there.sees("'stop' took effect at batch")
-            served.has_said("stays at")
-            assert served.leave() == 0
-
-
-def test_a_broker_that_dies_is_survived_and_a_trainer_that_dies_is_lost(runs_dir, browser):
-    with running("mortal") as run, ui_of("mortal", "--wait") as served, visit(browser, served.url) as there:
-        there.waits_for(lambda: len(there.points(LOSS)) > 10, "points")
-        wait_for(lambda: find_run("mortal").live, "the broker")
-        os.kill(json.loads((runs_dir / "mortal" / "broker.json").read_text())["pid"], signal.SIGKILL)
-        before = there.points(LOSS)[-1][0]
-        there.waits_for(lambda: there.points(LOSS)[-1][0] > before + 300, "points of after that", timeout=60)
-        there.page.locator(".status", has_text="live").wait_for()
-        run.process.kill()
-        there.page.locator(".status-lost").wait_for(timeout=30_000)
-        assert not there.page.get_by_role("button", name="stop", exact=True).is_visible()
-
-
-def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(runs_dir, browser):
+def test_a_run_is_waited_for_and_goes_on_without_its_browsers_and_its_broker_but_not_without_its_trainer(
+    runs_dir, browser
+):
     with ui_of("later", "--wait") as served, visit(browser, served.url) as stays:
+
+        def goes_on(batches: int = 100) -> None:
+            before = stays.waits_for(lambda: stays.points(LOSS), "points")[-1][0]
+            stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + batches, "later points", timeout=60)
+
         stays.page.locator(".status-waiting").wait_for()
         served.has_said("waiting for later")
         with running("later") as run:
             with visit(browser, served.url) as leaves:
                 leaves.waits_for(lambda: len(leaves.points(LOSS)) > 5, "points")
-            before = stays.waits_for(lambda: stays.points(LOSS), "points")[-1][0]
-            stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + 100, "later points")
-            assert run.process.poll() is None
+            goes_on()
             _hide(stays, True)
 
             def is_still() -> bool:
@@ -158,14 +114,18 @@ def test_a_run_is_waited_for_and_a_browser_that_goes_away_takes_nothing_along(ru
                 return stays.page.locator(".run-facts").inner_text() == before
 
             stays.waits_for(is_still, "a page that is sent nothing while it is hidden")
-            before = stays.points(LOSS)[-1][0]
             _hide(stays, False)
-            stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + 100, "what came meanwhile")
+            goes_on()
+            os.kill(json.loads((runs_dir / "later" / "broker.json").read_text())["pid"], signal.SIGKILL)
+            goes_on(200)
+            stays.page.locator(".status", has_text="live").wait_for()
+            run.process.kill()
+            stays.page.locator(".status-lost").wait_for(timeout=30_000)
+            assert not stays.page.get_by_role("button", name="stop", exact=True).is_visible()
         assert len(served.said) == 2, served.said
 
 
 def _hide(there: Visit, is_hidden: bool) -> None:
-    """Puts a page behind others, as far as it can tell."""
     code = """(hidden) => {
         Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
         document.dispatchEvent(new Event("visibilitychange"));

@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 from offloop.bus import Event, Publisher
 from offloop.bus.runs.directory import find_run
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 
 MARKUP = "<img src=x onerror='hacked=1'><script>hacked=1</script>{{7*7}}\"'"
 CONSUMER = (sys.executable, "-m", "offloop.consumers", "-o", "dashboard.port=0", "--log", "")
@@ -44,7 +44,6 @@ def spans(began: int, late: int) -> dict[str, object]:
 
 @pytest.fixture
 def recording(runs_dir: Path) -> Path:
-    """A run of two ranks, of which the second is late, that failed with markup in its error."""
     with (
         Publisher("odd", world_size=2) as first,
         Publisher("odd", broker=first.address, rank=1, world_size=2) as second,
@@ -111,14 +110,14 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             assert not hacked(page)
 
 
-def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path, browser):
+def test_pause_resume_checkpoint_and_stop_say_what_became_of_them(runs_dir, tmp_path, browser):
     train = ("--max-duration", "2000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
     training = subprocess.Popen([sys.executable, "-m", "offloop.trainer", "digits", *train], stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", timeout=90)
         wait_for(lambda: find_run("obedient").live, "the broker")
         dashboard = commanded(*CONSUMER, "--callbacks", "dashboard", "--run", "obedient")
-        with dashboard as served, visit(browser, served.url) as there:
+        with dashboard as served, visit(browser, served.url, color_scheme="dark") as there:
             there.waits_for(lambda: len(there.points("loss/train/total")) > 5, "points", timeout=40)
 
             def press(name: str) -> None:
@@ -143,6 +142,14 @@ def test_pause_resume_and_checkpoint_say_what_became_of_them(runs_dir, tmp_path,
                 there.page.locator(
                     ".log .command", has_text=re.compile(f"'{name}' .*web page.* (took effect|wrote)")
                 ).first.wait_for()
+            # Legible on dark.
+            for name, color in (("pause", "rgb(108, 182, 255)"), ("stop", "rgb(255, 143, 132)")):
+                button = there.page.get_by_role("button", name=name, exact=True)
+                assert button.evaluate("one => getComputedStyle(one).color") == color
+            there.page.get_by_role("button", name="stop", exact=True).click()
+            there.page.get_by_role("button", name="Keep training").click()
+            there.page.get_by_role("button", name="Keep training").wait_for(state="hidden")
+            assert training.poll() is None
             there.page.get_by_role("button", name="stop", exact=True).click()
             there.page.get_by_role("button", name="Stop", exact=True).last.click()
             there.page.locator(".status-stopped").wait_for()
