@@ -99,7 +99,7 @@ def test_every_page_of_the_navigation_is_there_and_found_by_the_search(site: Pat
         assert found[location]["title"] == title
         home = {link.removeprefix("./") for link in pages[site / "index.html"].links}
         assert location in home, f"{source} cannot be reached from the first page"
-    assert "starts that broker when none is named" in found["reference/bus/#offloop.bus.Publisher"]["text"]
+    assert "run_name" in found["reference/bus/#offloop.bus.Publisher"]["text"]
     assert "--tolerance" in found["commands/#offloop-compare"]["text"]
 
 
