@@ -89,33 +89,6 @@ def test_subscribers_wait_for_a_killed_broker_while_the_trainer_lives(runs_dir):
         assert collector.subscriber.gaps == ()
 
 
-LONG_RUN = """
-import time
-from offloop.bus import Event, Publisher
-publisher = Publisher("r")
-for batch in range(1, 1001):
-    publisher.publish(Event.BATCH_END, batch=batch)
-while publisher.statistics().acknowledged < 1000:
-    time.sleep(0.01)
-    publisher.poll()
-print("sent", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_killed_trainer_ends_the_run_as_lost(runs_dir):
-    process = subprocess.Popen([sys.executable, "-c", LONG_RUN], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "sent\n"
-    collector = Collector()
-    wait_for(lambda: len(collector.got) == 1000, "the events")
-    process.kill()
-    collector.join(30)
-    process.communicate()
-    assert str(collector.subscriber.ending) == "lost: the trainer's process died"
-    wait_for(lambda: not find_run("r").live, "the broker to end")
-    assert find_run("r").status == "lost"
-
-
 def test_unknown_runs_and_closed_subscribers_are_errors(runs_dir):
     with pytest.raises(RunNotFoundError, match=r"none yet"):
         Subscriber("x")
