@@ -13,7 +13,7 @@ from offloop.bus.broker.flight import STALLED_SECONDS, FlightRecorder
 from offloop.bus.broker.rank import LiveRank
 from offloop.bus.errors import BrokerError
 from offloop.bus.protocol.flight_ring import BLOCK, MAX_EVENT, FlightRing, FlightRingReader
-from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, event_encoder, pack_map, split_frame
+from offloop.bus.protocol.frames import Topic, decode_whole_event, event_encoder, pack_map, split_frame
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.flight import ANNOUNCED_DUMPS, MOST_DUMPS, list_dumps
@@ -22,7 +22,6 @@ from offloop.bus.types.timestamp import TrainingTime
 
 _ENCODE = event_encoder(Topic("r", "batch_end", 0), 1)
 _CONTEXT = pack_map({"world_size": 1})
-BEGIN = EventBody(1, 1, 1, 1, 0, TrainingTime(), None, {}, {})
 
 
 def put_batch(ring, batch, size=100):
