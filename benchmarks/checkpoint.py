@@ -27,8 +27,7 @@ from offloop.trainer import Algorithm, AlgorithmLogger, State, Trainer
 from offloop.trainer.device.device import get_device
 
 EVERY = 2
-CACHES = 200_000_000
-"""More than any cache holds."""
+CACHES = 200_000_000  # more than any cache holds
 SIZES = {"10 MB": 10_000_000, "100 MB": 100_000_000, "1 GB": 1_000_000_000}
 
 

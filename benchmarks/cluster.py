@@ -40,34 +40,25 @@ from offloop.bus.protocol.host_windows import HostWindow, encode_window, summari
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.types.phases import PHASES
 
-RANKS = 8
-"""On each host."""
-STEP = 0.2
-"""Seconds."""
+RANKS = 8  # on each host
+STEP = 0.2  # seconds
 WINDOW = 1.0
 """Seconds between two windows of a host. At this step real ones take 1.6 s, see
 :mod:`offloop.bus.protocol.host_windows`; this is the highest rate."""
 RUN = "r"
-STATUS = json.dumps({"run": RUN, "info": "x" * 1500})
-"""As long as a bridge's status."""
+STATUS = json.dumps({"run": RUN, "info": "x" * 1500})  # as long as a bridge's status
 STOPWATCH = f"{Path(__file__).with_name('callbacks.py')}:Stopwatch"
-SIZES = tuple(2**power for power in range(12))
-"""Hosts: 8 to 16,384 ranks."""
-LOOK = 0.1
-"""Seconds between two polls of the reader."""
-LATE = 1.0
-"""Seconds after which a window is too late, because the next one is due."""
+SIZES = tuple(2**power for power in range(12))  # hosts: 8 to 16,384 ranks
+LOOK = 0.1  # seconds between two polls of the reader
+LATE = 1.0  # seconds after which a window is too late, because the next one is due
 
 
 @dataclass(frozen=True)
 class Sizes:
     hosts: Sequence[int]
-    beside: int
-    """Simulated hosts in the part ``hosts``."""
-    seconds: float
-    """Of one measurement."""
-    settle: float
-    """Seconds before it."""
+    beside: int  # simulated hosts in the part hosts
+    seconds: float  # of one measurement
+    settle: float  # seconds before it
 
 
 # Functions in separate processes
@@ -75,12 +66,9 @@ class Sizes:
 
 class SimulatedHost(asyncio.Protocol):
     def __init__(self, number: int, world: int) -> None:
-        self.delays: list[float] = []
-        """Seconds from windows to their acknowledgements."""
-        self.unanswered = 0
-        """Number of messages without acknowledgement."""
-        self.waited = 0
-        """Number of windows that were due before the last acknowledgement."""
+        self.delays: list[float] = []  # seconds from windows to their acknowledgements
+        self.unanswered = 0  # number of messages without acknowledgement
+        self.waited = 0  # number of windows that were due before the last acknowledgement
         self._host = f"host{number}"
         self._ranks = tuple(range(number * RANKS, (number + 1) * RANKS))
         self._world = world
@@ -300,8 +288,7 @@ async def make_stream(address: str) -> None:
 
 @dataclass
 class Cost:
-    percent: float
-    """Of one core."""
+    percent: float  # of one core
     mebibytes: float
 
 

@@ -27,18 +27,14 @@ from nats_servers import NatsServer
 from offloop.bus.runs.bridged import read_bridge
 
 PATIENCE = 300.0
-FLAT = 32.0
-"""MiB by which flat memory may grow."""
+FLAT = 32.0  # MiB by which flat memory may grow
 
 
 @dataclass(frozen=True)
 class Sizes:
-    kills: int
-    """Of each kind."""
-    rate: int
-    """Events a second."""
-    away: float
-    """Seconds without a server."""
+    kills: int  # of each kind
+    rate: int  # events a second
+    away: float  # seconds without a server
 
 
 def deaths(report: Report, where: Path, sizes: Sizes, seed: int) -> None:

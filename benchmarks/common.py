@@ -30,8 +30,7 @@ from typing import Any
 
 from offloop.bus.errors import close_matches
 
-PLAIN_PROGRESS_SECONDS = 5.0
-"""Between two lines of progress without a terminal."""
+PLAIN_PROGRESS_SECONDS = 5.0  # between two lines of progress without a terminal
 
 
 def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.ArgumentParser:
@@ -135,8 +134,7 @@ def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
 class Report:
     def __init__(self, title: str, quick: bool, json_file: Path | None = None) -> None:
         self.figures: dict[str, dict[str, Any]] = {}
-        self.details: dict[str, Any] = {}
-        """Further content of the JSON file."""
+        self.details: dict[str, Any] = {}  # further content of the JSON file
         self._header = {"benchmark": title, "quick": quick, "machine": machine()}
         self._json_file = json_file
         self._begin = time.monotonic()

@@ -27,8 +27,7 @@ CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LOSS = "loss/train/total"
 LAST_IN_LINE = "echo 19 2>/dev/null >/proc/self/autogroup"
 """With automatic groups the kernel gives each session the same share, whatever its scheduling class."""
-SETTLE_SECONDS = 3
-"""Until a new browser has finished its start."""
+SETTLE_SECONDS = 3  # until a new browser has finished its start
 DRAWN = """([chart, last]) => {
     const canvas = document.querySelector(`[data-plot="${chart}"] canvas`);
     const board = document.querySelector(".board");

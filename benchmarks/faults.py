@@ -34,25 +34,19 @@ from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording
 
-STALL = 5.0
-"""Limit of one call, in milliseconds."""
-TOLD = 3.0
-"""Limit until consumers know that a run is lost, in seconds."""
-LEASE = 6.5
-"""Limit until the demand of a dead consumer ends, in seconds."""
-FLAT = 32.0
-"""MiB by which flat memory may grow."""
+STALL = 5.0  # limit of one call, in milliseconds
+TOLD = 3.0  # limit until consumers know that a run is lost, in seconds
+LEASE = 6.5  # limit until the demand of a dead consumer ends, in seconds
+FLAT = 32.0  # MiB by which flat memory may grow
 PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
 class Sizes:
     deaths: int
-    still: float
-    """Seconds for which a process is stopped."""
+    still: float  # seconds for which a process is stopped
     lag: int
-    consumers: int
-    """In four processes."""
+    consumers: int  # in four processes
 
 
 QUICK = Sizes(deaths=2, still=0.5, lag=5_000, consumers=8)

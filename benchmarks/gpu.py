@@ -30,20 +30,16 @@ from offloop.trainer.device.device import get_device
 from offloop.trainer.stream.tensor_sharing import pin
 
 MIB = 1 << 20
-WITH_FIELDS = "speed,lr,optimizer,activations,phases"
-"""With fields that are computed on the GPU."""
-DISTINCT = 8
-"""Number of different batches."""
+WITH_FIELDS = "speed,lr,optimizer,activations,phases"  # with fields that are computed on the GPU
+DISTINCT = 8  # number of different batches
 
 
 class Job(NamedTuple):
     widths: tuple[int, ...]
     rows: int
     batches: int
-    alone: float
-    """Least share of the bare loop's speed without a stream."""
-    watched: float
-    """The same with a consumer that runs ``speed,lr``."""
+    alone: float  # least share of the bare loop's speed without a stream
+    watched: float  # the same with a consumer that runs speed,lr
 
 
 JOBS = {

@@ -54,8 +54,7 @@ OF_A_BATCH = (
     *(Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD),
     *(Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT),
 )
-SLEEPING_EVERY = 3
-"""A sleeping callback is measured in every such round: its speed varies little."""
+SLEEPING_EVERY = 3  # a sleeping callback is measured in every such round: its speed varies little
 ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
 ALL_LOGGERS = "jsonl,csv,tensorboard"
 ALL_FILES = (
@@ -143,10 +142,8 @@ def measure_events(report: Report, runs_dir: Path, quick: bool) -> None:
 
 
 class Cost(NamedTuple):
-    busy: list[float]
-    """The thread's time, in Python and in the kernel."""
-    passed: list[float]
-    """Time on the clock: with more processes than cores, also waiting for a core."""
+    busy: list[float]  # the thread's time, in Python and in the kernel
+    passed: list[float]  # time on the clock: with more processes than cores, also waiting for a core
 
 
 def in_turn(

@@ -14,16 +14,13 @@ from offloop.trainer import Classifier, LanguageModel, Trainer
 
 @dataclass(frozen=True)
 class Job:
-    make: Callable[[int], Made]
-    """Returns a new module, and a loader of so many batches."""
+    make: Callable[[int], Made]  # returns a new module, and a loader of so many batches
     model: Callable[[torch.nn.Module], torch.nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     batches: int
     rounds: int
-    alone: float
-    """Least share of the bare loop's speed without a stream."""
-    watched: float
-    """The same with broker and ``speed,lr`` attached."""
+    alone: float  # least share of the bare loop's speed without a stream
+    watched: float  # the same with broker and speed,lr attached
     microbatch: int | None = None
 
 

@@ -21,8 +21,7 @@ RUNS = 50
 CHARTS = 6
 VIEW = {"width": 1400, "height": 1000}
 FRAME_MILLISECONDS = 1000 / 60
-LATE = 1.05
-"""A frame is in time within this many intervals after the last one: clocks are not exact."""
+LATE = 1.05  # a frame is in time within this many intervals after the last one: clocks are not exact
 ARE_DRAWN = """([chart, runs, last]) => {
     const board = document.querySelector(".board");
     if (!board) return false;

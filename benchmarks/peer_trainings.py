@@ -27,10 +27,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 HERE = Path(__file__).parent
-MARK = "OFFLOOP_BENCHMARK"
-"""Environment variable of all processes of a measurement."""
-PROGRESS = struct.Struct("qqd")
-"""Process id of the training, number of started steps, monotonic time of the last start."""
+MARK = "OFFLOOP_BENCHMARK"  # environment variable of all processes of a measurement
+PROGRESS = struct.Struct("qqd")  # process id of the training, number of started steps, monotonic time of the last start
 SAVE_EVERY = 5
 _MEGABYTE = 1_000_000
 

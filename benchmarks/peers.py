@@ -33,11 +33,9 @@ HERE = Path(__file__).resolve().parent
 TRAININGS = HERE / "peer_trainings.py"
 JOBS = {"tiny": (600, 10, 2.0), "gpt": (12, 8, 4.0), "medium": (40, 8, 4.0)}
 """Steps of a training, the most pairs of them, and seconds after which no further pair starts."""
-GOALS = {"medium": 0.98, "gpt": 0.98, "slow": 0.98, "thread": 150}
-"""Goals of offloop."""
+GOALS = {"medium": 0.98, "gpt": 0.98, "slow": 0.98, "thread": 150}  # goals of offloop
 KILLED_AT = 120
-PATIENCE, LIMIT = 30.0, 240.0
-"""Seconds for a step, or for the end after the last one; and for a whole process."""
+PATIENCE, LIMIT = 30.0, 240.0  # seconds for a step, or for the end after the last one; and for a whole process
 PLAIN = ("plain", "alone")
 
 
@@ -47,13 +45,10 @@ class Tool(NamedTuple):
     tool: str
     packages: tuple[str, ...]
     bare: tuple[str, str] = PLAIN
-    reader: str | None = None
-    """Reader that counts the steps after a crash; ``None`` for a tool that writes nothing."""
-    environment: str | None = None
-    """Distribution with a separate environment, or ``composer``."""
+    reader: str | None = None  # reader that counts the steps after a crash; None for a tool that writes nothing
+    environment: str | None = None  # distribution with a separate environment, or composer
     server: bool = False
-    slow: bool = False
-    """Whether it runs callbacks."""
+    slow: bool = False  # whether it runs callbacks
     saves: bool = False
 
 
@@ -100,12 +95,10 @@ class Unmeasured(Exception):
 
 class Outcome(NamedTuple):
     results: list[dict[str, Any]]
-    code: int | None
-    """``None`` if it was ended at its limit."""
+    code: int | None  # None if it was ended at its limit
     error: str
     steps: int
-    end: float
-    """Seconds from the start of the last step until the process exited."""
+    end: float  # seconds from the start of the last step until the process exited
 
 
 class Environment:

@@ -127,7 +127,5 @@ def spoiled_json(draw: DrawFn, data: bytes) -> bytes:
 
 class Target(NamedTuple):
     run: Callable[[bytes], None]
-    seeds: Callable[[], list[bytes]]
-    """Good input to start with."""
-    spoiled: Callable[[bytes], SearchStrategy[bytes]]
-    """Makes bad input from good input."""
+    seeds: Callable[[], list[bytes]]  # good input to start with
+    spoiled: Callable[[bytes], SearchStrategy[bytes]]  # makes bad input from good input

@@ -305,8 +305,7 @@ class _Memory:
 
 _MEMORY = "/dev/shm"  # waiting for a disk would take most of the time
 _folder = tempfile.TemporaryDirectory(prefix="offloop-fuzz-", dir=_MEMORY if os.path.isdir(_MEMORY) else None)
-FOLDER = Path(_folder.name)
-"""For decoders that read files."""
+FOLDER = Path(_folder.name)  # for decoders that read files
 
 _DATA_END = records.HEAD.pack(records.OP_DATA_END, 4)
 

@@ -21,8 +21,7 @@ import click
 from offloop.bus.cli.main import bus
 
 _ROOT = Path(__file__).resolve().parents[1]
-_WIDTH = 80
-"""In characters: fits on the site, whatever the terminal of the build."""
+_WIDTH = 80  # in characters: fits on the site, whatever the terminal of the build
 _LINK = re.compile(r"\]\((?P<target>\.\./[^)#\s]+)(?:#[^)]*)?\)")
 _LANGUAGES = {".js": "javascript", ".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
 

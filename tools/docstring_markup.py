@@ -18,8 +18,7 @@ from typing import Any
 
 from griffe import Alias, AliasResolutionError, Extension, GriffeLoader, Module, Object, get_logger
 
-PACKAGE = "offloop"
-"""Its names must exist; names of other packages are shown as they are."""
+PACKAGE = "offloop"  # its names must exist; names of other packages are shown as they are
 
 _log = get_logger("docstring_markup")
 

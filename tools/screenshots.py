@@ -28,8 +28,7 @@ LIVE = "digits-long"
 ACCURACY = "metrics/eval/MulticlassAccuracy"
 BY_IT = f"sort=-{ACCURACY}.best"
 FEW = "".join(f"&column={name}" for name in (f"{ACCURACY}.best", "config/lr", "status"))
-PLOTS = "document.querySelectorAll('[data-plot]').length > 1"
-"""Plots below the visible part are not drawn."""
+PLOTS = "document.querySelectorAll('[data-plot]').length > 1"  # plots below the visible part are not drawn
 ROWS = "document.querySelectorAll('tbody .name a').length > 5"
 
 
@@ -39,15 +38,11 @@ def runs_at(*names: str) -> str:
 
 class View(NamedTuple):
     name: str
-    address: str
-    """Relative to the address of the table of all runs."""
-    wait: str
-    """JavaScript that is true when everything is drawn."""
+    address: str  # relative to the address of the table of all runs
+    wait: str  # JavaScript that is true when everything is drawn
     height: int = 860
-    phone: str | None = None
-    """Another address for a phone."""
-    top: str = ""
-    """Selector of the element to scroll to the top."""
+    phone: str | None = None  # another address for a phone
+    top: str = ""  # selector of the element to scroll to the top
 
 
 COMPARED = [f"digits-{rate}-seed-1" for rate in RATES]

@@ -161,8 +161,7 @@ class LayerFreezing(Algorithm):
     Papers: Brock et al. 2017, "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983;
     Raghu et al. 2017, "SVCCA", arXiv:1706.05806, section 4.1. Reference: ``composer/algorithms/layer_freezing``."""
 
-    find_unused_parameters = True
-    """Some parameters get no gradient, for several ranks."""
+    find_unused_parameters = True  # some parameters get no gradient, for several ranks
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
         self.freeze_start = check_number(freeze_start, "freeze_start", most=1)

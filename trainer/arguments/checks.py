@@ -12,8 +12,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import check_goals
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
-MAX_BATCHES = 1_000_000
-"""Limit of a flight recorder, whose memory is bounded besides."""
+MAX_BATCHES = 1_000_000  # limit of a flight recorder, whose memory is bounded besides
 PRECISIONS = ("fp32", "amp_bf16", "amp_fp16")
 
 
@@ -27,8 +26,7 @@ def as_list(given: Any, kind: type[Any], argument: str) -> list[Any]:
     return items
 
 
-NUMBERS = (int, float, Real)
-"""The types of a number. ``Real`` includes numpy's scalars, but testing for it is slow."""
+NUMBERS = (int, float, Real)  # the types of a number. Real includes numpy's scalars, but testing for it is slow
 
 
 def check_number(

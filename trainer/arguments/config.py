@@ -33,24 +33,17 @@ PathInput = str | os.PathLike[str]
 class Option:
     """The form of an argument on the command line: by default ``--its-name VALUE``, for a ``bool`` a flag."""
 
-    name: str = ""
-    """Replaces ``--its-name``; several names with spaces."""
+    name: str = ""  # replaces --its-name; several names with spaces
     metavar: str | None = None
     choices: Sequence[str] = ()
     least: int | None = None
     most: int | None = None
-    path: Literal["any", "existing"] | None = None
-    """For a path: ``existing`` if it must exist."""
-    read: Callable[[str], Any] | None = None
-    """Reads any other value from text. Raises our errors."""
-    sets: Any = None
-    """For a flag: the value of the argument when the flag is given."""
-    many: bool = False
-    """Whether the value is a list of names, with commas or given several times."""
-    needs: Sequence[str] = ()
-    """Arguments without which it has no effect."""
-    help: str = ""
-    """Replaces the argument's documentation."""
+    path: Literal["any", "existing"] | None = None  # for a path: existing if it must exist
+    read: Callable[[str], Any] | None = None  # reads any other value from text. Raises our errors
+    sets: Any = None  # for a flag: the value of the argument when the flag is given
+    many: bool = False  # whether the value is a list of names, with commas or given several times
+    needs: Sequence[str] = ()  # arguments without which it has no effect
+    help: str = ""  # replaces the argument's documentation
 
 
 class Argument(NamedTuple):

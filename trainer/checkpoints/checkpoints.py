@@ -73,8 +73,7 @@ class Checkpoints:
         self._load_weights_only = config.load_weights_only
         self._schedulers: tuple[Any, Path] | None = None
         self._resumes_at = Timestamp()
-        self.saved_name: str | None = None
-        """Name of the run in the checkpoint to resume from, set by :meth:`check`."""
+        self.saved_name: str | None = None  # name of the run in the checkpoint to resume from, set by check
         self._planned: Interval | None = None
         self._last_batch: int | None = None
         self._last_evaluation: Any = None
@@ -83,8 +82,7 @@ class Checkpoints:
         self._folder: CheckpointFolder | None = None
         self.announce: Callable[..., object] | None = None
         """Marks in the stream, on the first rank, a saved or loaded checkpoint: ``Publisher.mark_checkpoint``."""
-        self.resumed = False
-        """Whether the training resumes from a checkpoint of the same run."""
+        self.resumed = False  # whether the training resumes from a checkpoint of the same run
         self.sampler_seed: int | None = None
         self.microbatch_size: int | None = None
         self.use_run_name()

@@ -52,10 +52,8 @@ _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
 class CheckpointDraft(NamedTuple):
-    tensors: dict[str, Tensor]
-    """By their names in the file, detached; views of the tree's tensors."""
-    contents: dict[str, Any]
-    """The tree without its tensors, and the prefix of each tensor's bytes for its checksum."""
+    tensors: dict[str, Tensor]  # by their names in the file, detached; views of the tree's tensors
+    contents: dict[str, Any]  # the tree without its tensors, and the prefix of each tensor's bytes for its checksum
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of an image that ``bus.checkpoints.image.write_draft`` completes in another process."""

@@ -19,8 +19,7 @@ IDLE_SECONDS = 0.02
 IDLE_SECONDS_OF_RANKS = 0.25
 MAX_WAITING = 100
 
-LATER = object()
-"""Returned by ``checkpoint`` if the framework writes the file a little later."""
+LATER = object()  # returned by checkpoint if the framework writes the file a little later
 
 # The places within a batch at which commands are applied, in order.
 _PLACES = {"batch_end": 0, "eval_end": 0, "batch_checkpoint": 1}
@@ -49,8 +48,7 @@ class RemoteControl:
         script: Iterable[Outcome] = (),
         say: Callable[[str], object] = str,
     ) -> None:
-        self.waiting: list[Command] = []
-        """Commands that have not been applied; the loop checks it after each batch."""
+        self.waiting: list[Command] = []  # commands that have not been applied; the loop checks it after each batch
         self.checkpoint: Callable[[], object] | None = None
         """Called for the command ``checkpoint`` during a training.
 

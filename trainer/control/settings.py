@@ -15,8 +15,7 @@ SettingFunction: TypeAlias = Callable[[State, Any], object]
 
 class Setting(NamedTuple):
     apply: SettingFunction
-    description: str = ""
-    """Its meaning and values in one line."""
+    description: str = ""  # its meaning and values in one line
 
 
 class Settings(UserDict[str, Setting]):

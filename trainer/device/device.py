@@ -20,10 +20,8 @@ stay in 32 bits."""
 class Device:
     """The hardware of one process, by default the host, where reading a tensor costs nothing."""
 
-    name = "cpu"
-    """``cpu`` or ``gpu``."""
-    model_name = "cpu"
-    """Name of the product, if known."""
+    name = "cpu"  # cpu or gpu
+    model_name = "cpu"  # name of the product, if known
     torch_device = torch.device("cpu")
 
     def batch_to_device(self, batch: Any) -> Any:

@@ -38,8 +38,7 @@ class Ranks:
         self._total = (0, 0)
         self._on_sigterm: Any = None
         self.closed = False
-        self.failed_at: float | None = None
-        """When this rank failed, in seconds since 1970."""
+        self.failed_at: float | None = None  # when this rank failed, in seconds since 1970
 
     def begin_count(self, samples: int, tokens: int, batches: int = 1) -> None:
         for index, count in enumerate((samples, tokens, batches)):
@@ -182,10 +181,8 @@ def make_equal(tensors: Iterable[torch.Tensor]) -> None:
 
 
 _joined: Ranks | None = None
-_meeting: tuple[Any, int, int] | None = None
-"""The store of all ranks, this rank's number, and their count."""
-_groups = 0
-"""Number of process groups so far."""
+_meeting: tuple[Any, int, int] | None = None  # the store of all ranks, this rank's number, and their count
+_groups = 0  # number of process groups so far
 
 
 def join_ranks(on_gpu: bool) -> Ranks | None:

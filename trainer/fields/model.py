@@ -14,8 +14,7 @@ from offloop.trainer.device.batch import walk_tensors
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import BATCH_RESULTS, Field, FieldUnsupportedError, ProbeHook
 
-MAX_MODULES = 1000
-"""Limit of the modules in a summary."""
+MAX_MODULES = 1000  # limit of the modules in a summary
 
 _COLUMNS = ["name", "class", "parameters", "trainable"]
 

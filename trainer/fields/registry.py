@@ -158,8 +158,7 @@ class FieldsOnDemand:
         self._share = share
         self._probes: dict[str, tuple[object, _Schedule]] = {}
         self._said: set[str] = set()
-        self.never: dict[str, str] = {}
-        """Reasons by the names of fields that this training does not support."""
+        self.never: dict[str, str] = {}  # reasons by the names of fields that this training does not support
 
     def use(self, demand: Demand) -> None:
         """Make the probes of the fields that a demand requests, and drop the others."""

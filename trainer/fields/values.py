@@ -15,8 +15,7 @@ from offloop.trainer.arguments.values import to_builtin
 from offloop.trainer.device.batch import map_tensors
 from offloop.trainer.device.device import Device
 
-MAX_BYTES = 1024 * 1024
-"""Limit of the size of a field in an event."""
+MAX_BYTES = 1024 * 1024  # limit of the size of a field in an event
 
 
 class _Span(NamedTuple):

@@ -39,8 +39,7 @@ class DataParallel:
 
 class ForwardPass:
     def __init__(self, config: ComputeConfig, ranks: Ranks | None) -> None:
-        self.parallel: DataParallel | FullySharded | None = None
-        """``None`` for one rank, and before :meth:`shard` or :meth:`prepare`."""
+        self.parallel: DataParallel | FullySharded | None = None  # None for one rank, and before shard or prepare
         self._ranks = ranks
         self._find_unused_parameters = config.find_unused_parameters
         self._compile_config = _check_compile(config.compile_config)

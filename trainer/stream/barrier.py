@@ -15,10 +15,8 @@ from offloop.trainer.stream.publishing import StatePublisher
 
 _log = logging.getLogger("offloop")
 
-ALL = "all"
-"""Stands for every consumer with barrier events."""
-OWN_CALLBACKS = "callbacks"
-"""Name of the consumer that runs a trainer's own callbacks."""
+ALL = "all"  # stands for every consumer with barrier events
+OWN_CALLBACKS = "callbacks"  # name of the consumer that runs a trainer's own callbacks
 _EVENTS = frozenset({Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END})
 
 

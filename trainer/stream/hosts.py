@@ -59,8 +59,7 @@ class _Firsts:
 
     def __init__(self, ranks: Ranks, hosts: list[str]) -> None:
         self._ranks = ranks
-        self.numbers = {host: hosts.index(host) for host in hosts}
-        """The first rank of each host, starting with rank 0."""
+        self.numbers = {host: hosts.index(host) for host in hosts}  # the first rank of each host, starting with rank 0
         self.here = hosts[ranks.rank]
         self._hosts = hosts
 

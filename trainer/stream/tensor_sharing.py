@@ -24,11 +24,9 @@ GROWTH_BYTES = 256 * 1024
 """Growth of a checkpoint after the first batch: numbers get longer, and within an epoch it holds generators' states."""
 HEADER_GRANULE = 4096
 """Data of an image start at a multiple of it, so they stay in place when numbers in the metadata get longer."""
-DRAIN_SECONDS = 60.0
-"""How long a closing training waits for consumers that borrowed tensors."""
+DRAIN_SECONDS = 60.0  # how long a closing training waits for consumers that borrowed tensors
 
-_PORTABLE = 1
-"""``cudaHostRegisterPortable``: pinned for all GPUs."""
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
 
 _log = logging.getLogger("offloop")
 
@@ -48,8 +46,7 @@ class TensorSharing:
         self._may_wait = may_wait
         self._waiting: set[str] = set()
         self._places: dict[str, tuple[dict[str, Any], TensorPlaces]] = {}
-        self.skipped: dict[str, int] = {}
-        """Number of times that each field was left out for lack of memory."""
+        self.skipped: dict[str, int] = {}  # number of times that each field was left out for lack of memory
 
     def share(self, name: str, out: TensorPayload) -> "dict[str, Any] | _SharedLater":
         layout = self._layout(name, out)

@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""The known characters; any other counts as a space."""
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # the known characters; any other counts as a space
 
 
 def encode(text: str) -> Tensor:
