@@ -1,7 +1,6 @@
 """Runs the benchmarks one after the other, in about half an hour, and ends with a table of all goals.
 
-Its JSON file holds all figures. Benchmarks that need other packages or devices have their own commands.
-"""
+Its JSON file holds all figures. Benchmarks that need other packages or devices have their own commands."""
 
 import functools
 import json

@@ -2,8 +2,7 @@
 
 A save is timed from the event at which it is due until the training continues; writing is not waited for. The first
 save of each kind is reported separately: it gets its memory from the system. The trainer starts to allocate it after
-the first batch; a save that is due at once waits for the rest.
-"""
+the first batch; a save that is due at once waits for the rest."""
 
 import contextlib
 import functools

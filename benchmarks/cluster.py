@@ -3,8 +3,7 @@
 The first host is real: eight publishers, their broker, its bridge. The others are connections that send the messages
 of their bridges: a window of eight ranks and the bridge's status once a second, all at the same moment, as ranks that
 step together do. The readers are a real ``consumer --stream``, and a connection that receives every window. Networks
-and separate machines are not in the figures.
-"""
+and separate machines are not in the figures."""
 
 import asyncio
 import contextlib

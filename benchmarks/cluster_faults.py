@@ -3,8 +3,7 @@
 A process publishes and another one reads through the cluster. Meanwhile the leader, a follower, all three servers, the
 bridge, the broker and the consumer are killed (``kill -9``) at random moments. A figure is a silence: the seconds from
 a death until a later event reaches the consumer (a new one, if the consumer died). At the end every event must have
-come once and in order, also to a new consumer; otherwise the program ends with an error.
-"""
+come once and in order, also to a new consumer; otherwise the program ends with an error."""
 
 import contextlib
 import math

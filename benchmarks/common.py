@@ -9,8 +9,7 @@ sizes suffice::
 
     if __name__ == "__main__":
         parts = {"events": measure_events}
-        run("hot loop", parts, argument_parser(__doc__, parts).parse_args())
-"""
+        run("hot loop", parts, argument_parser(__doc__, parts).parse_args())"""
 
 import argparse
 import contextlib

@@ -1,7 +1,6 @@
 """Compares two files that a benchmark wrote with --json: each figure before and after, their ratio, and its goal.
 
-To compare two versions, run the benchmark on the same idle machine, one after the other.
-"""
+To compare two versions, run the benchmark on the same idle machine, one after the other."""
 
 import argparse
 import json

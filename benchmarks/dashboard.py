@@ -3,8 +3,7 @@
 The training runs with and without ``offloop ui`` and three browsers. These are headless Chromium on the same machine
 without a GPU. Beside a training they run with SCHED_IDLE (Chromium resets ``nice``): on few cores they would take time
 that browsers on other machines do not take. They still share caches and wake-ups, so the training thread's own time is
-reported too.
-"""
+reported too."""
 
 import contextlib
 import math

@@ -1,8 +1,7 @@
 """Faults: how long the training pauses, how soon others continue or learn of it, how many events are sent again.
 
 The faults are those of the tests (``tests/support/faults.py``); ``docs/reliability.md`` has the promises. The program
-ends with an error if anything is lost. A call's time on the clock includes waiting for a core.
-"""
+ends with an error if anything is lost. A call's time on the clock includes waiting for a core."""
 
 import contextlib
 import os

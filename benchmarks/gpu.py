@@ -1,7 +1,6 @@
 """Costs on a GPU: training speed against bare loops, waits for the GPU, pauses for checkpoints, memory.
 
-One bare loop reads its loss in each step, as many loggers do. ``make gpu`` runs it. ``--device cpu`` only tests it.
-"""
+One bare loop reads its loss in each step, as many loggers do. ``make gpu`` runs it. ``--device cpu`` only tests it."""
 
 import contextlib
 import functools

@@ -1,8 +1,7 @@
 """Reading the recording of ten million batches: by a consumer, a replay and a dashboard.
 
 Two recordings are read: one of full chunks, as a fast loop writes them, and a shorter one of chunks of three events, as
-a loop of sixteen batches a second writes them, since brokers write five times a second.
-"""
+a loop of sixteen batches a second writes them, since brokers write five times a second."""
 
 import math
 import multiprocessing

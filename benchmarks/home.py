@@ -1,7 +1,6 @@
 """The page of all runs (``offloop ui``): seconds to read runs and show the table, milliseconds to filter and sort.
 
-The runs are copies of a few recorded ones. The browser is a headless Chromium on the same machine.
-"""
+The runs are copies of a few recorded ones. The browser is a headless Chromium on the same machine."""
 
 import json
 import os

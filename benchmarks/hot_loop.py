@@ -1,8 +1,7 @@
 """Cost of the stream for the training: microseconds for an event, and training speed against a bare PyTorch loop.
 
 Everything runs on a CPU with one torch thread, where the host's time is the training's time. Figures are medians, and
-ratios of medians measured in turn, because a machine's speed drifts.
-"""
+ratios of medians measured in turn, because a machine's speed drifts."""
 
 import contextlib
 import functools

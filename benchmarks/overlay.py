@@ -1,7 +1,6 @@
 """The page of many runs: seconds until it is drawn, and frames a second while one of its charts is zoomed.
 
-The browser is a headless Chromium on the same machine, without a GPU. Each frame has one step of the wheel.
-"""
+The browser is a headless Chromium on the same machine, without a GPU. Each frame has one step of the wheel."""
 
 import random
 import subprocess

@@ -1,8 +1,7 @@
 """The trainings of ``peers.py``, each in a separate process, with a tool used as its documentation says.
 
 ``python peer_trainings.py ORDER`` trains. ``--found ROW FOLDER`` prints how many steps the tool's own reader
-finds.
-"""
+finds."""
 
 import contextlib
 import json

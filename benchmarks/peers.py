@@ -2,8 +2,7 @@
 
 Speeds are ratios to the same loop without the tool, medians of pairs measured in turn in one process; TraceML starts
 its training itself, so there they are separate processes. On a CPU, with one torch thread. A tool that fails or hangs
-loses its cell, which says why.
-"""
+loses its cell, which says why."""
 
 import contextlib
 import functools

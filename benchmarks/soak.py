@@ -2,8 +2,7 @@
 
 The publisher pauses only when its ring is half full, so a lost event was lost on the way. Memory is flat if its median
 over the last fifth of the samples is at most 64 MiB above that over the second fifth (rings and buffers fill in the
-first one). The exit code is 1 when something was lost or grew.
-"""
+first one). The exit code is 1 when something was lost or grew."""
 
 import statistics
 import subprocess

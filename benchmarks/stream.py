@@ -1,7 +1,6 @@
 """The stream: events a second through a recording broker, latency, and replay speed.
 
-Publisher, broker and subscriber are three processes on one machine, and share its cores.
-"""
+Publisher, broker and subscriber are three processes on one machine, and share its cores."""
 
 import json
 import subprocess

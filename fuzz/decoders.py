@@ -5,8 +5,7 @@
 
 Hypothesis makes the input, guided by the coverage of atheris where it is installed (``pip install --group fuzz``).
 CORPUS keeps what atheris learns. Failing input is written to ``corpus/TARGET``, where the tests use it from then on.
-Exit code 0 when nothing failed.
-"""
+Exit code 0 when nothing failed."""
 
 import argparse
 import contextlib

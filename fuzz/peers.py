@@ -1,7 +1,6 @@
 """The processes that the socket fuzzer attacks: ``python fuzz/peers.py PEER ADDRESS RUN``.
 
-Their last line of output is a report in JSON. An exception that they do not catch is a finding.
-"""
+Their last line of output is a report in JSON. An exception that they do not catch is a finding."""
 
 import json
 import select

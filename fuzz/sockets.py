@@ -8,8 +8,7 @@ spoiled, repeated, sent in the wrong order or from the wrong peer, beside raw by
 crash or take too much memory, the broker must answer, and the run must be complete and in order.
 
 Prints the messages by kind and the reports of the processes; after a failure also the last messages. The same seed
-sends the same messages, though not at the same moments. Exit code 0 when nothing was found.
-"""
+sends the same messages, though not at the same moments. Exit code 0 when nothing was found."""
 
 import argparse
 import contextlib

@@ -1,8 +1,7 @@
 """The fuzzed decoders, as functions that take bytes and raise when something is wrong.
 
 Errors that a decoder is documented to raise are right. Any other exception is a finding, and so is a value that changes
-when it is written and read again. ``decoders.py`` has the limits of time and memory.
-"""
+when it is written and read again. ``decoders.py`` has the limits of time and memory."""
 
 import contextlib
 import json

@@ -4,8 +4,7 @@ It uses a copy of ``docs/`` with additions:
 
 - The page of commands shows the ``--help`` of each.
 - A link such as ``../examples/plain_loop.py`` works in the repository. Every linked file outside of ``docs/`` becomes a
-  page that shows it.
-"""
+  page that shows it."""
 
 import posixpath
 import re

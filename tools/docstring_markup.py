@@ -7,8 +7,7 @@ name,
 - ``::`` before code becomes ``:``.
 - One entry for several arguments, ``start, end: ...``, becomes an entry for each.
 
-Roles: https://www.sphinx-doc.org/en/master/usage/domains/python.html#cross-referencing-python-objects
-"""
+Roles: https://www.sphinx-doc.org/en/master/usage/domains/python.html#cross-referencing-python-objects"""
 
 import builtins
 import re

@@ -2,8 +2,7 @@
 
 A line of ``rooms`` is ``bus.net -> bus.errors bus.protocol``, names within ``offloop``. A module belongs to the longest
 listed name that is a prefix of its own. A module without one, such as ``bus/__init__.py``, may import everything, and
-no room may import it.
-"""
+no room may import it."""
 
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter

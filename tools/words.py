@@ -1,8 +1,7 @@
 """Fails on words of our own dialect where the field has a standard term: ``python tools/words.py``.
 
 Reads the documentation, and the docstrings, comments and messages of the packages. Add a word when its last use is
-gone; ``docs/glossary.md`` says what the standard terms mean.
-"""
+gone; ``docs/glossary.md`` says what the standard terms mean."""
 
 import io
 import re

@@ -1,7 +1,6 @@
 """The training loop: :class:`Trainer`, with models, algorithms, evaluators and the tasks of the command ``trainer``.
 
-The names are loaded on first use. Without torch, importing the package works and using a name says what to install.
-"""
+The names are loaded on first use. Without torch, importing the package works and using a name says what to install."""
 
 from typing import TYPE_CHECKING
 

@@ -103,8 +103,7 @@ class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig
         progress_bar: whether to show the progress on standard error, on the first rank: the run, its recording, how to
             watch it, and why it was stopped.
         clock: returns nanoseconds since 1970, for tests.
-        evaluation, compute, checkpoints, stream: a whole group, instead of its arguments one by one.
-    """
+        evaluation, compute, checkpoints, stream: a whole group, instead of its arguments one by one."""
 
     evaluation: EvalConfig | None = None
     compute: ComputeConfig | None = None

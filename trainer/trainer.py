@@ -46,8 +46,7 @@ class Trainer:
         CheckpointError: a checkpoint cannot be read, or belongs to another training.
         RunIsLiveError, RunDirectoryError, BrokerError: the run cannot be started.
 
-    Reference: ``composer/trainer/trainer.py``.
-    """
+    Reference: ``composer/trainer/trainer.py``."""
 
     @accept_groups(TrainerArguments)
     def __init__(self, given: TrainerArguments) -> None:

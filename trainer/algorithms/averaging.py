@@ -37,8 +37,7 @@ class WeightAverage:
     Args:
         model: the model; its parameters and buffers must stay the same objects.
         with_buffers: also average the model's float buffers, such as the statistics of batch normalization. Buffers
-            that are not part of the model's ``state_dict()`` are left out.
-    """
+            that are not part of the model's ``state_dict()`` are left out."""
 
     @torch.no_grad()
     def __init__(self, model: nn.Module, *, with_buffers: bool = False) -> None:

@@ -60,8 +60,7 @@ class ArgumentGroup:
     """Arguments that are checked when the object is made.
 
     A field's annotation holds the type, its checks (functions of the value and the name) and its options. A ``bool`` is
-    always checked; ``None`` is not checked where the type allows it. The docstring's ``Args`` document the fields.
-    """
+    always checked; ``None`` is not checked where the type allows it. The docstring's ``Args`` document the fields."""
 
     heading: ClassVar[str]
 
@@ -122,8 +121,7 @@ class EvalConfig(ArgumentGroup):
 
     Args:
         eval_interval: how often to evaluate: ``1ep``, ``100ba``, or a share such as ``0.25dur``; 0 for never.
-        eval_subset_num_batches: batches in an evaluation; -1 for all.
-    """
+        eval_subset_num_batches: batches in an evaluation; -1 for all."""
 
     heading = "Evaluation"
 
@@ -151,8 +149,7 @@ class ComputeConfig(ArgumentGroup):
             ``DistributedDataParallel``.
         fsdp_config: shards the model over several ranks instead of copying it to each (DDP): keyword arguments of
             :class:`offloop.trainer.distributed.sharding.FullySharded`, which are ``shard``, ``reshard_after_forward``,
-            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults.
-    """
+            ``mp_policy`` and ``offload_policy``; ``{}`` for the defaults."""
 
     heading = "Computing"
 
@@ -185,8 +182,7 @@ class CheckpointConfig(ArgumentGroup):
         load_strict_model_weights: whether the checkpoint must have all of the model's weights and no others.
         autoresume: resumes from the latest checkpoint in ``save_folder``, if it has one. Needs a ``run_name``. A
             training that can read none of its checkpoints refuses to start.
-        from_scratch: starts from the beginning there, beside the checkpoints that cannot be read.
-    """
+        from_scratch: starts from the beginning there, beside the checkpoints that cannot be read."""
 
     heading = "Checkpoints"
 
@@ -248,8 +244,7 @@ class StreamConfig(ArgumentGroup):
             stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such consumer.
         wait_seconds: how long to wait for one consumer at a time.
         commands_from: a recording, or a run's directory. The commands of that training are applied again at the same
-            places.
-    """
+            places."""
 
     heading = "Stream"
 

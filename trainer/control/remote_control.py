@@ -37,8 +37,7 @@ class RemoteControl:
         settings: the values of ``set``.
         ranks: all ranks, if there are several.
         script: commands of an earlier training, to be applied at the same time again.
-        say: shows a line in the training's output.
-    """
+        say: shows a line in the training's output."""
 
     def __init__(
         self,

@@ -118,8 +118,7 @@ class PinnedRings:
     Args:
         allocate: makes pinned memory of a shape and a ``dtype``.
         mark: makes an event that completes with the copies begun so far on a tensor's device.
-        sizes: initial number of slots in a ring of scalars, and in one of vectors.
-    """
+        sizes: initial number of slots in a ring of scalars, and in one of vectors."""
 
     def __init__(
         self,

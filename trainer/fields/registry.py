@@ -36,8 +36,7 @@ _MAX_LISTED = 3
 class FieldRegistry(UserDict[str, Field]):
     """The fields that consumers can request from a training, by name: built-in fields and the user's own.
 
-    :meth:`register` adds a field at any time. It is available from the next event on.
-    """
+    :meth:`register` adds a field at any time. It is available from the next event on."""
 
     def register(
         self,

@@ -123,8 +123,7 @@ def describe_hyperparameters(state: State, system: Mapping[str, Any], info: Mapp
     Args:
         state: of the training.
         system: the result of ``describe_system``.
-        info: the run's description: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``.
-    """
+        info: the run's description: ``config``, ``command``, ``git_commit``, ``git_dirty``, ``versions``."""
     sizes = {name: value for name, value in describe_sizes(state).items() if name not in _NOT_CHOSEN}
     versions = {name: version for name, version in {**info.get("versions", {}), **system}.items() if name in _VERSIONS}
     found = {

@@ -37,8 +37,7 @@ class RingPublisher:
 
     Args:
         publish: publishes an event through ``published``.
-        clock: nanoseconds since 1970.
-    """
+        clock: nanoseconds since 1970."""
 
     def __init__(
         self,

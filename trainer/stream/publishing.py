@@ -62,8 +62,7 @@ class StatePublisher:
         sharing: sends tensors to the consumers that request them. A field with the policy ``wait`` that is not
             available when it is due comes with the next event for which it is requested.
         clock: nanoseconds since 1970, the times of events.
-        info: the run's description, which is part of its hyperparameters.
-    """
+        info: the run's description, which is part of its hyperparameters."""
 
     def __init__(
         self,

@@ -37,8 +37,7 @@ class TensorSharing:
     Args:
         pool: the shared memory, pinned for tensors on a GPU.
         stream: publishes the events.
-        may_wait: whether the training has ended, so that fields with the policy ``wait`` are waited for.
-    """
+        may_wait: whether the training has ended, so that fields with the policy ``wait`` are waited for."""
 
     def __init__(self, pool: SegmentPool, stream: Publisher, may_wait: Callable[[], bool] = lambda: False) -> None:
         self._pool = pool
