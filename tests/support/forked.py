@@ -5,12 +5,14 @@ One process imports a module, which takes seconds, and each program is a fork of
 ``python forked.py MODULE FOLDER`` reads a list ``[[code, environment], ...]`` in JSON from its standard input. What the
 first program says on standard error goes to ``FOLDER/said-0.txt``; printed is a list of exit codes."""
 
+import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +47,23 @@ def run_forked(module: str, folder: Path, programs: Sequence[Program], timeout: 
     assert done.returncode == 0, done.stderr
     said = [(folder / f"said-{number}.txt").read_text() for number in range(len(programs))]
     return [Ended(*ended) for ended in zip(json.loads(done.stdout.splitlines()[-1]), said, strict=True)]
+
+
+def fill_once(base: Path, name: str, fill: Callable[[Path], object]) -> Path:
+    """Return a folder that the first of all processes that run the tests has filled.
+
+    Args:
+        base: the folder of temporary files of this process.
+    """
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.with_suffix(".filled").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            fill(folder)
+            folder.with_suffix(".filled").touch()
+    return folder
 
 
 def run_ranks(module: str, folder: Path, code: str, ranks: int = 2) -> list[Ended]:

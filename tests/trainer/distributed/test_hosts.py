@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from brokers import free_address
-from forked import Program, run_forked
+from forked import Program, fill_once, run_forked
 from nats_servers import NatsServer, wait_for_copy
 
 from offloop.bus.recording.recording import Recording
@@ -19,8 +19,12 @@ HOSTS = {"a": [0, 1], "b": [2, 3]}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the folder, with one of runs for each host, and what each rank wrote."""
-    folder = tmp_path_factory.mktemp("hosts")
+    """The folder, with one of runs for each host, and the results of each rank."""
+    folder = fill_once(tmp_path_factory.getbasetemp(), "hosts", train_on_hosts)
+    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
+
+
+def train_on_hosts(folder: Path) -> None:
     server = NatsServer(folder)
     shared = {
         "MASTER_ADDR": "127.0.0.1",
@@ -40,7 +44,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
         assert [one.exit_code for one in ended] == [0] * 4, "\n".join(one.stderr for one in ended)
         for host in HOSTS:
             wait_for_copy(folder / host / "r", attempt=2)
-        yield folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
     finally:
         server.kill()
 

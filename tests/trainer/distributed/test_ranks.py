@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked import run_ranks
+from forked import fill_once, run_ranks
 from gold import gold_data
 from helpers import wait_for
 from hypothesis import given
@@ -61,20 +61,23 @@ def close_to(expected: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Results of two ranks, of which the second is killed at last, and the weights of one process."""
-    folder = tmp_path_factory.mktemp("ranks")
-    alone = train_on(folder / "checkpoints" / "one")
-    jobs = ("agreement", "checkpoints", "again", "commanded", "judged", "killed")
-    first, second = run_ranks("ranks_jobs", folder, f"import ranks_jobs; ranks_jobs.run({jobs!r}, {str(folder)!r})")
-    assert (first.exit_code, second.exit_code) == (1, -signal.SIGKILL), first.stderr + second.stderr
-    (folder / "stderr").write_text(first.stderr)
-    return folder, alone
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of two ranks, of which the second is killed at last."""
+
+    def fill(folder: Path) -> None:
+        alone = train_on(folder / "checkpoints" / "one")
+        (folder / "alone.json").write_text(json.dumps(alone))
+        jobs = ("agreement", "checkpoints", "again", "commanded", "judged", "killed")
+        first, second = run_ranks("ranks_jobs", folder, f"import ranks_jobs; ranks_jobs.run({jobs!r}, {str(folder)!r})")
+        assert (first.exit_code, second.exit_code) == (1, -signal.SIGKILL), first.stderr + second.stderr
+        (folder / "stderr").write_text(first.stderr)
+
+    return fill_once(tmp_path_factory.getbasetemp(), "ranks", fill)
 
 
 @pytest.fixture(scope="module")
-def agreed(finished: tuple[Path, Any]) -> list[dict[str, Any]]:
-    return results(finished[0] / "agreement")
+def agreed(finished: Path) -> list[dict[str, Any]]:
+    return results(finished / "agreement")
 
 
 @pytest.mark.slow
@@ -129,8 +132,8 @@ def test_data_that_is_not_divided_among_the_ranks_is_refused(agreed: list[dict[s
 
 
 @pytest.mark.slow
-def test_two_ranks_resume_as_if_not_interrupted(finished: tuple[Path, Any]) -> None:
-    folder, alone = finished[0] / "checkpoints", finished[1]
+def test_two_ranks_resume_as_if_not_interrupted(finished: Path) -> None:
+    folder, alone = finished / "checkpoints", json.loads((finished / "alone.json").read_text())
     first, second = results(folder)
     for name in ("whole", "from batch 3", "from batch 5", "from batch 7"):
         # Bitwise: JSON gives back the very float that was written.
@@ -189,8 +192,8 @@ def test_ranks_publish_into_one_recording_and_callbacks_see_the_first(tmp_path: 
 
 
 @pytest.mark.slow
-def test_commands_take_effect_on_all_ranks_at_the_same_batch(finished: tuple[Path, Any]) -> None:
-    folder = finished[0] / "commanded"
+def test_commands_take_effect_on_all_ranks_at_the_same_batch(finished: Path) -> None:
+    folder = finished / "commanded"
     first, second = results(folder)
     outcomes = json.loads((folder / "outcomes.json").read_text())
     assert [error for _, _, error in outcomes] == [None] * 4
@@ -204,15 +207,15 @@ def test_commands_take_effect_on_all_ranks_at_the_same_batch(finished: tuple[Pat
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(finished: tuple[Path, Any]) -> None:
-    first, second = results(finished[0] / "judged")
+def test_ranks_that_wait_for_a_consumer_stop_at_the_batch_that_it_decides(finished: Path) -> None:
+    first, second = results(finished / "judged")
     assert first["counts"][1] == second["counts"][1] == 7
     assert first["weights"] == second["weights"]
 
 
 @pytest.mark.slow
-def test_when_a_rank_is_killed_the_other_one_fails(finished: tuple[Path, Any]) -> None:
-    folder = finished[0]
+def test_when_a_rank_is_killed_the_other_one_fails(finished: Path) -> None:
+    folder = finished
     assert "RankError: another rank has ended (" in (folder / "stderr").read_text()
     runs_dir = folder / "killed" / "runs"
     wait_for(lambda: not find_run("r", runs_dir).live, "the end of the run")
@@ -223,9 +226,9 @@ def test_when_a_rank_is_killed_the_other_one_fails(finished: tuple[Path, Any]) -
 
 
 @pytest.mark.slow
-def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(finished: tuple[Path, Any]) -> None:
+def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(finished: Path) -> None:
     own, other = "signal SIGTERM", "a signal to another rank"
-    assert [one["ends"] for one in results(finished[0] / "again")] == [[own, other, 15], [other, own, 15]]
+    assert [one["ends"] for one in results(finished / "again")] == [[own, other, 15], [other, own, 15]]
 
 
 @pytest.mark.slow

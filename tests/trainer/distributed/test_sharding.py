@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked import run_ranks
+from forked import fill_once, run_ranks
 from safetensors import safe_open
 from sharding_jobs import LAST, comparable, fitted, flip_last_byte, weights
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
@@ -30,10 +30,12 @@ Found = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results and checkpoints of two ranks."""
-    folder = tmp_path_factory.mktemp("sharding")
-    for one in run_ranks("sharding_jobs", folder, f"import sharding_jobs; sharding_jobs.main({str(folder)!r})"):
-        assert one.exit_code == 0, one.stderr
-    return folder
+
+    def fill(folder: Path) -> None:
+        for one in run_ranks("sharding_jobs", folder, f"import sharding_jobs; sharding_jobs.main({str(folder)!r})"):
+            assert one.exit_code == 0, one.stderr
+
+    return fill_once(tmp_path_factory.getbasetemp(), "sharding", fill)
 
 
 @pytest.fixture(scope="module")
