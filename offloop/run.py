@@ -136,7 +136,7 @@ def _why_nothing(notes: list[str]) -> str | None:
     if missing:
         return f"it is not installed for {' and '.join(sorted(missing))}"
     if loaded:
-        return f"{' and '.join(loaded)} was loaded, but none of its trainings has begun"
+        return f"{' and '.join(loaded)} was loaded, but no training has begun"
     if notes:
         return f"the command has used neither Lightning's Trainer nor Transformers'; {_OTHER_LOOPS}"
     return "the command has started no Python that reads PYTHONPATH ('python -I' and '-E' do not)"
