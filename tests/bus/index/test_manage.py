@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias, Union
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloop.bus.errors import RunDirectoryError, RunIsLiveError
@@ -59,6 +59,7 @@ def listing(folder: Path) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     return sorted((where, tuple(sorted(folders)), tuple(sorted(files))) for where, folders, files in os.walk(folder))
 
 
+@settings(max_examples=40)
 @given(TREES, NAMES)
 def test_only_the_directory_of_the_run_is_deleted(tree: Tree, name: bytes) -> None:
     with tempfile.TemporaryDirectory() as temporary:

@@ -19,7 +19,7 @@ from offloop.bus.replay.replay import Replay
 from offloop.bus.tools.convert import convert
 from offloop.bus.types.event import Event
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def run(*arguments) -> Result:

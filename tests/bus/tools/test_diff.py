@@ -20,7 +20,7 @@ from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
 from offloop.bus.tools.diff import Diff, diff
 
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 INNER = ("before_forward", "after_loss")
 
