@@ -66,7 +66,7 @@ EXPORTING = (
 
 
 def run(*command: object, cwd: Path, timeout: float = 100) -> str:
-    """What a command prints; it has to succeed."""
+    """Return the output of a command that succeeds."""
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -88,7 +88,7 @@ ALONE = {
 
 @pytest.fixture(autouse=True)
 def _forget_modules(tmp_path: Path) -> Iterator[None]:
-    """The next test has modules of these names in a folder of its own."""
+    """Forget modules of a test: the next one has others of these names."""
     yield
     for name, module in list(sys.modules.items()):
         if str(tmp_path) in str(getattr(module, "__file__", "")):
@@ -97,7 +97,7 @@ def _forget_modules(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Here:
-    """What a program of Python prints, run in this process and in the test's own folder."""
+    """Return the output of a program of Python, run in this process and in the test's own folder."""
     monkeypatch.chdir(tmp_path)
     # As in a console: what is in the current folder can be imported, also by the processes that it starts.
     monkeypatch.syspath_prepend(tmp_path)
@@ -114,7 +114,7 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Here:
-    """What the command ``consumer`` prints, run in this process and in the test's own folder; it has to succeed."""
+    """Return the output of ``consumer``, run in this process and in the test's own folder; it has to succeed."""
     monkeypatch.chdir(tmp_path)
 
     run = command("consumer", consumer_main, monkeypatch, capsys)
@@ -132,7 +132,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[[Block], Path]:
-    """Saves a block as the file that it stands for, beside those that its page has shown before."""
+    """Save a block as the file that it stands for, beside those that its page has shown before."""
 
     def save_with_those_before(block: Block) -> Path:
         for one in (other for other in CODE if other.page == block.page and other.line <= block.line):
@@ -210,7 +210,7 @@ def test_code_on_the_pages_runs(
 
 @pytest.fixture
 def recorded(script: Here, runs_dir: Path, tmp_path: Path) -> Path:
-    """A directory with the examples of the guides, after a loop of 100 batches has run."""
+    """Return a directory with the examples of the guides, after a loop of 100 batches has run."""
     for block in CODE:
         if block.page in ("docs/write_callback.md", "docs/write_logger.md"):
             (tmp_path / block.file_name).write_text(block.text)
@@ -254,7 +254,7 @@ def test_commands_on_the_pages_exist() -> None:
 
 
 def documented() -> dict[str, str]:
-    """The names that reference pages document, and on which page."""
+    """Return the names that reference pages document, and on which page."""
     found: dict[str, str] = {}
     for page in PAGES:
         if page.startswith(REFERENCE):

@@ -64,7 +64,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built once from the sources as they are."""
+    """Return the site, built once from the sources as they are."""
     built = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "tools/build_site.py", str(built)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -79,7 +79,7 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def in_nav(entries: object) -> Iterator[str]:
-    """The pages that a navigation names."""
+    """Return the pages that a navigation names."""
     if isinstance(entries, str):
         yield entries
     elif isinstance(entries, list | dict):
@@ -144,7 +144,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """A folder over HTTP; gives its address."""
+    """Serve a folder over HTTP; give its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -62,7 +62,7 @@ class Reader:
         assert self.process.poll() is None, self.process.stderr.read()
 
     def end(self, patience):
-        """Waits until it has read everything, and checks what it was given."""
+        """Wait until it has read everything, and check what it was given."""
         errors = self.process.communicate(timeout=patience)[1] if not self._thread.is_alive() else self._wait(patience)
         assert self.process.returncode == 0, errors
         assert self.ending == "finished ()", self.ending
@@ -115,7 +115,7 @@ class ClusterRun:
         return self.runs_dir / "r"
 
     def begin_bridge(self):
-        """Starts the command ``offloop server bridge``."""
+        """Start the command ``offloop server bridge``."""
         command = (
             "offloop.bus",
             "server",
@@ -172,7 +172,7 @@ class ClusterRun:
         return silence
 
     def finish(self, patience=100.0):
-        """Ends the training; returns how many events there are, each of which came once and in order."""
+        """End the training; return how many events there are, each of which came once and in order."""
         told = self.training.finish(patience)
         events = told["events"]
         self.reader.end(patience)

@@ -26,7 +26,7 @@ _EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["o
 
 
 def problem(line: CommandLine) -> str | None:
-    """What is wrong with a command line; ``None`` for a right one, and for programs of others."""
+    """Return what is wrong with a command line; ``None`` for a right one, and for programs of others."""
     first, *rest = line.words
     if first == "torchrun" and "trainer" in rest:
         first, rest = "trainer", rest[rest.index("trainer") + 1 :]
@@ -78,18 +78,18 @@ def _wrong_child(group: click.Group, context: click.Context, words: Sequence[str
 
 
 def _plugins(page: str) -> set[str]:
-    """The names that a page gives to classes of other packages, in the ``pyproject.toml`` that it shows."""
+    """Return the names that a page gives to classes of other packages, in the ``pyproject.toml`` that it shows."""
     shown = [tomllib.loads(block.text).get("project", {}).get("entry-points", {}) for block in blocks(page, "toml")]
     return {name for groups in shown for names in groups.values() for name in names}
 
 
 def _listed(value: str | Sequence[str] | None) -> list[str]:
-    """The names in an option that can be given once, or several times."""
+    """Return the names in an option that can be given once, or several times."""
     return (value if isinstance(value, str) else ",".join(value or ())).split(",")
 
 
 def _wrong_names(values: Mapping[str, Any], plugins: set[str]) -> str | None:
-    """What is wrong with callbacks, loggers and algorithms by name, and with their options."""
+    """Return what is wrong with callbacks, loggers and algorithms by name, and with their options."""
     chosen: dict[str, type] = {}
     has_others = False
     try:

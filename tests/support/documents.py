@@ -62,7 +62,7 @@ class CommandLine:
 
 
 def blocks(page: str, language: str) -> list[Block]:
-    """The blocks of a page in that language."""
+    """Return the blocks of a page in that language."""
     found = []
     for token in _tokens(page):
         name, _, rest = token.info.strip().partition(" ")
@@ -107,7 +107,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of the first command in a line, without prompt and comment; none for what is no command line."""
+    """Return the words of the first command in a line, without prompt and comment; none for what is no command line."""
     try:
         lexer = shlex.shlex(text.strip().removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True

@@ -27,7 +27,7 @@ DEBIANS = FOLDERS["nats-server"]
 
 
 def wait_for_copy(run_dir, attempt=1):
-    """Waits until the bridge of a run says that all up to an attempt is there, and has ended."""
+    """Wait until the bridge of a run says that all up to an attempt is there, and has ended."""
 
     def is_copied():
         bridge = read_bridge(run_dir)
@@ -38,7 +38,7 @@ def wait_for_copy(run_dir, attempt=1):
 
 
 def attach(server, run, **options):
-    """A subscriber, as soon as the run's host has reported it to the server."""
+    """Return a subscriber, as soon as the run's host has reported it to the server."""
 
     def there():
         try:
@@ -71,7 +71,7 @@ class NatsServer:
             self.start()
 
     def start(self, wait=True):
-        """Starts it, again at the same port and with the same store."""
+        """Start it, again at the same port and with the same store."""
         with open(self._folder / "server.log", "a") as log:
             self._process = subprocess.Popen([self._program, "-c", self._write_config()], stdout=log, stderr=log)
         if wait:
@@ -104,14 +104,14 @@ class NatsServer:
         self._process.wait()
 
     def signal(self, number):
-        """Stops it with ``SIGSTOP``, or lets it go on."""
+        """Stop it with ``SIGSTOP``, or let it go on."""
         os.kill(self._process.pid, number)
         if number == signal.SIGSTOP:
             # Its threads end what they do: one of them may answer yet.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def operate(self, work):
-        """Does what an operator does to its streams; ``work`` is given JetStream and returns what is awaited."""
+        """Do what an operator does to its streams; ``work`` is given JetStream and returns what is awaited."""
 
         async def connect():
             client = await nats.connect(self.address)
@@ -143,7 +143,7 @@ class NatsServer:
         shutil.copytree(to, self.store)
 
     def copy_store(self, to):
-        """A copy of its store, made while it stands still."""
+        """Return a copy of its store, made while it stands still."""
         self.signal(signal.SIGSTOP)
         shutil.copytree(self.store, to)
         self.signal(signal.SIGCONT)
@@ -151,7 +151,7 @@ class NatsServer:
 
 
 def _on_one_host(config, name, routes, server):
-    """A configuration for a host of its own with another port for each of several servers on this one."""
+    """Return a configuration for a host of its own with another port for each of several servers on this one."""
     text, ports = config(server, name).replace("0.0.0.0:6222", f"127.0.0.1:{routes[name]}"), iter(routes.values())
     return re.sub(r"(nats://(?:127\.0\.0\.1|localhost):)6222", lambda found: f"{found[1]}{next(ports)}", text)
 
@@ -185,7 +185,7 @@ class NatsCluster:
             node.start(wait=False)
 
     def start(self):
-        """Starts those that do not run, and waits until they have a leader."""
+        """Start those that do not run, and wait until they have a leader."""
         for node in self.nodes.values():
             if not node.is_running:
                 node.start(wait=False)
@@ -198,7 +198,7 @@ class NatsCluster:
         return self._asked(ask) is not None
 
     def leader_of(self, stream):
-        """The server that leads a stream's replicas, and the names of the others; ``None`` while they have none."""
+        """Return the server that leads a stream's replicas, and the names of the others; ``None`` without one."""
 
         async def ask(jetstream):
             cluster = (await jetstream.stream_info(stream)).cluster
@@ -230,6 +230,6 @@ class NatsCluster:
                 self.nodes[name].kill()
 
     def signal(self, number):
-        """Sends all a signal."""
+        """Send all a signal."""
         for node in self.nodes.values():
             node.signal(number)

@@ -28,7 +28,7 @@ class WrittenRun:
         self.send(Event.FIT_START, {})
 
     def send(self, event, fields):
-        """Records an event of the first rank."""
+        """Record an event of the first rank."""
         self.seq += 1
         topic, batch = Topic(self.name, Event(event).value if event != END else END, 0), self.batch
         now = (0, batch // 10, batch, 8 * batch, 0, 0, 0, batch % 10, 0, 0, 1000 * batch, 0, 0, 1000)
@@ -38,7 +38,7 @@ class WrittenRun:
         self.writer.append(topic.encode()[:-1], self.seq, self.seq, time_ns, frame[len(topic.encode()) :])
 
     def train(self, losses, accuracy=None):
-        """Records a batch for each loss, and an evaluation where there is an accuracy."""
+        """Record a batch for each loss, and an evaluation where there is an accuracy."""
         for loss in losses:
             self.batch += 1
             self.send(Event.BATCH_END, {"loss": loss, "lr": {"SGD": [0.1]}})
@@ -49,7 +49,7 @@ class WrittenRun:
         return self
 
     def end(self, status="finished", error=None):
-        """Ends the run; returns its directory."""
+        """End the run; return its directory."""
         self.send(END, {"status": status, "error": error})
         self.writer.close()
         reached = Reached(self.batch // 10, self.batch, 8 * self.batch, "9ep")
@@ -58,12 +58,12 @@ class WrittenRun:
         return self.path
 
     def abandon(self):
-        """What is left when the broker is killed."""
+        """Leave what is left when the broker is killed."""
         self.writer.flush()
         self.directory._close()
         os.close(self.writer._descriptor)
 
 
 def write_run(runs_dir, name, losses=(1.0, 0.5), accuracy=None, status="finished", started=STARTED, **hyperparameters):
-    """A run that has ended; returns its directory."""
+    """Return a run that has ended; returns its directory."""
     return WrittenRun(runs_dir, name, hyperparameters, started).train(losses, accuracy).end(status)

@@ -101,7 +101,7 @@ def test_what_is_asked_for_and_commanded_reaches_the_training(server, bridge, ru
 
 
 async def delivered(server, subject, request, times):
-    """The answers to a request that is sent so many times."""
+    """Return the answers to a request that is sent so many times."""
     client = await nats.connect(server.address)
     try:
         inbox = client.new_inbox()

@@ -56,7 +56,7 @@ def lines(path):
 
 
 def grown(publisher, path, more):
-    """Waits until a file has so many more lines than now."""
+    """Wait until a file has so many more lines than now."""
     before = lines(path)
     wait_for(lambda: publisher.poll() or lines(path) >= before + more, f"{more} lines")
 

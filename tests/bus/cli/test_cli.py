@@ -213,7 +213,7 @@ def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):
 
 
 def contexts(command=bus, name="offloop", parent=None):
-    """The contexts of all commands that are no groups."""
+    """Return the contexts of all commands that are no groups."""
     context = click.Context(command, parent=parent, info_name=name, terminal_width=80, **command.context_settings)
     if not isinstance(command, click.Group):
         yield context

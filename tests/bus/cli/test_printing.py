@@ -30,7 +30,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\0\x9b31m\u202e\u2066\u200b\u2028\ufeff\r\nerr
 
 @pytest.fixture
 def printed(monkeypatch, capsys):
-    """What a command prints into a pipe, which holds nothing that a terminal obeys or hides."""
+    """Return the output of a command into a pipe, which holds nothing that a terminal obeys or hides."""
 
     def run(name, *arguments, code=None):
         done = command(name, {"bus": bus_main, "consumer": consumer_main}[name], monkeypatch, capsys)(*arguments)
@@ -50,7 +50,7 @@ def assert_harmless(text: str) -> None:
 
 @pytest.fixture
 def failed_run(runs_dir: Path) -> Path:
-    """A run of which every text that a peer sends is hostile."""
+    """Return a run of which every text that a peer sends is hostile."""
     told = dict.fromkeys(("host", "git_commit", "python"), HOSTILE)
     told |= {"command": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     publisher = Publisher("odd", info={**told, "config": {HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}}})

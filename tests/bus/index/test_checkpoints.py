@@ -19,7 +19,7 @@ ACCURACY = "metrics/eval/Accuracy"
 
 
 def save(path, run, batch, epoch=0):
-    """Writes what a reader of checkpoints looks at: the text in the metadata."""
+    """Write what a reader of checkpoints looks at: the text in the metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tree = {"timestamp": [0, epoch, batch, *[0] * 11], "run": {"name": run}}
     text = json.dumps({"version": 1, "tree": tree, "tensors": {}})
@@ -29,7 +29,7 @@ def save(path, run, batch, epoch=0):
 
 
 def rate(folder, run, best, **values):
-    """What a consumer says of checkpoints in a folder."""
+    """Write the ratings of checkpoints in a folder, as a consumer does."""
     rated = [
         {"file": f"{name}.safetensors", "batch": int(name[2:]), "metric": ACCURACY, "value": value}
         for name, value in values.items()

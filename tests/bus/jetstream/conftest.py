@@ -9,7 +9,7 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 def copying(request):
-    """Starts bridges, by default to ``nats_server``."""
+    """Start bridges, by default to ``nats_server``."""
     made = []
 
     def start(path, servers=None, **options):

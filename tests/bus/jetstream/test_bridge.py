@@ -29,7 +29,7 @@ from offloop.bus.runs.directory import read_run
 
 
 def in_stream(nats_server, run, attempt=1):
-    """The bytes of a recording, as a reader elsewhere gets them."""
+    """Return the bytes of a recording, as a reader elsewhere gets them."""
     with NatsConnection(nats_server.servers) as connection:
         connection.runs(run)
         with contextlib.closing(StreamBytes(connection, run, attempt)) as stored:
@@ -360,7 +360,7 @@ def test_more_replicas_than_servers_are_refused(tmp_path, nats_server, copying):
 
 
 def publish(publisher, copy, count, **fields):
-    """Publishes batches, of which every 60 are a message of the stream."""
+    """Publish batches, of which every 60 are a message of the stream."""
     for number in range(count):
         publisher.publish(Event.BATCH_END, batch=number, **{name: make() for name, make in fields.items()})
         if number % 60 == 59:

@@ -13,7 +13,7 @@ from offloop.bus.types.timestamp import TrainingTime
 
 @contextlib.contextmanager
 def host(name, runs, copying):
-    """A rank with a flight recorder, its broker and its bridge on a host of that name; gives the run's directory."""
+    """Give the directory of a run with a flight recorder, a broker and a bridge on a host of that name."""
     ring = FlightRing(5, 1 << 20)
     agreed = {"attempt": 1, "run_id": "1" * 16}
     with contextlib.closing(ring), Publisher("r", runs_dir=runs, flight=ring, **agreed) as publisher:

@@ -20,7 +20,7 @@ from offloop.bus.net.channels import ask
 
 @contextlib.contextmanager
 def saying(nats_server, clock=0.0, **said):
-    """A bridge that reports a run ten times a second, by a clock of its own."""
+    """Run a bridge that reports a run ten times a second, by a clock of its own."""
     ended = threading.Event()
 
     async def say():

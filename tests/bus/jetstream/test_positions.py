@@ -27,7 +27,7 @@ def nats_connection(nats_server, monkeypatch):
 
 @pytest.fixture
 def hold(nats_connection):
-    """Holds the position of the consumer ``mine``."""
+    """Hold the position of the consumer ``mine``."""
     held = []
 
     def begin(attempt=1):

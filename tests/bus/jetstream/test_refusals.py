@@ -16,7 +16,7 @@ from offloop.bus.net.nkeys import make_nkey
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts servers."""
+    """Start servers."""
     tmp_path.chmod(0o700)
     begun = []
 
@@ -32,7 +32,7 @@ def serve(tmp_path):
 
 
 def refusal(server, address, nkey=None, ca=None):
-    """What a reader gets to read."""
+    """Return the error of a reader."""
     with pytest.raises((BrokerError, ConfigurationError)) as raised:
         NatsConnection(NatsServers.parse(f"{address}:{server.port}", nkey, ca))
     return str(raised.value)

@@ -67,7 +67,7 @@ def attach(roles, monkeypatch):
 
 @pytest.fixture
 def publisher(runs_dir):
-    """A publisher that keeps its commands, after its first event."""
+    """Give a publisher that keeps its commands, after its first event."""
     commands = []
     with Publisher("r", runs_dir=runs_dir, on_command=commands.append) as made:
         made.commands = commands
@@ -169,7 +169,7 @@ def test_no_role_may_do_more_than_it_needs(roles):
 
 
 async def _tried(address, seed):
-    """What the server refuses, in its words."""
+    """Return the refusals of the server, in its words."""
     refused = []
 
     async def note(error):

@@ -24,7 +24,7 @@ from offloop.bus.types.units import lasted
 
 
 def change(**values: Any) -> Callable[[Path], None]:
-    """Gives the newest attempt other values."""
+    """Give the newest attempt other values."""
 
     def write(path: Path) -> None:
         record = json.loads(path.read_text())

@@ -117,7 +117,7 @@ def test_readers_of_a_cut_see_the_gaps_of_the_original_and_no_others(fresh, data
 
 @pytest.fixture
 def trained(runs_dir) -> Path:
-    """The recording of two epochs, with an evaluation."""
+    """Return the recording of two epochs, with an evaluation."""
     return write_run(runs_dir, "trained", losses=[1.0] * 20, accuracy=0.5) / "recording-1.mcap"
 
 

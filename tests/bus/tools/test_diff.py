@@ -32,7 +32,7 @@ def run(*arguments: object) -> Result:
 
 
 def compare(folder: Path, a: list[Entry], b: list[Entry], options: dict[str, Any] | None = None, **more: Any) -> Diff:
-    """Compares two recordings that have different names, attempts and times."""
+    """Compare two recordings that have different names, attempts and times."""
     paths = folder / "a.mcap", folder / "b.mcap"
     for path in paths:
         path.unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.fixture
 def trained(runs_dir) -> Path:
-    """The recording of two epochs with an evaluation."""
+    """Return the recording of two epochs with an evaluation."""
     run = WrittenRun(runs_dir, "trained").train([1 / (1 + batch) for batch in range(20)], accuracy=0.5)
     run.send(Event.BATCH_END, {"logged": [[20, {"own": 7.5}]]})
     return run.end() / "recording-1.mcap"
@@ -129,7 +129,7 @@ def test_the_timeline_is_that_of_the_recording(trained):
 
 
 def as_json(value: Any) -> Any:
-    """What strict JSON has for a value."""
+    """Return a value as strict JSON has it."""
     if isinstance(value, dict):
         return {name: as_json(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -142,7 +142,7 @@ def as_json(value: Any) -> Any:
 
 
 def columns_of(entry: Entry) -> dict[str, Any]:
-    """The columns that an event's fields are in."""
+    """Return the columns that an event's fields are in."""
     columns = {}
     for name, value in {**entry.context, **entry.fields}.items():
         name = f"fields/{name}" if name in FIXED else name
@@ -158,7 +158,7 @@ def write_anew(folder: Path, stream: list[Entry]) -> Path:
 
 
 def check_cell(value: Any, found: Any, kind: pa.DataType) -> None:
-    """A value of a Parquet file, or of a list in one, is the one that was recorded."""
+    """Check that a value of a Parquet file, or of a list in one, is the recorded one."""
     if value is None:
         assert found is None
     elif pa.types.is_list(kind):

@@ -62,7 +62,7 @@ def same(one: float, other: float) -> bool:
 
 @pytest.fixture(scope="module")
 def lightning_logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The logs of one training: by CSVLogger and by TensorBoardLogger."""
+    """Return the logs of one training: by CSVLogger and by TensorBoardLogger."""
     folder = tmp_path_factory.mktemp("lightning")
     for logger in (CSVLogger(folder, "as_csv", "first"), TensorBoardLogger(folder, "as_tb", "second")):
         logger.log_hyperparams({"width": 4})

@@ -21,7 +21,7 @@ FINISHED = Ending("finished")
 
 
 def drawn(stream: Iterable[Snapshot], ending: Ending | None = FINISHED) -> str:
-    """The text of a trace of that stream."""
+    """Return the text of a trace of that stream."""
     file = io.StringIO()
     writer = TraceWriter(file)
     for snapshot in stream:

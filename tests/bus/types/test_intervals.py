@@ -26,7 +26,7 @@ INNER = Event.BEFORE_FORWARD
 
 
 def moments(*events: Event, n_train: int = 20, **arguments: Any) -> list[EventPosition]:
-    """What a training was at when these events came."""
+    """Return the positions of a training at these events."""
     found: list[EventPosition] = []
     counts: dict[tuple[Event, int], int] = {}
 
