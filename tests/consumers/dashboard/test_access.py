@@ -203,7 +203,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                 with visit(browser, f"{url}?token={tokens.command}", ignore_https_errors=True) as commander:
                     commander.waits_for(lambda: len(commander.points(LOSS)) > 5, "points")
                     commander.page.get_by_role("button", name="Link for viewers").click()
-                    commander.sees("sees everything and cannot command")
+                    commander.sees("shows everything, and cannot command")
                     commander.page.keyboard.press("Escape")
                     stop = commander.page.get_by_role("button", name="stop", exact=True)
                     stop.wait_for()
