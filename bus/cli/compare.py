@@ -5,24 +5,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.cli.describe import describe_metrics
-from offloop.bus.cli.recordings import recording_of
 from offloop.bus.errors import OffloopError
-from offloop.bus.index.index import read_entry
-from offloop.bus.index.table import differences
 from offloop.bus.printing import cut_in_the_middle, one_line, say, say_table, short_text, shorten, table
-from offloop.bus.runs.directory import find_run
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import EXIT_LOST, CliCommand, describe_os_error
-from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference, diff
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
-from offloop.bus.types.metrics import MetricNames, Mode, direction_of, goals_in
 from offloop.bus.types.units import number_text
+
+if TYPE_CHECKING:
+    from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference
+    from offloop.bus.types.metrics import Mode
+
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
 
@@ -92,6 +90,12 @@ def compare_runs(
 
 
 def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
+    from offloop.bus.cli.describe import describe_metrics
+    from offloop.bus.index.index import read_entry
+    from offloop.bus.index.table import differences
+    from offloop.bus.runs.directory import find_run
+    from offloop.bus.types.metrics import MetricNames, goals_in
+
     if file := next((run for run in runs if Path(run).is_file()), None):
         raise click.UsageError(f"{file} is a recording and has no results: add --events to compare its events")
     infos = [find_run(run, runs_dir) for run in runs]
@@ -119,7 +123,9 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     say_table(rows)
 
 
-def _compared(metrics: Sequence[dict[str, dict[str, Any]]], name: str, goals: dict[str, Mode]) -> dict[str, Any]:
+def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: dict[str, "Mode"]) -> dict[str, Any]:
+    from offloop.bus.types.metrics import direction_of
+
     mode = direction_of(name, goals)
     of_runs = [one.get(name, {}) for one in metrics]
     found = {key: [one.get(key) for one in of_runs] for key in ("last", "last_step")}
@@ -144,7 +150,10 @@ def _compared_rows(name: str, compared: dict[str, Any]) -> list[tuple[str, ...]]
     return [(f"  {one_line(name)}", "last", *last), ("", compared["mode"], *best)]
 
 
-def _compare_events(runs: Sequence[str], runs_dir: str | None, stream: str | None, tolerance: float) -> Diff:
+def _compare_events(runs: Sequence[str], runs_dir: str | None, stream: str | None, tolerance: float) -> "Diff":
+    from offloop.bus.cli.recordings import recording_of
+    from offloop.bus.tools.diff import diff
+
     try:
         (first, _), (second, _) = (recording_of(run, runs_dir, stream) for run in runs)
         return diff(first, second, tolerance=tolerance)
@@ -154,7 +163,7 @@ def _compare_events(runs: Sequence[str], runs_dir: str | None, stream: str | Non
         raise _Undecided(describe_os_error(error)) from None
 
 
-def _diff_lines(found: Diff) -> Iterator[str]:
+def _diff_lines(found: "Diff") -> Iterator[str]:
     yield f"A  {found.a}"
     yield f"B  {found.b}"
     if found.first is not None:
@@ -176,7 +185,7 @@ def _diff_lines(found: Diff) -> Iterator[str]:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
 
 
-def _first_lines(first: EventDifference) -> Iterator[str]:
+def _first_lines(first: "EventDifference") -> Iterator[str]:
     where = f"{first.event} at {first.epoch}ep {first.batch}ba of rank {first.rank}"
     if first.a is None or first.b is None:
         only, number = ("A", first.a) if first.b is None else ("B", first.b)
@@ -188,12 +197,12 @@ def _first_lines(first: EventDifference) -> Iterator[str]:
         yield f"  and {len(first.fields) - _LISTED} more fields"
 
 
-def _field_line(one: FieldDifference) -> str:
+def _field_line(one: "FieldDifference") -> str:
     a, b = ("not there" if one.only == other else _text(value) for value, other in ((one.a, "B"), (one.b, "A")))
     return f"  {one.name}: {a} in A, {b} in B"
 
 
-def _metric_lines(found: Diff) -> list[str]:
+def _metric_lines(found: "Diff") -> list[str]:
     rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "FIRST IN A", "FIRST IN B")]
     for name, one in sorted(found.metrics.items(), key=lambda item: (item[1].batch, item[1].rank)):
         largest = f"{one.largest:.3g} at {one.largest_batch}ba"

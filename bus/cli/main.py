@@ -14,10 +14,8 @@ from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
-from offloop.bus.runs.directory import find_run
-from offloop.bus.subscriber.commands import CommandExchange, perform, send_command, sent_by
 from offloop.bus.terminal import HELP, CliCommand, run_command
-from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS, check_command
+from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3
@@ -130,6 +128,10 @@ def send(
     runs_dir: str | None,
     stream: str | None,
 ) -> int:
+    from offloop.bus.runs.directory import find_run
+    from offloop.bus.subscriber.commands import CommandExchange, perform, send_command, sent_by
+    from offloop.bus.types.commands import check_command
+
     arguments = (*arguments[:1], *map(_plain_value, arguments[1:]))
     why = sent_by("offloop send", reason)
     if stream is not None:

@@ -8,17 +8,9 @@ from typing import Any
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.cli.runs import choose, read_index
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.index.annotations import annotate
-from offloop.bus.index.entry import size_of
-from offloop.bus.index.manage import check_ended, remove_run, rename_run
-from offloop.bus.index.table import RunTable
 from offloop.bus.printing import say, table
-from offloop.bus.runs.directory import find_run
-from offloop.bus.runs.directory import runs_dir as chosen
 from offloop.bus.terminal import CliCommand
-from offloop.bus.types.units import BYTES, number_text
 
 EXIT_KEPT = 1
 
@@ -55,6 +47,9 @@ def edit_runs(
     """Change the tags, note or name of each RUN, or pin or archive it.
 
     'offloop show' shows them. In its recordings a renamed run keeps its old name."""
+    from offloop.bus.index.annotations import annotate
+    from offloop.bus.index.manage import rename_run
+
     is_annotated = bool(tag or untag) or any(value is not None for value in (note, pin, archive))
     if not is_annotated and rename is None:
         raise click.UsageError("no change is given: use --tag, --untag, --note, --pin, --archive or --rename")
@@ -87,6 +82,10 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
     Asks first, and shows the size. Targets of symbolic links are kept.
 
     Exit code: 0 if they were deleted, or none was chosen, 1 if they were kept."""
+    from offloop.bus.index.entry import size_of
+    from offloop.bus.index.manage import check_ended, remove_run
+    from offloop.bus.types.units import BYTES, number_text
+
     if archived and where is None:
         raise click.UsageError("--archived needs --where: a named run is deleted in any case")
     paths = _choose(runs, where, runs_dir, archived=archived)
@@ -111,6 +110,11 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
 
 def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
+    from offloop.bus.cli.runs import choose, read_index
+    from offloop.bus.index.table import RunTable
+    from offloop.bus.runs.directory import find_run
+    from offloop.bus.runs.directory import runs_dir as chosen
+
     if bool(runs) == (where is not None):
         raise click.UsageError("name the runs, or choose them with --where")
     if runs:

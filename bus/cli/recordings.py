@@ -3,22 +3,22 @@
 import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
 from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
-from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.window import Bound
-from offloop.bus.runs.directory import RUN_FILE, Origin, find_run, new_run_name, read_run
-from offloop.bus.runs.directory import runs_dir as chosen
 from offloop.bus.terminal import EXIT_LOST, CliCommand, handle_signals
-from offloop.bus.tools.convert import Written, convert
-from offloop.bus.tools.export import export, exported_path
 from offloop.bus.tools.logs import SOURCES, TENSORBOARD
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
+
+if TYPE_CHECKING:
+    from offloop.bus.recording.window import Bound
+    from offloop.bus.replay.serving import ServedReplay
+    from offloop.bus.tools.convert import Written
 
 
 @click.command(
@@ -57,6 +57,8 @@ def export_recording(
     trace    a timeline, for Perfetto (ui.perfetto.dev)
 
     Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be exported."""
+    from offloop.bus.tools.export import export, exported_path
+
     path, place = recording_of(file, runs_dir, stream)
     usual = exported_path(path, to)
     target = Path(output) if output else usual if stream is None else Path(usual.name)
@@ -126,8 +128,8 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
 def convert_recordings(
     files: tuple[str, ...],
     output: Path,
-    start: Bound | None,
-    until: Bound | None,
+    start: "Bound | None",
+    until: "Bound | None",
     force: bool,
     runs_dir: str | None,
 ) -> None:
@@ -140,6 +142,8 @@ def convert_recordings(
     training, commands and the run's ending are always kept.
 
     Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be written."""
+    from offloop.bus.tools.convert import convert
+
     paths = [_recording(file, runs_dir) for file in files]
     done = convert(paths, output, start, until, force=force)
     without = f", left out {done.dropped}" if done.dropped else ""
@@ -163,8 +167,8 @@ def convert_recordings(
 def replay(
     run: str,
     rate: float,
-    start: Bound | None,
-    until: Bound | None,
+    start: "Bound | None",
+    until: "Bound | None",
     loop: bool,
     run_name: str | None,
     runs_dir: str | None,
@@ -177,8 +181,11 @@ def replay(
     convert': the run ends as recorded.
 
     Exit code: 0 if it was served to its end, or until Ctrl-C; 3 if a part is damaged, 1 if nothing could be served."""
+    from offloop.bus.recording.recording import Recording
     from offloop.bus.replay.replay import Pace
     from offloop.bus.replay.serving import ReplayServer
+    from offloop.bus.runs.directory import new_run_name
+    from offloop.bus.tools.convert import convert
 
     path, place = recording_of(run, runs_dir, stream)
     origin = stream or str(path.absolute())
@@ -210,22 +217,28 @@ def replay(
         served = server.serve(say_start)
         while loop and not server.stopping:
             served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
-    say(f"run {served_name} {served.ending}: {served.events} events served")
-    if trouble := "; ".join(filter(None, (*damage, served.damage))):
-        say(f"{trouble}; all else was served", err=True)
-        return EXIT_LOST
-    return 0
+    return _report(served._replace(damage="; ".join(filter(None, (*damage, served.damage)))))
 
 
 def _check_name(name: str, where: str | None) -> None:
-    path = chosen(where) / name
+    from offloop.bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
+
+    path = runs_dir(where) / name
     if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
         raise ConfigurationError(
             f"{name!r} is a trained run, and the replay would become its newest attempt: choose another '--run-name'"
         )
 
 
-def say_findings(done: Written) -> None:
+def _report(served: "ServedReplay") -> int:
+    say(f"run {served.run_name} {served.ending}: {served.events} events served")
+    if served.damage:
+        say(f"{served.damage}; all else was served", err=True)
+        return EXIT_LOST
+    return 0
+
+
+def say_findings(done: "Written") -> None:
     """Print missing parts, and exit with :data:`EXIT_LOST` if a part of the recording was lost."""
     for line in shorten(done.damage, "places like these"):
         say(line)
@@ -245,6 +258,8 @@ def say_findings(done: Written) -> None:
 
 
 def _recording(name: str, runs_dir: str | None) -> Path:
+    from offloop.bus.runs.directory import find_run
+
     return Path(name) if Path(name).is_file() else find_run(name, runs_dir).recording
 
 

@@ -5,34 +5,23 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from offloop.bus.cli import options
-from offloop.bus.cli.describe import (
-    describe_metrics,
-    describe_recording,
-    describe_run,
-    describe_stream_run,
-    hyperparameter_lines,
-    lines,
-)
 from offloop.bus.errors import RunDirectoryError
-from offloop.bus.index.checkpoints import compared_by
-from offloop.bus.index.columns import OF_RUN, reached_text
-from offloop.bus.index.entry import RunEntry, listed_entry, newest_first
-from offloop.bus.index.index import RunIndex, read_entry
-from offloop.bus.index.table import RunTable
 from offloop.bus.printing import one_line, say, say_table, short_text, table
-from offloop.bus.runs.directory import RunInfo, find_run, read_run
-from offloop.bus.runs.directory import runs_dir as chosen
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
-from offloop.bus.types.metrics import MetricNames, direction_of, goals_in
 from offloop.bus.types.units import BYTES, lasted, number_text, when
+
+if TYPE_CHECKING:
+    from offloop.bus.index.entry import RunEntry
+    from offloop.bus.index.table import RunTable
+    from offloop.bus.runs.directory import RunInfo
 
 _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
@@ -74,6 +63,10 @@ def list_runs(
     (lr)."""
     if columns is not None and as_json:
         raise click.UsageError("--columns is for the table: --json has all of them")
+    from offloop.bus.index.entry import listed_entry
+    from offloop.bus.index.table import RunTable
+    from offloop.bus.runs.directory import runs_dir as chosen
+
     if stream is not None:
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
@@ -103,8 +96,11 @@ def list_runs(
         say(f"no {'live ' if live else ''}runs {place}")
 
 
-def read_index(runs_dir: str | None, *, is_whole: bool = True) -> list[RunEntry]:
+def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry]":
     """Return every run of a folder, the newest first, by default with all metrics. Reports a long read."""
+    from offloop.bus.index.entry import newest_first
+    from offloop.bus.index.index import RunIndex
+
     with RunIndex(runs_dir) as index:
         left = index.refresh(_QUIET_SECONDS)
         if left and index.problem:
@@ -115,14 +111,16 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> list[RunEntry]
         return newest_first(index.entries.values())
 
 
-def choose(table: RunTable, where: str | None, *, archived: bool) -> list[RunEntry]:
+def choose(table: "RunTable", where: str | None, *, archived: bool) -> "list[RunEntry]":
     chosen = table.newest_first
     if where is not None and chosen:
         chosen = table.where(chosen, where)
     return [entry for entry in chosen if archived or not entry.archived]
 
 
-def _say_runs(table: RunTable, shown: Sequence[RunEntry], requested: list[str] | None) -> None:
+def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[str] | None) -> None:
+    from offloop.bus.index.columns import OF_RUN
+
     names = table.usual_among(shown) if requested is None else tuple(table.column(name).name for name in requested)
     columns = table.columns(("run", *names))
     heads = [column.name.upper() if column.name in OF_RUN else column.head for column in columns]
@@ -136,7 +134,10 @@ def _say_runs(table: RunTable, shown: Sequence[RunEntry], requested: list[str] |
     say_table([tuple(heads), *zip(*([short_text(text) for text in texts] for texts in cells), strict=True)])
 
 
-def summary(path: Path, entry: RunEntry) -> dict[str, Any]:
+def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
+    from offloop.bus.cli.describe import describe_metrics
+    from offloop.bus.runs.directory import read_run
+
     paused = None
     if entry.status == "paused":
         with contextlib.suppress(RunDirectoryError):  # just deleted
@@ -169,6 +170,10 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
 
     The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
     broker, trainer and consumers. A recording, or a run in NATS, has only details."""
+    from offloop.bus.cli.describe import describe_recording, describe_run, describe_stream_run
+    from offloop.bus.index.index import read_entry
+    from offloop.bus.runs.directory import find_run
+
     if stream is not None or Path(run).is_file():
         described = describe_recording(Path(run)) if stream is None else describe_stream_run(stream, run)
         if as_json:
@@ -187,7 +192,9 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
         _say_more_details(describe_run(info))
 
 
-def _say_results(info: RunInfo, entry: RunEntry) -> None:
+def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
+    from offloop.bus.cli.describe import describe_metrics
+
     say_table([line for line in _lines(info, entry) if line[1]])
     _say_metrics(describe_metrics(entry.metrics), entry.hyperparameters)
     if entry.checkpoints:
@@ -199,6 +206,8 @@ def _say_results(info: RunInfo, entry: RunEntry) -> None:
 
 
 def _say_details(described: dict[str, Any]) -> None:
+    from offloop.bus.cli.describe import hyperparameter_lines, lines
+
     for line in table(list(lines(described))):
         say(line)
     _say_metrics(described.get("metrics", {}), described.get("hyperparameters", {}))
@@ -209,13 +218,17 @@ def _say_details(described: dict[str, Any]) -> None:
 
 
 def _say_more_details(described: dict[str, Any]) -> None:
+    from offloop.bus.cli.describe import hyperparameter_lines, lines
+
     more = [(label, text) for label, text in lines(described) if label not in _RESULTS]
     more += [(name, text) for name, text in hyperparameter_lines(described) if not is_of_the_training(name)]
     for line in ("details", *table([(f"  {label}", text) for label, text in more])):
         say(line)
 
 
-def _lines(info: RunInfo, entry: RunEntry) -> Iterator[tuple[str, str]]:
+def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
+    from offloop.bus.index.columns import reached_text
+
     yield "run", info.name
     yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
     yield "error", entry.error or ""
@@ -232,7 +245,10 @@ def _lines(info: RunInfo, entry: RunEntry) -> Iterator[tuple[str, str]]:
     yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
 
 
-def _checkpoint_rows(entry: RunEntry) -> Iterator[tuple[str, ...]]:
+def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
+    from offloop.bus.index.checkpoints import compared_by
+    from offloop.bus.types.metrics import MetricNames
+
     names = MetricNames(entry.metrics)
     for one in entry.checkpoints:
         metric, value = compared_by(one)
@@ -244,6 +260,8 @@ def _checkpoint_rows(entry: RunEntry) -> Iterator[tuple[str, ...]]:
 
 
 def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, Any]) -> None:
+    from offloop.bus.types.metrics import MetricNames, direction_of, goals_in
+
     if not metrics:
         return
     names, goals = MetricNames(metrics), goals_in([hyperparameters])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,10 +14,11 @@ from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.net.nkeys import make_nkey, public_nkey
 from offloop.bus.printing import say
-from offloop.bus.recording.window import Bound
-from offloop.bus.runs.directory import find_run
 from offloop.bus.terminal import CliCommand
-from offloop.bus.tools.convert import convert
+
+if TYPE_CHECKING:
+    from offloop.bus.recording.window import Bound
+
 
 _TEAM = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _DEFAULT_TEAM = "offloop"
@@ -86,6 +87,7 @@ def bridge(
     from offloop.bus.hosts.watch import watch_host
     from offloop.bus.jetstream.bridge import Bridge
     from offloop.bus.jetstream.connection import NatsServers
+    from offloop.bus.runs.directory import find_run
 
     servers = NatsServers.parse(_given(stream), nkey, ca)
     found = find_run(run, runs_dir)
@@ -110,8 +112,8 @@ def bridge(
 def fetch_part(
     run: str,
     host: str,
-    start: Bound | None,
-    until: Bound | None,
+    start: "Bound | None",
+    until: "Bound | None",
     output: str | None,
     force: bool,
     stream: str | None,
@@ -124,6 +126,7 @@ def fetch_part(
 
     Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be written."""
     from offloop.bus.jetstream.download import downloaded
+    from offloop.bus.tools.convert import convert
 
     stream = _given(stream)
     target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))

@@ -1,6 +1,5 @@
 """The first difference between two recorded runs, and the metrics that differ."""
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -280,9 +279,17 @@ def _values(record: Recorded) -> dict[str, Any]:
     for name in _INNER_TIMES:
         if isinstance(row.get(name), list):
             row[name] = row[name][: len(COUNTERS)]
-    with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError):  # a user's loop may send any value
-        row["logged"] = {name: value for _, values in row["logged"] for name, value in values.items()}
+    if "logged" in row:
+        row["logged"] = _logged(row["logged"])
     return flatten(row)
+
+
+def _logged(entries: Any) -> Any:
+    """Return logged values by name; of several steps the last."""
+    try:
+        return {name: value for _, values in entries for name, value in values.items()}
+    except (TypeError, ValueError, AttributeError):
+        return entries
 
 
 def _requested_fields(record: Recorded) -> set[str]:
