@@ -164,8 +164,7 @@ class NatsCluster:
     """Three servers that keep streams together; their streams have three replicas where a bridge is made so."""
 
     def __init__(self, folder, size=3, config=None):
-        """``config`` makes the configuration of a server, which it is given with its name, for hosts of their own;
-        these servers are not waited for."""
+        """``config`` makes the configuration of a server and its name, on a host of its own; these start unwaited."""
         names = [f"n{number}" for number in range(1, size + 1)]
         routes = {name: port_of(free_address()) for name in names}
         listed = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes.values())

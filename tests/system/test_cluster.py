@@ -75,8 +75,7 @@ def test_what_two_of_three_servers_have_forgotten_is_sent_again(cluster, tmp_pat
 
 
 class SecureCluster:
-    """Three servers as ``offloop server nats-config --cluster`` configures them, with TLS between all; and commands
-    with a role each."""
+    """Three servers, configured by ``offloop server nats-config --cluster``, with TLS between all."""
 
     def __init__(self, folder):
         self._authority = Authority.make(folder, "authority")

@@ -1,5 +1,4 @@
-"""A named consumer of a run at NATS that is killed, started elsewhere, stopped and replaced: its file is complete and
-without repetitions."""
+"""The file of a named consumer that is killed, started elsewhere, stopped and replaced is complete."""
 
 import shutil
 import signal
