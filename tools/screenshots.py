@@ -1,7 +1,7 @@
 """Makes the pictures of the web pages in ``docs/images``: ``python tools/screenshots.py [NAME ...]``.
 
-Trains small networks for some minutes, then takes a picture of each view, or of the named ones: light and dark, on a
-desktop and on a phone. ``--runs DIR`` keeps the runs there, and uses those that exist."""
+Trains small networks for some minutes, then takes a picture of each view, or of the named ones. ``--runs DIR`` keeps
+the runs there, and uses those that exist."""
 
 import argparse
 import io
@@ -14,20 +14,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True, "device_scale_factor": 1.5}
 LARGEST = 200_000
 RATES, SEEDS = ("0.003", "0.001", "0.0003"), ("1", "2", "3", "4")
 LIVE = "digits-long"
 ACCURACY = "metrics/eval/MulticlassAccuracy"
-BY_IT = f"sort=-{ACCURACY}.best"
-FEW = "".join(f"&column={name}" for name in (f"{ACCURACY}.best", "config/lr", "status"))
 PLOTS = "document.querySelectorAll('[data-plot]').length > 1"  # plots below the visible part are not drawn
 ROWS = "document.querySelectorAll('tbody .name a').length > 5"
 
@@ -41,26 +38,17 @@ class View(NamedTuple):
     address: str  # relative to the address of the table of all runs
     wait: str  # JavaScript that is true when everything is drawn
     height: int = 860
-    phone: str | None = None  # another address for a phone
-    top: str = ""  # selector of the element to scroll to the top
+    scheme: Literal["light", "dark"] = "light"
 
 
 COMPARED = [f"digits-{rate}-seed-1" for rate in RATES]
 GROUPED = [f"digits-{rate}-seed-{seed}" for rate in RATES for seed in SEEDS]
 VIEWS = (
-    View(
-        "runs",
-        f"#{BY_IT}&run=digits-0.003-seed-1&run=digits-0.003-seed-2",
-        ROWS,
-        760,
-        phone=f"#{BY_IT}{FEW}",
-    ),
+    View("runs", f"#sort=-{ACCURACY}.best&run=digits-0.003-seed-1&run=digits-0.003-seed-2", ROWS, 760),
     View("scatter", "#view=scatter", "!!document.querySelector('.home canvas')", 760),
-    View("parallel", "#view=parallel", "!!document.querySelector('.home canvas, .home svg')", 760),
     View("run", f"{runs_at(LIVE)}#smoothing=0.3", PLOTS, 1250),
-    View("compare", f"{runs_at(*COMPARED)}#smoothing=0.3", PLOTS),
+    View("compare", f"{runs_at(*COMPARED)}#smoothing=0.3", PLOTS, scheme="dark"),
     View("groups", f"{runs_at(*GROUPED)}&group=config/lr", PLOTS),
-    View("diff", runs_at(*COMPARED), PLOTS, top="[aria-label=Hyperparameters]"),
 )
 
 
@@ -123,18 +111,14 @@ def save(page: Page, path: Path) -> None:
     raise SystemExit(f"{path} has {path.stat().st_size:,} bytes")
 
 
-def picture(browser: Browser, url: str, view: View, scheme: str, is_phone: bool) -> None:
-    desk: dict[str, Any] = {"viewport": {"width": 1440, "height": view.height}}
-    address = view.phone if is_phone and view.phone is not None else view.address
-    with browser.new_context(color_scheme=scheme, **(PHONE if is_phone else desk)) as context:
+def picture(browser: Browser, url: str, view: View) -> None:
+    size = {"width": 1440, "height": view.height}
+    with browser.new_context(color_scheme=view.scheme, viewport=size) as context:
         page = context.new_page()
-        page.goto(url + address)
+        page.goto(url + view.address)
         page.wait_for_function(view.wait, timeout=120_000)
-        if view.top:
-            page.wait_for_timeout(1000)
-            page.locator(view.top).first.evaluate("(one) => one.scrollIntoView({ block: 'start' })")
         page.wait_for_timeout(2500)
-        save(page, IMAGES / f"{view.name}-{'phone-' if is_phone else ''}{scheme}.png")
+        save(page, IMAGES / f"{view.name}-{view.scheme}.png")
 
 
 def main() -> None:
@@ -157,9 +141,7 @@ def main() -> None:
             page.wait_for_function("/epoch ([5-9]|[1-9]\\d)/.test(document.body.innerText)", timeout=180_000)
         for view in VIEWS:
             if not given.names or view.name in given.names:
-                for scheme in ("light", "dark"):
-                    for is_phone in (False, True):
-                        picture(browser, url, view, scheme, is_phone)
+                picture(browser, url, view)
         browser.close()
 
 

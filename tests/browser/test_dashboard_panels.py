@@ -62,6 +62,10 @@ def recording(runs_dir: Path) -> Path:
     return runs_dir / "odd" / "recording-1.mcap"
 
 
+OUTSIDE_ITS_CARD = """[...document.querySelectorAll('.chart .value')].filter(
+    (one) => one.getBoundingClientRect().right > one.closest('.chart').getBoundingClientRect().right).length"""
+
+
 def hacked(page: Page) -> bool:
     """Whether a script that came with the run has run, or an element that came with it is on the page."""
     code = "'hacked' in window || 'polluted' in {} || !!document.querySelector('img[src=x]')"
@@ -77,6 +81,7 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             page = there.page
             there.waits_for(lambda: len(there.points("loss/train/total")) == 30, "the losses")
             there.waits_for(lambda: there.drawn("phases/0"), "phases")
+            assert page.evaluate(OUTSIDE_ITS_CARD) == 0
             page.locator('[data-chart="phases/0"] select').select_option("1")
             assert there.points(MARKUP) == [(0, 0.25)]
             ranks = page.get_by_role("table", name="Ranks").get_by_role("row")
