@@ -186,7 +186,7 @@ def _find(path: Path, attempt: int | None) -> Path:
     if not path.is_dir():
         return path
     if not (path / RUN_FILE).exists():
-        raise RecordingError(f"{path} is not a run, without {RUN_FILE}; 'offloop runs' lists the runs", path=path)
+        raise RecordingError(f"{path} is not a run: it has no {RUN_FILE}; 'offloop runs' lists the runs", path=path)
     run = read_run(path)
     for candidate in run.attempts:
         if attempt == candidate.number:

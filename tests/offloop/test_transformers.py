@@ -294,7 +294,7 @@ def test_gradient_norm_is_that_of_the_clipped_gradients(monkeypatch: pytest.Monk
     assert min(logs_of(trainer, "grad_norm")) > 0.4
     sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
     assert [one["gradient_norm"] for one in sent] == pytest.approx([0.1] * 3, rel=1e-4)
-    assert "outputs: the trainer keeps" in sent[2]["not_sent"]
+    assert "outputs: " in sent[2]["not_sent"]
     assert "std/transformer.wte_output.0" in sent[2]["activations"]
     assert ("memory_stats" in sent[2]) != ("memory_stats" in sent[2]["not_sent"])
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -342,7 +343,7 @@ def test_a_barrier_event_outside_the_requested_events_is_refused(runs_dir):
 def test_an_absent_consumer_is_named(runs_dir, caplog):
     with gold_trainer(24, 6, publish=True, run_name="r", wait_for=["judge"], wait_seconds=0.1) as trainer:
         trainer.fit()
-    assert "no consumer 'judge' has come within 0.1 s" in caplog.text
+    assert re.search(r"consumer 'judge' .* within 0\.1 s", caplog.text)
 
 
 @pytest.mark.parametrize(

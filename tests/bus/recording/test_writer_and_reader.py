@@ -346,7 +346,7 @@ def test_files_that_are_not_recordings_are_refused(tmp_path):
             Recording(tmp_path / "a.mcap")
     with pytest.raises(RecordingError, match="there is no recording"):
         Recording(tmp_path / "nothing.mcap")
-    with pytest.raises(RecordingError, match="so it is not a run"):
+    with pytest.raises(RecordingError, match="is not a run"):
         Recording(tmp_path)
     with pytest.raises(RecordingError, match="not a file"):
         RecordingReader(tmp_path)
