@@ -40,6 +40,7 @@ from offloop.consumers import (
     TrainerMetrics,
 )
 from offloop.consumers.api.logger import RunContext
+from offloop.consumers.delivery.commit import Committed, unseal
 from offloop.consumers.runner.dispatcher import CallbackError
 from offloop.consumers.runner.state_file import StateFile, StateStore
 from offloop.consumers.runner.statistics import RunnerStatistics
@@ -193,6 +194,7 @@ class Store(StateStore):
         super().__init__("store", "run", 1, "memory")
         self.fail_at = fail_at
         self.attempts = 0
+        self.handled: list[int] = []
 
     def _read(self) -> None:
         return None
@@ -201,8 +203,28 @@ class Store(StateStore):
         self.attempts += 1
         if self.attempts in self.fail_at:
             raise RunDirectoryError("the disk is full")
+        self.handled.append(unseal(packed, Committed).handled)
 
     def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("seconds", "handled"),
+    [(0.0, [0, 4, 8, 10]), (0.5, [0, 2, 4, 6, 8, 10, 10]), (1.0, [*range(11), 10])],
+)
+def test_a_consumer_commits_after_commit_every_events_or_a_second(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, handled: list[int]
+) -> None:
+    clock = [100.0]
+
+    class Works(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            clock[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    store = Store()
+    Runner([batch_end(batch) for batch in range(1, 11)], [Works()], progress=store, commit_every=4).run()
+    assert store.handled == handled
 
 
 def test_a_state_that_cannot_be_written_is_reported_and_retried(capsys: pytest.CaptureFixture[str]) -> None:
