@@ -80,10 +80,10 @@ def pytest_terminal_summary(terminalreporter: "TerminalReporter", config: pytest
     if not config.getoption("offloop_update_golden"):
         return
     reports: Sequence[Any] = [one for group in terminalreporter.stats.values() for one in group]
-    told = {value for one in reports for name, value in getattr(one, "user_properties", ()) if name == _WRITTEN}
-    for path in sorted(told):
+    written = {value for one in reports for name, value in getattr(one, "user_properties", ()) if name == _WRITTEN}
+    for path in sorted(written):
         terminalreporter.write_line(f"golden file written: {path}")
-    if not told:
+    if not written:
         terminalreporter.write_line("golden files: none had to be written")
 
 

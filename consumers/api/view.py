@@ -31,12 +31,12 @@ def view_for(demand: Demand, snapshot: Snapshot) -> Snapshot | None:
 def _overdue_fields(demand: Demand, snapshot: Snapshot) -> Iterator[str]:
     """Fields of the demand that were due at an earlier event and come with this one."""
     overdue = snapshot.fields["late"] if "late" in snapshot.on_demand else None
-    for name, told in overdue.items() if isinstance(overdue, dict) else ():
+    for name, overdue_at in overdue.items() if isinstance(overdue, dict) else ():
         if demand.has_field(snapshot.event, name) and name in snapshot.on_demand:
             try:
                 positions = [
                     EventPosition(Event(event), TrainingTime(*now), None if before is None else TrainingTime(*before))
-                    for event, now, before in told
+                    for event, now, before in overdue_at
                 ]
             except (TypeError, ValueError):
                 continue

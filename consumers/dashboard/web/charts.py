@@ -54,8 +54,8 @@ class Look(msgspec.Struct, frozen=True):
     left_out: frozenset[int] = frozenset()  # the numbers of the runs whose lines are hidden
 
     @classmethod
-    def from_browser(cls, told: Any) -> "Look":
-        look = look_in(told, cls)
+    def from_browser(cls, given: Any) -> "Look":
+        look = look_in(given, cls)
         first, last = look.range or (0, 1)
         return look if -math.inf < first < last < math.inf else msgspec.structs.replace(look, range=None)
 
@@ -184,8 +184,8 @@ class Lines:
         for key in changed if len(places) else ():
             points = group_points(members[key], places, look.x, self._parts_of)
             self._sent[chart, key, look.x] = _Sent(shown, version, float(places[-1]), len(places))
-            told = {"y": points.mean, "low": points.low, "high": points.high}
-            values = {name: _short(numbers) for name, numbers in told.items()}
+            curves = {"y": points.mean, "low": points.low, "high": points.high}
+            values = {name: _short(numbers) for name, numbers in curves.items()}
             counts = _short_x(points.runs)
             lines.append(
                 {"c": chart, "r": key, "o": look.x, "a": 0, "x": _short_x(places), "n": [], **values, "count": counts}
@@ -287,12 +287,12 @@ class MarkNews:
             elif not is_whole or generation is None:
                 continue
             self._sent[number] = placed.generation, last
-            told = [
+            marks = [
                 [
                     *(one.mark.kind, one.mark.batch, round(one.sample, _DECIMALS), round(one.epoch, _DECIMALS)),
                     *(round(one.seconds, _DECIMALS), round(one.mark.time, 3), one.mark.text),
                 ]
                 for one in placed.marks
             ]
-            news.append({"r": number, "a": 0 if is_whole else 1, "m": told})
+            news.append({"r": number, "a": 0 if is_whole else 1, "m": marks})
         return news

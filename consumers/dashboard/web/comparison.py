@@ -67,8 +67,8 @@ class Compared:
         tags_of: Callable[[RunView], Sequence[str]] = lambda run: (),
     ) -> None:
         self._runs, self._labels, self._hidden = runs, labels, hidden
-        self._told = [run.hyperparameters for run in runs]
-        self._goals = goals_in(self._told)
+        self._hyperparameters = [run.hyperparameters for run in runs]
+        self._goals = goals_in(self._hyperparameters)
         self._tags_of = tags_of
         self.singles = comparison.singles
         self.column = self._find(comparison.group)  # the whole name of the column that groups runs
@@ -80,18 +80,18 @@ class Compared:
     def _find(self, name: str | None) -> str | None:
         if name is None or name in OF_RUNS:
             return name
-        known = {known for told in self._told for known in told}
+        known = {known for values in self._hyperparameters for known in values}
         endings = sorted(known_name for known_name in known if known_name.endswith(f"/{name}"))
         found = [one for one in (name, _STARTED_WITH + name) if one in known] or endings[:1]
         return found[0] if found else None
 
     def columns(self) -> list[str]:
         texts: dict[str, dict[str, int]] = {}
-        for told in self._told:
-            for name, value in told.items():
+        for hyperparameters in self._hyperparameters:
+            for name, value in hyperparameters.items():
                 texts.setdefault(name, {})[_text(value)] = 1
         known = {name for name, values in texts.items() if len(values) > 1}
-        known |= {name for name in texts if any(name not in told for told in self._told)}
+        known |= {name for name in texts if any(name not in one for one in self._hyperparameters)}
         if self.column is not None and self.column not in OF_RUNS:
             known.add(self.column)
         ordered = sorted(known, key=lambda name: (not name.startswith(_STARTED_WITH), name))
@@ -102,7 +102,7 @@ class Compared:
             return self._runs[number].status
         if self.column == "tags":
             return ", ".join(sorted(self._tags_of(self._runs[number]))) or None
-        return self._told[number].get(self.column or "")
+        return self._hyperparameters[number].get(self.column or "")
 
     def _groups(self) -> tuple[CurveGroup, ...]:
         members: dict[str, list[int]] = {}
@@ -167,11 +167,11 @@ class Compared:
                 shown[group.id] = sum(value / len(own) for value in own)
         base = None if self.baseline is None else values.get(self.baseline)
         direction = direction_of(metric, self._goals)
-        told: dict[str, Any] = {}
+        shown_as: dict[str, Any] = {}
         for line, value in shown.items():
             apart, sense = difference(direction, value, None if line == self.baseline else base, scale)
-            told[str(line)] = {"last": number_text(value, scale), "apart": apart, "sense": sense}
-        return told
+            shown_as[str(line)] = {"last": number_text(value, scale), "apart": apart, "sense": sense}
+        return shown_as
 
 
 def short_name(column: str) -> str:

@@ -78,8 +78,8 @@ class Frames:
         After a failure the browser's state is unknown, and everything is sent again."""
         self._number += 1
         try:
-            told = await element.run_method("frame", {**frame, "number": self._number}, timeout=_DRAWN_SECONDS)
-            number, seconds = told
+            drawn = await element.run_method("frame", {**frame, "number": self._number}, timeout=_DRAWN_SECONDS)
+            number, seconds = drawn
         except (TimeoutError, TypeError, ValueError):
             number = seconds = None
         if number != self._number:

@@ -133,8 +133,8 @@ class TableLook(msgspec.Struct, frozen=True):
     compare: CompareLook = CompareLook()
 
 
-def _texts(told: Any) -> list[str]:
-    return [one for one in told if isinstance(one, str)] if isinstance(told, list) else []
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool] = lambda run: False) -> dict[str, Any]:
@@ -253,19 +253,19 @@ class HomePage:
         self._table.run_method("selectAll", [key_of(entry.run) for entry in found.entries[:_MOST_SELECTED]])
 
     async def _on_annotate(self, event: "GenericEventArguments") -> None:
-        told = event.args
-        if not isinstance(told, dict) or self._opening.role is not Role.COMMAND:
+        given = event.args
+        if not isinstance(given, dict) or self._opening.role is not Role.COMMAND:
             return
         changes: dict[str, Any] = {
-            name: told[name] for name in ("pinned", "archived") if isinstance(told.get(name), bool)
+            name: given[name] for name in ("pinned", "archived") if isinstance(given.get(name), bool)
         }
-        changes |= {name: _texts(told[name]) for name in ("add", "remove") if name in told}
-        if isinstance(told.get("note"), str):
-            changes["note"] = told["note"]
+        changes |= {name: _texts(given[name]) for name in ("add", "remove") if name in given}
+        if isinstance(given.get("note"), str):
+            changes["note"] = given["note"]
 
         def annotate() -> None:
             refusal = None
-            for run in _texts(told.get("runs"))[:_MOST_SELECTED]:
+            for run in _texts(given.get("runs"))[:_MOST_SELECTED]:
                 try:
                     library, name = self._runs.library_of(run)
                     library.annotate(name, **changes)

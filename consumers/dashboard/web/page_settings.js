@@ -5,14 +5,14 @@ export const VIEWS = ["table", "scatter", "parallel"];
 export const MOST_SMOOTHING = 0.99;
 
 // A kind of setting reads its value from the address, and writes it unless it is the default.
-const FLAG = { read: (given, name) => given.get(name) === "1", write: (told, name, value) => value && told.set(name, "1") };
+const FLAG = { read: (given, name) => given.get(name) === "1", write: (params, name, value) => value && params.set(name, "1") };
 const TEXT = textOr("");
-const LIST = { read: (given, name) => [...new Set(given.getAll(name))], write: (told, name, value) => value?.forEach((one) => told.append(name, one)) };
+const LIST = { read: (given, name) => [...new Set(given.getAll(name))], write: (params, name, value) => value?.forEach((one) => params.append(name, one)) };
 const LIST_OR_NONE = { ...LIST, read: (given, name) => (given.has(name) ? LIST.read(given, name) : null) };
-const FLAG_OR_NONE = { read: (given, name) => ({ 0: false, 1: true })[given.get(name)] ?? null, write: (told, name, value) => value !== null && told.set(name, Number(value)) };
+const FLAG_OR_NONE = { read: (given, name) => ({ 0: false, 1: true })[given.get(name)] ?? null, write: (params, name, value) => value !== null && params.set(name, Number(value)) };
 
 function textOr(usual) {
-  return { read: (given, name) => given.get(name) || usual, write: (told, name, value) => value && value !== usual && told.set(name, value) };
+  return { read: (given, name) => given.get(name) || usual, write: (params, name, value) => value && value !== usual && params.set(name, value) };
 }
 
 function oneOf(known) {
@@ -20,7 +20,7 @@ function oneOf(known) {
 }
 
 function numberTo(most) {
-  return { read: (given, name) => Math.max(Math.min(Number(given.get(name)) || 0, most), 0), write: (told, name, value) => value && told.set(name, value) };
+  return { read: (given, name) => Math.max(Math.min(Number(given.get(name)) || 0, most), 0), write: (params, name, value) => value && params.set(name, value) };
 }
 
 // Setting to its name in the address, and its kind.
@@ -43,13 +43,13 @@ function read(form, hash) {
 }
 
 function written(form, settings) {
-  const told = new URLSearchParams();
-  for (const [key, [name, kind]] of Object.entries(form)) kind.write(told, name, settings[key]);
-  return told;
+  const params = new URLSearchParams();
+  for (const [key, [name, kind]] of Object.entries(form)) kind.write(params, name, settings[key]);
+  return params;
 }
 
-function asHash(told) {
-  const text = told.toString().replaceAll("%2F", "/");
+function asHash(params) {
+  const text = params.toString().replaceAll("%2F", "/");
   return text ? "#" + text : "";
 }
 
@@ -58,9 +58,9 @@ export function settingsOf(hash) {
 }
 
 export function hashOf(settings) {
-  const told = written(OF_CHARTS, settings);
-  keptOf(KEPT).forEach((value) => told.append(KEPT, value));
-  return asHash(told);
+  const params = written(OF_CHARTS, settings);
+  keptOf(KEPT).forEach((value) => params.append(KEPT, value));
+  return asHash(params);
 }
 
 export function homeSettingsOf(hash) {
@@ -76,10 +76,10 @@ export function keptOf(name) {
 }
 
 export function keep(name, values) {
-  const told = new URLSearchParams(location.hash.replace(/^#/, ""));
-  told.delete(name);
-  values.forEach((value) => told.append(name, value));
-  history.replaceState(history.state, "", asHash(told) || location.pathname + location.search);
+  const params = new URLSearchParams(location.hash.replace(/^#/, ""));
+  params.delete(name);
+  values.forEach((value) => params.append(name, value));
+  history.replaceState(history.state, "", asHash(params) || location.pathname + location.search);
 }
 
 // The browser's localStorage, or sessionStorage of a tab; null without one.

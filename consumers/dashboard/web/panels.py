@@ -150,13 +150,13 @@ class HyperparametersPanel(Panel):
             self._table = table("Hyperparameters", "name", "wrap-cells")
 
     def update(self, shown: PanelData) -> None:
-        told = [run.hyperparameters for run in shown.runs]
-        self.show(any(told))
+        by_run = [run.hyperparameters for run in shown.runs]
+        self.show(any(by_run))
         if self.is_open:
-            self._rows = hyperparameter_rows(told, shown.baseline)
+            self._rows = hyperparameter_rows(by_run, shown.baseline)
             self._columns = [("name", "name"), *((str(number), label) for number, label in enumerate(shown.labels))]
-            self._all.set_visibility(len(told) > 1)
-            if len(told) > 1:
+            self._all.set_visibility(len(by_run) > 1)
+            if len(by_run) > 1:
                 self._columns.insert(1, ("differs", "differs"))
             self._show()
 
@@ -173,13 +173,13 @@ def _has_words(row: Mapping[str, str], words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def hyperparameter_rows(told: Sequence[Mapping[str, Any]], baseline: int | None = None) -> list[dict[str, str]]:
+def hyperparameter_rows(by_run: Sequence[Mapping[str, Any]], baseline: int | None = None) -> list[dict[str, str]]:
     """Return a row for each name with the value of each run: differing ones first, with marks.
 
     Each value that differs from the baseline's has a mark too."""
     rows = []
-    for name in chosen_first({name: None for values in told for name in values}):
-        texts = [value_text(values[name]) if name in values else "" for values in told]
+    for name in chosen_first({name: None for values in by_run for name in values}):
+        texts = [value_text(values[name]) if name in values else "" for values in by_run]
         rows.append(
             {
                 "name": name,

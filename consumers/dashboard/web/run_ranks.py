@@ -126,7 +126,7 @@ def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
         view = ranks.row(cell)
         value = math.nan if quantity is None else float(ranks.values(quantity)[cell])
         above = math.nan if quantity is None else value - ranks.median(quantity)
-        told = {
+        texts = {
             "rank": str(view.rank),
             "host": one_line(view.host),
             "value": _text(value, _scale(quantity or "")),
@@ -137,7 +137,7 @@ def _rows(ranks: RankMap, quantity: str | None) -> dict[str, Any]:
             "late": "" if view.late is None else f"{1000 * view.late:.3g} ms",
             "behind": str(view.behind),
         }
-        rows.append([told[key] for key, _ in columns])
+        rows.append([texts[key] for key, _ in columns])
     title = "" if is_few or quantity is None else f"The worst by {quantity_text(quantity)}"
     return {"columns": [label for _, label in columns], "rows": rows, "title": title}
 
