@@ -4,21 +4,16 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.cli.recordings import say_findings
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.net.nkeys import make_nkey, public_nkey
 from offloop.bus.printing import say
 from offloop.bus.terminal import CliCommand
-
-if TYPE_CHECKING:
-    from offloop.bus.recording.window import Bound
-
 
 _TEAM = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _DEFAULT_TEAM = "offloop"
@@ -101,41 +96,6 @@ def bridge(
     say(f"run {found.name} is copied: {status.copied:,} bytes of attempt {status.attempt}", err=True)
 
 
-@server.command(cls=CliCommand, name="fetch", short_help="Get a part of a recording from a host.")
-@click.argument("run")
-@click.argument("host")
-@options.start_option
-@options.until_option
-@options.output_option
-@options.force_option
-@options.stream_options
-def fetch_part(
-    run: str,
-    host: str,
-    start: "Bound | None",
-    until: "Bound | None",
-    output: str | None,
-    force: bool,
-    stream: str | None,
-) -> None:
-    """Get one host's recording of a run on several hosts, of which the stream has only windows.
-
-    HOST is $OFFLOOP_HOST there, or its host name. Its bridge must be running: it sends the recording through the
-    servers. Writes the part from --start to --until, by default to RUN-HOST.mcap in the current folder. Replay it with
-    consumer --replay FILE.
-
-    Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be written."""
-    from offloop.bus.jetstream.download import downloaded
-    from offloop.bus.tools.convert import convert
-
-    stream = _given(stream)
-    target = Path(output) if output else Path(re.sub(r"[^\w.-]", "_", f"{run}-{host}.mcap"))
-    with downloaded(stream, run, host) as whole:
-        found = convert([whole], target, start, until, force=force)
-    say(f"{found.events:,} events of run {run} from host {host} are in {target}: consumer --replay {target}")
-    say_findings(found)
-
-
 @server.command(cls=CliCommand, name="remove", short_help="Remove a run from NATS servers.")
 @click.argument("run")
 @options.stream_options
@@ -148,7 +108,7 @@ def remove_stream(run: str, stream: str | None) -> None:
 
     stream = _given(stream)
     connection = NatsConnection.at(stream)
-    if any(one.live for one in connection.runs(run, "*")):
+    if any(one.live for one in connection.runs(run, every_host=True)):
         raise ConfigurationError(
             f"run {run!r} is live, and its bridge would copy it again: stop the training first", value=run
         )

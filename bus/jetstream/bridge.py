@@ -30,7 +30,6 @@ from offloop.bus.runs.listing import list_run
 
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
-_READ_SECONDS = 5.0
 _STILL_SECONDS = 3.0
 """After a pause of this length, such as a suspended process, a bridge checks whether another one took its place."""
 _CLUSTER_REPLICAS = 3
@@ -185,20 +184,12 @@ class Bridge:
             if self._next(done) is None:
                 await asking.until_answered(self._put_done)
                 self._write_status()
-                await self._serve_readers(done)
         if failure is not None:
             raise failure
 
     def _next(self, done: Collection[int]) -> Attempt | None:
         self._read_run()
         return next((attempt for attempt in self._run.attempts if attempt.number not in done), None)
-
-    async def _serve_readers(self, done: Collection[int]) -> None:
-        """Serve readers with recordings that are not in the stream, until none asks or another attempt begins."""
-        while has_other_hosts(self._run.last) and time.monotonic() - self._relay.raw.used < _READ_SECONDS:
-            if self._next(done) is not None:
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _copy_attempt(self, attempt: Attempt, asking: Asking) -> None:
         """Copy an attempt until it has ended: the recording if this host has the first rank, and the host's windows."""

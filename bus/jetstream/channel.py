@@ -33,7 +33,7 @@ class StreamChannel:
         self._has_come = Wakeup()
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
-        """Send a message to the host named in ``host``, by default the first rank's. Without a bridge it is refused."""
+        """Send a message to the host of the first rank. Without a bridge it is refused."""
         with suppress(BrokerError):  # the connection has ended, which wait() reports
             self._connection.begin(self._send(kind, content))
         return True
@@ -63,7 +63,6 @@ class StreamChannel:
     async def _send(self, kind: str, content: dict[str, Any]) -> None:
         client = self._connection.client
         asked = content.get("id")
-        host = content.get("host")
         try:
             async with self._subscribing:
                 if self._subscription is None:
@@ -76,9 +75,7 @@ class StreamChannel:
                     asked,
                 )
                 return
-            # Commands go to the first rank, which decides.
-            host = host if isinstance(host, str) and kind != "command" else None
-            subject = names.request_subject(content["run"], kind, host, may_command=may_command)
+            subject = names.request_subject(content["run"], kind, may_command=may_command)
             asked = asked if isinstance(asked, str) else None
             reply = names.reply_subject(self._inbox, kind, asked)
             headers = None if asked is None else {"Ol-Id": asked}

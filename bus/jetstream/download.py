@@ -15,8 +15,8 @@ from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
 _SILENCE_SECONDS = 30.0  # longest time without any data
 
 
-def download(address: str, run: str, attempt: int, path: Path, host: str | None = None) -> int:
-    """Write an attempt's recording from NATS, or from ``host``, to ``path``; return its size in bytes.
+def download(address: str, run: str, attempt: int, path: Path) -> int:
+    """Write an attempt's recording from NATS to ``path``; return its size in bytes.
 
     Bytes that the stream lacks come from the run's host. Bytes lost on both become zeros, which readers report as
     damage. BrokerError means that the servers do not answer, or nothing is left."""
@@ -29,7 +29,7 @@ def download(address: str, run: str, attempt: int, path: Path, host: str | None 
             f"the recording of run {run!r} cannot be downloaded from byte {begin:,} on: {reason}", address=address
         )
 
-    stored = StreamBytes(connection, run, attempt, host, patient=False)
+    stored = StreamBytes(connection, run, attempt, patient=False)
     with contextlib.closing(stored), path.open("wb") as file:
         heard, why = time.monotonic(), ""
         while True:
@@ -55,14 +55,13 @@ def download(address: str, run: str, attempt: int, path: Path, host: str | None 
 
 
 @contextlib.contextmanager
-def downloaded(address: str, run: str, host: str | None = None) -> Iterator[Path]:
-    """Download the recording of a run's newest attempt, or that of ``host``, into a temporary file for the block."""
-    runs = NatsConnection.at(address).runs(check_run_name(run), host)
+def downloaded(address: str, run: str) -> Iterator[Path]:
+    """Download the recording of a run's newest attempt into a temporary file for the block."""
+    runs = NatsConnection.at(address).runs(check_run_name(run))
     if not runs:
-        of_host = "" if host is None else f" of host {host}"
-        raise RunNotFoundError(f"NATS at {address} has no run {run!r}{of_host}: {how_to_list(address)}", run=run)
+        raise RunNotFoundError(f"NATS at {address} has no run {run!r}: {how_to_list(address)}", run=run)
     attempt = runs[0].attempt
     with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
         path = Path(folder) / f"{run}-{attempt}.mcap"
-        download(address, run, attempt, path, host)
+        download(address, run, attempt, path)
         yield path

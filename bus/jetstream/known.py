@@ -73,16 +73,14 @@ class KnownRuns:
         ):
             await asyncio.sleep(_LOOK_SECONDS)
 
-    def runs(self, name: str | None = None, host: str | None = None) -> list[ListedRun]:
+    def runs(self, name: str | None = None, *, every_host: bool = False) -> list[ListedRun]:
         """Return the entries of all runs or of one, newest run first; each is of the newest attempt.
 
-        Of several hosts the entry is that of the first rank's host, or of ``host``; ``*`` returns all. ``live`` says
-        whether the bridge is present."""
+        Of several hosts the entry is that of the first rank's host, unless ``every_host``. ``live`` says whether the
+        bridge is present."""
         newest: dict[tuple[str, str], _Entry] = {}
         for entry in sorted(self._of(name), key=_precedence):
-            of = str(entry.said.host)
-            if host in (None, "*", of):
-                newest[entry.said.run, of if host == "*" else ""] = entry
+            newest[entry.said.run, str(entry.said.host) if every_host else ""] = entry
         now = time.monotonic()
         # A run whose bridge is silent is not live here, but may continue.
         runs = [
@@ -95,14 +93,11 @@ class KnownRuns:
         # list() copies in one step; the connection's thread changes the entries.
         return [entry for entry in list(self._entries.values()) if run in (None, entry.said.run)]
 
-    def is_going_on(self, run: str, host: str | None = None, attempt: int | None = None) -> bool:
-        """Return whether a run may continue, by the last entries of one host or any, and of one attempt or the newest.
-
-        A host that died in an earlier attempt has no entry for this one."""
+    def is_going_on(self, run: str) -> bool:
+        """Return whether the newest attempt of a run may continue, by the last entries of its hosts."""
         said = [entry.said for entry in self._of(run)]
         newest = max((one.attempt for one in said), default=0)
-        states = [one.status for one in said if one.attempt == newest and host in (None, one.host)]
-        return attempt in (None, newest) and any(state in ("live", "paused", "running") for state in states)
+        return any(one.attempt == newest and one.status in ("live", "paused", "running") for one in said)
 
     def may_answer(self, run: str, once: bool) -> bool:
         """Return whether the first rank's host may still provide data that the stream lacks.

@@ -49,10 +49,9 @@ def _subject(kind: str, run: str, attempt: int | str, host: str) -> str:
     return f"ol.{kind}.{token(run)}.{attempt}.{host if host == '*' else token(host)}"
 
 
-def request_subject(run: str, kind: str, host: str | None = None, *, may_command: bool = True) -> str:
-    """Return the subject of control messages to a host. It depends on the permissions that servers give the sender."""
-    subject = f"ol.{'q' if may_command else 'v'}.{token(run)}.{kind}"
-    return subject if host is None else f"{subject}.{token(host)}"
+def request_subject(run: str, kind: str, *, may_command: bool = True) -> str:
+    """Return the subject of control messages to a run. It depends on the permissions that servers give the sender."""
+    return f"ol.{'q' if may_command else 'v'}.{token(run)}.{kind}"
 
 
 def dump_subject(run: str) -> str:

@@ -122,15 +122,15 @@ class NatsConnection:
         if self._failure is not None or self.client.failure is not None:
             raise self.client.failure or self._failure  # type: ignore[misc]
 
-    def runs(self, name: str | None = None, host: str | None = None) -> list[ListedRun]:
+    def runs(self, name: str | None = None, *, every_host: bool = False) -> list[ListedRun]:
         """Return the runs in the servers, see :meth:`KnownRuns.runs`. Raise BrokerError if they do not answer."""
         self.check()
         self._answer(self.begin(self.known.until_known(name)), _RUNS_SECONDS)
-        return self.known.runs(name, host)
+        return self.known.runs(name, every_host=every_host)
 
     def hosts(self, run: str) -> list[ListedRun]:
         """Return an entry for each host of a run's newest attempt, in the order of ranks."""
-        hosts = self.runs(run, "*")
+        hosts = self.runs(run, every_host=True)
         newest = max((one.attempt for one in hosts), default=0)
         return sorted((one for one in hosts if one.attempt == newest), key=lambda one: one.ranks)
 

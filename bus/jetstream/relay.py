@@ -45,16 +45,14 @@ class Relay:
         self._client = client
         self._path = path
         self._run = run
-        self._host = host
         self._serves_run = False
-        self.raw = RawRecordings(path)
+        self._raw = RawRecordings(path)
         self._context = zmq.asyncio.Context()
         # A viewer that names another reader's inbox for answers must not get that reader's lease.
         self._readers: dict[tuple[str, bool], _Reader] = {}
         self._dumps = _DumpRelay(client, path, run, host)
 
     async def __aenter__(self) -> "Relay":
-        await self._serve(self._host)
         await self._dumps.start()
         return self
 
@@ -62,19 +60,17 @@ class Relay:
         await self._dumps.stop()
         for reader in self._readers.values():
             reader.close()
-        self.raw.close()
+        self._raw.close()
         self._context.destroy(linger=0)
 
     async def serve_run(self) -> None:
-        """Also serve requests for the first rank's host, which name no host."""
-        if not self._serves_run:
-            self._serves_run = True
-            await self._serve(None)
-
-    async def _serve(self, host: str | None) -> None:
+        """Serve requests from now on: this is the first rank's host."""
+        if self._serves_run:
+            return
+        self._serves_run = True
         for kind in (*KINDS, "fetch"):
             for may_command in (True, False) if kind != "command" else (True,):
-                subject = names.request_subject(self._run, kind, host, may_command=may_command)
+                subject = names.request_subject(self._run, kind, may_command=may_command)
                 take = functools.partial(self._take, may_command, kind, subject)
                 await self._client.subscribe(subject, cb=take)
 
@@ -84,7 +80,7 @@ class Relay:
         try:
             control = self._control(kind, message.data)
             if kind == "fetch":
-                await self._client.publish(message.reply, await self.raw.answer(control))
+                await self._client.publish(message.reply, await self._raw.answer(control))
             else:
                 # By the mark the broker knows that the sender may only view.
                 mark = {} if may_command else {"viewer": True}
@@ -153,10 +149,8 @@ class RawRecordings:
         self._path = path
         self._recordings: dict[int, GrowingRecording] = {}
         self._opening = asyncio.Lock()
-        self.used = float("-inf")  # time of the last request, by ``time.monotonic``
 
     async def answer(self, control: Control) -> bytes:
-        self.used = time.monotonic()
         content, run = control.content, read_run(self._path)
         number, offset = content.get("attempt", run.last.number), content.get("offset")
         if type(offset) is not int or offset < 0:

@@ -10,8 +10,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from nats.errors import NoRespondersError
-
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
@@ -32,16 +30,13 @@ _FETCH_SECONDS = 2.0
 
 
 class StreamBytes:
-    """A recording in a stream, or from the bridge of ``host``. Unless ``patient``, it does not wait for bridges."""
+    """A recording in a stream. Unless ``patient``, it does not wait for bridges."""
 
-    def __init__(
-        self, connection: NatsConnection, run: str, attempt: int, host: str | None = None, *, patient: bool = True
-    ) -> None:
+    def __init__(self, connection: NatsConnection, run: str, attempt: int, *, patient: bool = True) -> None:
         self._connection = connection
         self._client = connection.client
         self._run = run
         self._attempt = attempt
-        self._host = host
         self._patient = patient
         self._stream = names.stream_of(run)
         self._subjects = names.recording_subject(run, attempt)
@@ -133,9 +128,9 @@ class StreamBytes:
             while True:
                 self._wake.clear()
                 try:
-                    if subscription is None and self._host is None:
+                    if subscription is None:
                         subscription = await self._client.subscribe(self._subjects, cb=self._note_passing)
-                    is_behind = await (self._fill_from_stream() if self._host is None else self._fill_from_host())
+                    is_behind = await self._fill_from_stream()
                 except PASSING:
                     is_behind, pause = True, _AGAIN_SECONDS
                 except OffloopError as error:
@@ -143,7 +138,7 @@ class StreamBytes:
                 if self.refusal:
                     self._has_come.set()
                     return
-                wait = pause if is_behind else _LOOK_SECONDS if self._host is None else _AGAIN_SECONDS
+                wait = pause if is_behind else _LOOK_SECONDS
                 pause = min(2 * pause, _AGAIN_SECONDS) if is_behind else _STORE_SECONDS
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), wait)
@@ -289,29 +284,10 @@ class StreamBytes:
         """Return a range of the host's recording; empty if it does not answer. Raise BrokerError if it refuses."""
         content = {"run": self._run, "attempt": self._attempt, "offset": offset}
         may_command = await self._client.may_command()
-        subject = names.request_subject(self._run, "fetch", self._host, may_command=may_command)
+        subject = names.request_subject(self._run, "fetch", may_command=may_command)
         answer = await self._client.request(subject, encode_control("fetch", content), timeout=_FETCH_SECONDS)
         control = decode_control(split_frame(answer.data)[1])
         if control.kind == "refused":
             raise BrokerError(str(control.content.get("reason")))
         data = control.content.get("data")
         return data if isinstance(data, bytes) else b""
-
-    async def _fill_from_host(self) -> bool:
-        """Read the host's recording as far as there is room; return whether to try again soon."""
-        asked, place = self._asked, self._place
-        try:
-            while (at := self._at(place)) is not None:
-                data = await self._fetch(at)
-                if not data:
-                    self._note_reached(asked)
-                    return False
-                self._put(place, at, data)
-            return self._place != place
-        except NoRespondersError:
-            why = "no bridge answers on that host: the run has ended there, or it cannot reach these servers"
-        except OffloopError as error:
-            why = str(error)
-        if not self._patient or not self._connection.known.is_going_on(self._run, self._host, self._attempt):
-            self.refusal = why
-        return True

@@ -20,24 +20,22 @@ from offloop.bus.subscriber.source import RunSource
 
 
 class StreamRun(RunSource):
-    """The newest attempt of a run in NATS. With several hosts it is that of ``host``, or of the first rank's host."""
+    """The newest attempt of a run in NATS. With several hosts it is that of the first rank's host."""
 
-    def __init__(self, stream: str | NatsServers, run: str | None, host: str | None = None) -> None:
+    def __init__(self, stream: str | NatsServers, run: str | None) -> None:
         servers = NatsServers.parse(stream) if isinstance(stream, str) else stream
         self._connection = NatsConnection.shared(servers)
-        self._host = host
         try:
-            self._open(run, host)
+            self._open(run)
         except BaseException:
             self._connection.close()
             raise
 
-    def _open(self, run: str | None, host: str | None) -> None:
+    def _open(self, run: str | None) -> None:
         connection = self._connection
-        runs = connection.runs(run, host)
+        runs = connection.runs(run)
         if not runs:
             what = "has no runs yet" if run is None else f"has no run {run!r}"
-            what += "" if host is None else f" of host {host}"
             address = connection.address
             raise RunNotFoundError(f"NATS at {address} {what}: {how_to_list(address)}", run=run)
         listed = next((one for one in runs if one.live), runs[0])
@@ -45,7 +43,7 @@ class StreamRun(RunSource):
         self.run_name = check_run_name(listed.recorded_as or self._run)
         self.run_id: str | None = listed.id
         self.attempt: int = listed.attempt
-        self._bytes = StreamBytes(connection, self._run, self.attempt, host)
+        self._bytes = StreamBytes(connection, self._run, self.attempt)
         self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
         self._windows: StreamWindows | None = None
         self._newest = b""
@@ -58,7 +56,7 @@ class StreamRun(RunSource):
     def look(self) -> RunStatus:
         """Return the status that the bridge last wrote. Raise BrokerError if the servers refuse this user."""
         self._connection.check()
-        runs = self._connection.known.runs(self._run, self._host)
+        runs = self._connection.known.runs(self._run)
         if self._bytes.refusal or not runs or runs[0].attempt != self.attempt:
             return RunStatus.FINISHED
         if runs[0].live:

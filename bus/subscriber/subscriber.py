@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,16 +74,14 @@ class Subscriber(RunStream):
         after: Position to continue from: for each rank ``(seq, base_seq)`` of the last snapshot already read.
         stream: NATS JetStream address to read from, such as ``nats://10.0.0.1:4222``. Of a run on several hosts this
             is the recording of the first rank's host.
-        host: Read this host's recording from ``stream``. The host's bridge must run there.
-        ranks: Ranks whose events to receive, by default all.
         timeouts: How long to wait for the broker.
 
     Raises:
         RunNotFoundError: The run does not exist.
         RecordingError: Its recording cannot be read.
         BrokerError: No NATS server answers at that address.
-        ConfigurationError: ``host`` is given without ``stream``, ``stream`` is malformed, ``barrier_events`` has an
-            event that is not in ``events``, or ``max_delay`` is not from 0 to 1.
+        ConfigurationError: ``stream`` is malformed, ``barrier_events`` has an event that is not in ``events``, or
+            ``max_delay`` is not from 0 to 1.
     """
 
     def __init__(
@@ -98,8 +96,6 @@ class Subscriber(RunStream):
         barrier_events: Iterable[Event | str] = (),
         after: Mapping[int, tuple[int, int]] | None = None,
         stream: "str | NatsServers | None" = None,
-        host: str | None = None,
-        ranks: Collection[int] = (),
         timeouts: Timeouts | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts.default
@@ -113,10 +109,7 @@ class Subscriber(RunStream):
                     f"barrier_events has {', '.join(unhandled)}, which is not in events: a training would wait there, "
                     "although the consumer never handles it"
                 )
-        self._ranks = frozenset(ranks)
-        self.first_rank = min(ranks, default=0)
-        self._host = host
-        self._source = _open_source(run, runs_dir, stream, host)
+        self._source = _open_source(run, runs_dir, stream)
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
         """The run's identity, see :attr:`offloop.bus.RunInfo.id`."""
@@ -155,7 +148,6 @@ class Subscriber(RunStream):
     @property
     def _lease(self) -> dict[str, Any]:
         return {
-            **({} if self._host is None else {"host": self._host}),
             "name": self._name,
             "demand": Demand.merge([self._demand, self._delay]).to_wire(),
             "barrier_events": sorted(event.value for event in self._barrier_events),
@@ -353,11 +345,8 @@ class Subscriber(RunStream):
         return self._source
 
     def _next(self) -> Snapshot | None:
-        """Return the next snapshot; ``None`` for a checkpoint mark or another rank's snapshot."""
+        """Return the next snapshot; ``None`` for a checkpoint mark."""
         snapshot = self._following.ready.popleft()
-        if self._ranks and not isinstance(snapshot, CheckpointMark) and snapshot.rank not in self._ranks:
-            self._note_handled(snapshot)
-            return None
         if isinstance(snapshot, CheckpointMark):
             self.on_checkpoint(snapshot)
             return None
@@ -455,15 +444,12 @@ def _open_source(
     run: str | os.PathLike[str] | None,
     runs_dir: str | os.PathLike[str] | None,
     stream: "str | NatsServers | None",
-    host: str | None,
 ) -> RunSource:
     if stream is None:
-        if host is not None:
-            raise ConfigurationError(f"host {host!r} needs a stream: add stream='nats://HOST:4222'")
         return LocalRun(find_run("" if run is None else run, runs_dir))
     from offloop.bus.subscriber.stream_run import StreamRun
 
-    return StreamRun(stream, None if run is None else str(run), host)
+    return StreamRun(stream, None if run is None else str(run))
 
 
 class AsyncSubscriber(Subscriber):

@@ -75,8 +75,7 @@ class LiveSubscription:
 
     def send(self, kind: str, content: dict[str, Any]) -> None:
         """Queue a message to the control endpoint, from any thread; messages are sent in order."""
-        whose: dict[str, Any] = {name: self._lease[name] for name in ("run", "host") if name in self._lease}
-        self._queue.append((kind, {**whose, **content}))
+        self._queue.append((kind, {"run": self._lease["run"], **content}))
         self._wake.set()
 
     def update_demand(self, lease: dict[str, Any]) -> None:

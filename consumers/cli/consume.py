@@ -30,7 +30,6 @@ from offloop.consumers.runner.places import (
     FoundRun,
     NatsRuns,
     Stream,
-    choose_ranks,
     find_or_wait,
     live_or_wait,
     newest_run,
@@ -46,7 +45,6 @@ class ConsumerOptions:
     loggers: list[str]
     options: tuple[str, ...]
     run: str | None
-    ranks: tuple[int, ...]
     last: bool
     runs_dir: str | None
     stream: str | None
@@ -81,8 +79,6 @@ class ConsumerOptions:
             raise click.UsageError("--last reads the newest run: it excludes --replay, --run and --wait")
         if self.stream and self.replay:
             raise click.UsageError("--stream reads runs from NATS: it excludes --replay")
-        if self.ranks and not (self.stream and self.run):
-            raise click.UsageError("--ranks chooses ranks of a run in NATS: name them with --stream and --run")
         if self.replay_option and not self.is_file:
             raise click.UsageError(
                 f"{self.replay_option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays "
@@ -114,8 +110,7 @@ class ConsumerOptions:
             return Recording(self.replay or Path(str(self.run)))
         place = place_of(self.runs_dir, self.stream)
         if self.run:
-            found = find_or_wait(place, self.run, self.wait, say)
-            return choose_ranks(found, self.ranks, self.wait, say) if self.ranks else found
+            return find_or_wait(place, self.run, self.wait, say)
         return (newest_run if self.last else live_or_wait)(place, say)
 
 

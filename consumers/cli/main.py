@@ -8,7 +8,6 @@ import click
 from offloop.bus.cli.options import (
     loop_option,
     place_options,
-    ranks_option,
     rate_option,
     split_names,
     start_option,
@@ -54,7 +53,6 @@ settings_option = click.option(
 @loggers_option
 @settings_option
 @click.option("--run", metavar="NAME|PATH", help="The run to read. Default: the newest live one.")
-@ranks_option
 @click.option("--last", is_flag=True, help="Read the newest run, live or not.")
 @place_options
 @click.option(

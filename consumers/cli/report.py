@@ -7,7 +7,6 @@ from offloop.bus.printing import shorten
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, read_run
-from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import EXIT_LOST
 from offloop.consumers.delivery.commit import Committed
@@ -22,7 +21,7 @@ def say(message: str) -> None:
 
 
 def say_start(stream: Stream, committed: Committed | None, name: str | None) -> None:
-    if isinstance(stream, Subscriber | MergedSubscriber) and stream.live:
+    if isinstance(stream, Subscriber) and stream.live:
         say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
     if committed is None:
         return

@@ -1,30 +1,23 @@
 """The places of runs, a folder of this machine and NATS servers, and the choice of the run to read."""
 
-import contextlib
 import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from offloop.bus.errors import ConfigurationError, RunError, RunNotFoundError
+from offloop.bus.errors import RunError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.recording.recording import Recording
 from offloop.bus.replay.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, Origin, RunInfo, find_run, in_words, list_runs, runs_dir
 from offloop.bus.runs.restarts import find_restart
-from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import exit_on_signal
 from offloop.consumers.runner.entries import Subscription
 
-Stream: TypeAlias = Subscriber | MergedSubscriber | Recording | Replay
-
-
-class HostRanks(NamedTuple):
-    host: str | None = None  # None for the host of the first rank
-    ranks: tuple[int, ...] = ()  # empty for all ranks
+Stream: TypeAlias = Subscriber | Recording | Replay
 
 
 @dataclass(frozen=True)
@@ -35,8 +28,6 @@ class FoundRun:
     status: str  # live, paused, or how the newest attempt ended
     is_live: bool  # A broker serves it, or its trainer is about to start one again
     info: RunInfo | None = None  # its folder; None in NATS
-    chosen: tuple[HostRanks, ...] = ()
-    """In NATS, the ranks to read, from the recordings of their hosts; by default all of the first rank's host."""
     remark: str = ""
 
     @property
@@ -145,19 +136,11 @@ class NatsRuns:
         # The servers are not asked.
         return bool(name)
 
-    def attach(self, run: FoundRun, subscription: Subscription) -> Subscriber | MergedSubscriber:
+    def attach(self, run: FoundRun, subscription: Subscription) -> Subscriber:
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
         servers = NatsConnection.at(self.address).servers
-        subscribers = []
-        with contextlib.ExitStack() as opened:
-            for host, ranks in run.chosen or (HostRanks(),):
-                after = {rank: at for rank, at in (subscription.after or {}).items() if rank in ranks or not ranks}
-                asked = {**vars(subscription), "after": after}
-                one = Subscriber(run.name, stream=servers, host=host, ranks=ranks, **asked)
-                subscribers.append(opened.enter_context(one))
-            opened.pop_all()
-        return subscribers[0] if len(subscribers) == 1 else MergedSubscriber(subscribers)
+        return Subscriber(run.name, stream=servers, **vars(subscription))
 
     def find_restart(self, run: FoundRun) -> int | None:
         # Processes of other machines are not visible.
@@ -182,46 +165,6 @@ Say: TypeAlias = Callable[[str], None]
 _POLL = 0.2
 _PAUSES = 9  # between two looks into a folder of many runs, this many times the duration of the last look passes
 _RESTART = 60.0  # seconds to wait for a training that is started again
-
-
-def choose_ranks(run: FoundRun, ranks: Sequence[int], wait: bool, say: Say) -> FoundRun:
-    """Choose ranks of a run in NATS, from their hosts; with ``wait``, as soon as those are known.
-
-    ``say`` reports what it waits for. Raises ConfigurationError or BrokerError."""
-    if not isinstance(run.place, NatsRuns):
-        raise ConfigurationError(f"run {run.name!r} is {run.place}: only the ranks of a run in NATS can be chosen")
-    from offloop.bus.jetstream.nats_connection import NatsConnection
-
-    address = run.place.address
-    unknown: list[int] = []
-
-    def look() -> FoundRun | None:
-        hosts = NatsConnection.at(address).hosts(run.name)
-        on = {rank: str(host.host) for host in hosts for rank in host.ranks}
-        unknown[:] = (rank for rank in ranks if rank not in on)
-        if not unknown:
-            chosen = [
-                HostRanks(
-                    None if host == on.get(0) else host, tuple(one for one in sorted(set(ranks)) if on[one] == host)
-                )
-                for host in dict.fromkeys(on[rank] for rank in sorted(ranks))
-            ]
-            return replace(run, chosen=tuple(chosen))
-        will_come = not hosts or (
-            any(host.status in ("live", "paused") for host in hosts)
-            and max(unknown) < max(host.world_size for host in hosts)
-        )
-        if wait and will_come:
-            return None
-        known = f"its ranks are {min(on)} to {max(on)}" if on else "none is known yet"
-        raise ConfigurationError(f"run {run.name!r} has no rank {max(unknown)} with a bridge at {address}: {known}")
-
-    found = look()
-    if found is not None:
-        return found
-    return _as_soon_as_there(
-        look, f"waiting for rank {unknown[0]} of run {run.name} {run.place} ... (Ctrl-C ends)", say
-    )
 
 
 def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:

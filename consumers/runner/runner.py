@@ -12,7 +12,6 @@ from typing import TypeAlias, get_args
 from offloop.bus.errors import ClosedError, ConfigurationError, check_at_least, check_choice
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import as_stream
-from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import handle_signals
 from offloop.consumers.api.callback import Callback, OnError
@@ -255,7 +254,7 @@ def run_session(
 
         def open_for(chosen: Sequence[Callback], after: Mapping[int, tuple[int, int]] | None) -> Stream:
             stream = open_stream(chosen, after)
-            if isinstance(stream, Subscriber | MergedSubscriber):
+            if isinstance(stream, Subscriber):
                 opened.enter_context(stream)
             return stream
 

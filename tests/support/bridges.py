@@ -11,7 +11,6 @@ from offloop.bus.jetstream.bridge import Bridge
 def hurry(monkeypatch):
     """Bridges report often, and readers notice soon that one is silent."""
     monkeypatch.setattr(bridge, "_TELL_SECONDS", 0.05)
-    monkeypatch.setattr(bridge, "_READ_SECONDS", 0.5)
     monkeypatch.setattr(known, "FRESH_SECONDS", 2.0)
     monkeypatch.setattr(known, "_FIRST_SECONDS", 0.5)
     monkeypatch.setattr(connection, "_RECONNECT_SECONDS", 0.1)

@@ -16,7 +16,6 @@ from offloop.bus.protocol.stream import RunStream
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.records import next_check_record
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
-from offloop.bus.subscriber.merged import MergedSubscriber
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -123,7 +122,7 @@ class RunFollower(threading.Thread):
                     stream = Recording(source)
                 else:
                     stream = source().attach(Subscription.of([self._feed]))
-                if not isinstance(stream, Subscriber | MergedSubscriber):
+                if not isinstance(stream, Subscriber):
                     self._follow(stream)
                     return
             with contextlib.closing(stream):
