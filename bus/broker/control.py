@@ -141,7 +141,7 @@ class ControlHandler:
     def _admit(self, run: BrokerRun, identity: bytes, hello: HelloMessage) -> LiveRank:
         rank = run.rank_of(hello)
         self._broker.forget_connection(rank)
-        rank.identity, rank.may_cut = identity, hello.replay
+        rank.identity = identity
         self._broker.publishers[identity] = rank
         # A container may have its host's name, but different processes.
         is_seen = hello.host == socket.gethostname() and processes.is_running(hello.pid, hello.started)
@@ -167,11 +167,7 @@ class ControlHandler:
         if (place := self._publisher(request.identity)) is None:
             return
         run, rank = place
-        if resume.after is not None and rank.seq < resume.after:
-            # Earlier events got lost on the way.
-            self._broker.request_missing(rank)
-        else:
-            run.skip_to(rank, resume.first)
+        run.skip_to(rank, resume.first)
 
     def _note_report(self, request: _Request, content: dict[str, Any]) -> None:
         report = parse({name: value for name, value in content.items() if name != "id"}, dict[str, int | float])

@@ -26,7 +26,6 @@ class HelloMessage(msgspec.Struct):
     pid: Count | None = None
     started: Count | None = None
     host: Text | None = None
-    replay: bool = False
     new: bool = False
     info: dict[str, Any] = {}
     demand: dict[str, Any] | None = None  # demand to continue with
@@ -37,7 +36,6 @@ class ResumeMessage(msgspec.Struct, rename={"first": "from"}):
     """A publisher's next event, after it has dropped earlier ones."""
 
     first: EventNumber
-    after: Count | None = None
 
 
 class LeaseMessage(msgspec.Struct):

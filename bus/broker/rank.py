@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offloop.bus.errors import ProtocolError
-from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, CUT, DEMAND, END, EventBody, split_frame
+from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, EventBody, split_frame
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
 
 MAX_TOPICS = 200
@@ -14,8 +14,7 @@ QUIET_SECONDS = 0.2  # the stream of a dead process ends as lost after this long
 REAP_SECONDS = 2.0  # longest wait for that silence
 UNSEEN_SECONDS = 60.0  # the same for a disconnected publisher whose process the broker cannot see
 RETRANSMIT_SECONDS = 0.5
-PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)
-"""Marks that publishers may send. With :attr:`LiveRank.may_cut` also ``$cut``."""
+PUBLISHED_MARKS = (END, DEMAND, COMMAND, CHECKPOINT)  # marks that publishers may send
 
 
 class Placement(enum.Enum):
@@ -44,7 +43,6 @@ class LiveRank:
     ended: bool = False
     last: EventBody | None = None  # last event other than marks, since this broker's start
     end: tuple[bytes, EventBody, bytes] | None = None  # topic, event and body of its end
-    may_cut: bool = False  # it may send ``$cut``: it replays a recording
     died: float | None = None
     """Time at which its process was found dead, or the connection of an invisible process gone."""
     report: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +59,7 @@ class LiveRank:
         if parsed is None or (parsed.run, parsed.rank) != (run, self.rank):
             raise ProtocolError(f"an event of {parsed} from the publisher of {run}/{self.rank}")
         name = parsed.name
-        if name.startswith("$") and name not in PUBLISHED_MARKS and not (name == CUT and self.may_cut):
+        if name.startswith("$") and name not in PUBLISHED_MARKS:
             raise ProtocolError(f"publishers do not send {name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}")
         if len(self.names) >= MAX_TOPICS:
             raise ProtocolError(f"{run}/{self.rank} has sent {MAX_TOPICS} kinds of events, the maximum")

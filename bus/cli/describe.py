@@ -24,7 +24,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
 from offloop.bus.recording.summary import Summarizer
 from offloop.bus.runs.bridged import bridge_of, how_to_send, read_bridge
-from offloop.bus.runs.directory import IMPORTED_FROM, Origin, RunInfo, changed_in_words
+from offloop.bus.runs.directory import IMPORTED_FROM, RunInfo, changed_in_words
 from offloop.bus.runs.flight import list_dumps
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import chosen_first, value_text
@@ -77,8 +77,6 @@ def describe_start(run: RunInfo) -> dict[str, Any]:
         "config": info.get("config", {}),
         **Source.of(info).describe(),
     }
-    if (origin := Origin.of(info)) is not None:
-        described["replay_of"] = msgspec.structs.asdict(origin)
     if isinstance(imported := info.get(IMPORTED_FROM), dict):
         described[IMPORTED_FROM] = imported
     return described
@@ -204,8 +202,6 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "lasted", lasted(described["started"], described["ended"], live=described["status"] in GOING_ON)
     if described.get("paused"):
         yield "paused", f"since {when(described['paused']['since'])}, after batch {described['paused']['batch']}"
-    if described.get("replay_of"):
-        yield "replay of", str(Origin(**described["replay_of"]))
     if imported := described.get(IMPORTED_FROM):
         yield "imported from", f"{imported.get('path')} ({imported.get('source')})"
     if "command" in described:

@@ -9,7 +9,7 @@ import click
 from offloop.bus.cli import options
 from offloop.bus.cli.compare import compare_runs
 from offloop.bus.cli.manage import edit_runs, remove_runs
-from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log, replay
+from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
 from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
@@ -25,7 +25,7 @@ COMMANDS_GROUP = "offloop.commands"  # entry points of other packages that add c
 _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui"),
     "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
-    "Recordings": ("replay", "export", "import", "convert"),
+    "Recordings": ("export", "import", "convert"),
     "Services": ("server",),
 }  # the commands under each heading of the help
 
@@ -162,7 +162,6 @@ for _command in (
     import_log,
     list_runs,
     remove_runs,
-    replay,
     server,
     show_run,
 ):

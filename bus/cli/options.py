@@ -139,7 +139,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = math.nan
     if not rate > 0:
-        from offloop.bus.replay.replay import RATES
+        from offloop.bus.recording.replay import RATES
 
         raise ConfigurationError(f"{text!r} is not a rate: {RATES}")
     return rate
@@ -157,16 +157,9 @@ start_option = click.option(
 until_option = click.option("--until", callback=read_by(_bound), metavar="TIME", help="End there, inclusive.")
 
 
-def rate_option(default: str | None) -> Callable[..., Any]:
-    """Return ``--rate``. A served recording has its original speed, a replay by callbacks the maximum."""
-    return click.option(
-        "--rate",
-        callback=read_by(_rate),
-        metavar="RATE",
-        default=default,
-        show_default=default or "max",
-        help="Speed: 1 as it was, 10, max.",
-    )
+rate_option = click.option(
+    "--rate", callback=read_by(_rate), metavar="RATE", show_default="max", help="Speed: 1 as it was, 10, max."
+)
 
 
 def bounds_in_words(start: "Bound | None", until: "Bound | None") -> str:

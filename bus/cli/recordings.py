@@ -1,8 +1,6 @@
-"""The commands ``offloop export``, ``import``, ``convert`` and ``replay``."""
+"""The commands ``offloop export``, ``import`` and ``convert``."""
 
-import signal
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -10,14 +8,13 @@ import click
 from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
-from offloop.bus.terminal import EXIT_LOST, CliCommand, handle_signals
+from offloop.bus.terminal import EXIT_LOST, CliCommand
 from offloop.bus.tools.logs import SOURCES, TENSORBOARD
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
     from offloop.bus.recording.window import Bound
-    from offloop.bus.replay.serving import ServedReplay
     from offloop.bus.tools.convert import Written
 
 
@@ -149,93 +146,6 @@ def convert_recordings(
     without = f", left out {done.dropped}" if done.dropped else ""
     say(f"wrote {done.events} events of {', '.join(map(str, paths))} to {done.path}{without}")
     say_findings(done)
-
-
-@click.command(
-    cls=CliCommand,
-    short_help="Serve a recording as if it were live.",
-    frequent=("--rate", "--start", "--until", "--loop", "--run-name"),
-)
-@click.argument("run", metavar="RECORDING")
-@options.rate_option("1")
-@options.start_option
-@options.until_option
-@options.loop_option
-@options.run_name_option
-@options.runs_dir_option
-@options.stream_options
-def replay(
-    run: str,
-    rate: float,
-    start: "Bound | None",
-    until: "Bound | None",
-    loop: bool,
-    run_name: str | None,
-    runs_dir: str | None,
-    stream: str | None,
-) -> int:
-    """Serve a RECORDING as if it were live, to any number of consumers.
-
-    RECORDING is a file, or the name or the folder of a run; with --stream the name of a run there. It becomes a new
-    run, to which consumers attach before, during and after. Commands to it are refused. TIME is as for 'offloop
-    convert': the run ends as recorded.
-
-    Exit code: 0 if it was served to its end, or until Ctrl-C; 3 if a part is damaged, 1 if nothing could be served."""
-    from offloop.bus.recording.recording import Recording
-    from offloop.bus.replay.replay import Pace
-    from offloop.bus.replay.serving import ReplayServer
-    from offloop.bus.runs.directory import new_run_name
-    from offloop.bus.tools.convert import convert
-
-    path, place = recording_of(run, runs_dir, stream)
-    origin = stream or str(path.absolute())
-    damage: tuple[str, ...] = ()
-    if start or until:
-        folder = click.get_current_context().with_resource(TemporaryDirectory(prefix="offloop-"))
-        part = convert([path], Path(folder) / path.name, start, until)
-        path, damage = part.path, part.damage
-    recording = Recording(path)
-    if run_name is not None:
-        _check_name(run_name, runs_dir)
-    served_name = run_name or new_run_name("replay", runs_dir)
-    server = ReplayServer(recording, served_name, pace=Pace(rate), runs_dir=runs_dir, place=origin)
-    where = f" --runs-dir {runs_dir}" if runs_dir else ""
-
-    def say_start() -> None:
-        say(
-            f"replaying {place} (run {recording.run_name}, attempt {recording.attempt}) as run {served_name}; "
-            f"attach with: consumer --run {served_name}{where}"
-        )
-
-    def stop(*_: object) -> None:
-        server.stopping = True
-        # A second signal ends the process at once.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-
-    with handle_signals(stop, signal.SIGINT, signal.SIGTERM):
-        served = server.serve(say_start)
-        while loop and not server.stopping:
-            served = server.serve(lambda: say(f"again from the start, as the next attempt of {served_name}"))
-    return _report(served._replace(damage="; ".join(filter(None, (*damage, served.damage)))))
-
-
-def _check_name(name: str, where: str | None) -> None:
-    from offloop.bus.runs.directory import RUN_FILE, Origin, read_run, runs_dir
-
-    path = runs_dir(where) / name
-    if (path / RUN_FILE).exists() and Origin.of(read_run(path).last.info) is None:
-        raise ConfigurationError(
-            f"{name!r} is a trained run, and the replay would become its newest attempt: choose another '--run-name'"
-        )
-
-
-def _report(served: "ServedReplay") -> int:
-    say(f"run {served.run_name} {served.ending}: {served.events} events served")
-    if served.damage:
-        say(f"{served.damage}; all else was served", err=True)
-        return EXIT_LOST
-    return 0
 
 
 def say_findings(done: "Written") -> None:

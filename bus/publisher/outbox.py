@@ -73,15 +73,6 @@ class Outbox:
         if self.size > self._limit:
             self._make_room()
 
-    def skip_to(self, seq: int) -> None:
-        """Continue after number ``seq``: the frames between are lost for good."""
-        self._remove_taken()
-        while self._frames:
-            self._gather()
-        resume = encode_control("resume", {"from": seq + 1, "after": self.seq})
-        self._unsent.append(_Batch(resume, self.seq + 1, seq, 0))
-        self.seq = seq
-
     def _make_room(self) -> None:
         self.size_high = max(self.size_high, self._limit)
         self._remove_taken()

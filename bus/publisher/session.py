@@ -29,7 +29,7 @@ SEND_QUEUE = 1000
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 0.2
 """How long to wait for the last messages of a broker that has exited, before the next one is started."""
-_FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command", "statistics"))
+_FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command"))
 
 
 class BrokerSession:
@@ -216,7 +216,6 @@ def connect(
     *,
     backlog_bytes: int,
     timeouts: Timeouts,
-    is_replay: bool = False,
     local_world_size: int | None = None,
     attempt: int | None = None,
     run_id: str | None = None,
@@ -224,12 +223,10 @@ def connect(
     stream_to: str | None = None,
     resume: bool = False,
 ) -> BrokerSession:
-    """Join the broker at ``broker``, or start one in the run's directory; see :class:`offloop.bus.Publisher`.
-
-    With ``is_replay`` the broker learns that the events were recorded before."""
+    """Join the broker at ``broker``, or start one in the run's directory; see :class:`offloop.bus.Publisher`."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
     _check_place(broker, rank, world_size, local_world_size, stream_to)
-    is_new = not (resume or is_replay) and attempt is None
+    is_new = not resume and attempt is None
     describe = describer(info)
     pid = os.getpid()
     hello = {
@@ -242,7 +239,6 @@ def connect(
         "host": socket.gethostname(),
         # Identity across restarts of the broker: another process must not continue this one's numbers.
         "publisher_id": os.urandom(16).hex(),
-        "replay": is_replay,
         "flight": flight,
         "new_attempt": attempt,
         "new": is_new,

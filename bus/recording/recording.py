@@ -156,11 +156,6 @@ class Recording(RunStream):
         """Return the endings of the finished ranks. Faster than an iteration."""
         return self._read_marks(END).endings
 
-    def has_all_ranks(self, found: Collection[int]) -> bool:
-        """Return whether ``found`` are as many ranks as published to this recording's broker."""
-        order = self._read_marks(END)
-        return bool(order.endings) and len(found) >= order.expected_ranks
-
     def read_commands(self) -> list[Outcome]:
         """Return all answered commands, in order, with their outcomes. Faster than an iteration."""
         return self._read_marks(COMMAND).outcomes

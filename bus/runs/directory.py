@@ -30,7 +30,6 @@ _log = logging.getLogger("offloop")
 LOCK_FILE = "broker.lock"
 SOCKET_FILES = ("broker.sock", "feed.sock")
 _IS_RECORDING = re.compile(r"recording-\d+\.mcap").fullmatch
-_REPLAY_OF = "replay_of"
 
 IMPORTED_FROM = "imported_from"  # entry of a run's description with the kind and path of an imported log
 
@@ -289,25 +288,3 @@ def _is_locked_in(directory: int) -> bool:
         return run_lock.is_held(descriptor)
     finally:
         os.close(descriptor)
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """Source of a run that ``offloop replay`` serves, in the ``info`` of its publishers and in its ``run.json``."""
-
-    run: str
-    attempt: int
-    path: str  # the recording, on the machine that served it
-
-    def info(self) -> dict[str, Any]:
-        """Return the ``info`` of the served run's publishers."""
-        return {_REPLAY_OF: msgspec.structs.asdict(self)}
-
-    @classmethod
-    def of(cls, info: Mapping[str, Any]) -> "Origin | None":
-        """Read a publisher's ``info``; ``None`` if it is not a replay."""
-        with contextlib.suppress(msgspec.ValidationError):
-            return msgspec.convert(info.get(_REPLAY_OF), cls)
-        return None
-
-    def __str__(self) -> str:
-        return f"run {self.run}, attempt {self.attempt} ({self.path})"

@@ -5,13 +5,11 @@ import contextlib
 import statistics
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from offloop.bus.errors import ConfigurationError, RunDirectoryError, check_at_least
+from offloop.bus.errors import ConfigurationError, check_at_least
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
-from offloop.bus.runs.directory import Origin, read_run
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
@@ -38,8 +36,8 @@ class StallMonitor(Callback):
     come. Its metrics follow the times of the events alone, and are the same in a replay: with the first event after a
     stall ``stall/seconds``, its duration, and ``stall/count``, the number of stalls.
 
-    While the training is paused by a command, no event is expected either, and that time does not count. A replay, also
-    one that ``offloop replay`` serves from this machine, only logs: its speed says nothing about the training.
+    While the training is paused by a command, no event is expected either, and that time does not count. A replay
+    only logs: its speed says nothing about the training.
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
     recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
@@ -61,7 +59,6 @@ class StallMonitor(Callback):
         self._watch: asyncio.Task[None] | None = None
         self._arrived = 0.0
         self._alerted = False
-        self._replayed: bool | None = None
         self._context = RunContext("run", 1, None)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
@@ -94,14 +91,6 @@ class StallMonitor(Callback):
                 paused, began = paused + at - began, None
         return paused + (until_ns - began if began is not None else 0)
 
-    def _is_replay(self) -> bool:
-        if self._replayed is None:
-            context = self._context
-            self._replayed = context.run_dir is not None and (
-                context.command is None or _serves_replay(context.run_dir)
-            )
-        return self._replayed
-
     def _answered(self) -> list[Outcome]:
         return [
             outcome
@@ -124,7 +113,8 @@ class StallMonitor(Callback):
                 RESOLVED, f"the training continues, after {time.monotonic() - self._arrived:.0f} s without an event"
             )
         self._arrived = time.monotonic()
-        if self._watch is None and not self._is_replay():
+        is_replay = self._context.run_dir is not None and self._context.command is None
+        if self._watch is None and not is_replay:
             # Outside an event loop, as in a test of the numbers, nothing waits.
             with contextlib.suppress(RuntimeError):
                 self._watch = asyncio.get_running_loop().create_task(self._wait())
@@ -180,13 +170,6 @@ class _Seen:
         elif event in _EVALUATION_BATCHES and self.last_ns:
             self.evaluation_steps = [*self.evaluation_steps[1 - _WINDOW :], (now_ns - self.last_ns) / 1e9]
         self.last_ns, self.last_event = now_ns, event.value
-
-
-def _serves_replay(run_dir: Path) -> bool:
-    try:
-        return Origin.of(read_run(run_dir).last.info) is not None
-    except RunDirectoryError:
-        return False
 
 
 def _phase(event: Event, state: Snapshot) -> str:

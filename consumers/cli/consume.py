@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from offloop.bus.cli.options import bounds_in_words
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.replay import Pace, Replay
 from offloop.bus.recording.window import Bound
-from offloop.bus.replay.replay import Pace, Replay
 from offloop.bus.runs.directory import find_run
 from offloop.bus.terminal import handle_signals
 from offloop.bus.types.demand import check_max_delay, shortest_delay
@@ -80,10 +80,7 @@ class ConsumerOptions:
         if self.stream and self.replay:
             raise click.UsageError("--stream reads runs from NATS: it excludes --replay")
         if self.replay_option and not self.is_file:
-            raise click.UsageError(
-                f"{self.replay_option} is for a recording: name it with '--replay FILE'; 'offloop replay FILE' replays "
-                "it for other consumers"
-            )
+            raise click.UsageError(f"{self.replay_option} is for a recording: name it with '--replay FILE'")
         if self.loop and self.name is not None:
             raise click.UsageError("--loop starts again each time, --name resumes: give one of them")
         if self.name is not None:

@@ -58,7 +58,7 @@ settings_option = click.option(
 @click.option(
     "--replay", type=click.Path(path_type=Path), metavar="PATH", help="Read a recording: a file, or a run's newest."
 )
-@rate_option(None)
+@rate_option
 @start_option
 @until_option
 @loop_option

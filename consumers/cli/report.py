@@ -5,7 +5,7 @@ from collections.abc import Collection
 from offloop.bus import printing
 from offloop.bus.printing import shorten
 from offloop.bus.recording.recording import Recording
-from offloop.bus.replay.replay import Replay
+from offloop.bus.recording.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, read_run
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import EXIT_LOST

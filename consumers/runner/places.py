@@ -10,8 +10,8 @@ from typing import TypeAlias
 from offloop.bus.errors import RunError, RunNotFoundError
 from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.recording.recording import Recording
-from offloop.bus.replay.replay import Replay
-from offloop.bus.runs.directory import RUN_FILE, Origin, RunInfo, find_run, in_words, list_runs, runs_dir
+from offloop.bus.recording.replay import Replay
+from offloop.bus.runs.directory import RUN_FILE, RunInfo, find_run, in_words, list_runs, runs_dir
 from offloop.bus.runs.restarts import find_restart
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import exit_on_signal
@@ -79,11 +79,7 @@ class FolderRuns:
         return self._found(find_run(name, self.directory))
 
     def _found(self, info: RunInfo) -> FoundRun:
-        origin = Origin.of(info.last.info)
-        remark = "" if origin is None else f"run {info.name} is a replay of {origin}"
-        return FoundRun(
-            self, info.name, info.last.number, info.status, info.live or info.away, info=info, remark=remark
-        )
+        return FoundRun(self, info.name, info.last.number, info.status, info.live or info.away, info=info)
 
     def has(self, name: str) -> bool:
         is_name = name not in ("", ".", "..") and "/" not in name and "\0" not in name

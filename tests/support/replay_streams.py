@@ -1,16 +1,10 @@
 """Recordings for tests of replays: several ranks, marks, fields on demand, values of every kind, and holes."""
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from offloop.bus.protocol.frames import COMMAND, DEMAND, END, Topic, decode_event, event_encoder, pack_map
-from offloop.bus.recording.reader import RecordingReader
+from offloop.bus.protocol.frames import COMMAND, DEMAND, END, Topic, event_encoder, pack_map
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
@@ -18,14 +12,6 @@ from offloop.bus.types.event import Event
 BEGAN = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
 STEP = SECOND // 4
-
-
-class Recorded(NamedTuple):
-    """What a record holds, without what tells its run and attempt apart from others."""
-
-    name: str
-    rank: int
-    elements: tuple[Any, ...]
 
 
 class _Rank:
@@ -99,37 +85,3 @@ def record(
         append(END, epochs, 0, status=status, error="ValueError: boom" if status == "failed" else None)
     writer.close()
     return path
-
-
-def records_of(path: Path) -> list[Recorded]:
-    found = []
-    with RecordingReader(path) as reader:
-        for records in reader.read():
-            for record in records:
-                _, name, rank = record.topic.split("/")
-                version, _, *elements = decode_event(record.body)
-                found.append(Recorded(name, int(rank), (version, *map(repr, elements))))
-    return found
-
-
-@contextlib.contextmanager
-def serving(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
-    """Run ``offloop replay`` until the end of the block, from when consumers can attach."""
-    command = [sys.executable, "-m", "offloop.bus", "replay", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None  # it is a pipe
-        assert "attach with" in process.stdout.readline()
-        yield process
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGINT)
-        try:
-            process.communicate(timeout=20)
-        finally:
-            process.kill()
-
-
-def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=30)
-    return process.returncode, out, err

@@ -1,4 +1,4 @@
-"""What works with a run of this machine works with one that is in JetStream: replay, export, diff, the table of
+"""What works with a run of this machine works with one that is in JetStream: export, diff, the table of
 all runs, what a training waits for, and tensors."""
 
 import hashlib
@@ -61,15 +61,6 @@ def test_export_and_compare_of_a_stream_equal_those_of_its_directory(server, run
     command("export", "r", "--stream", server.address, "--to", "jsonl", "-o", there)
     assert there.read_bytes() == here.read_bytes()
     assert "the same in 3000 events" in command("compare", "r", "r", "--events", "--stream", server.address)
-
-
-def test_a_replay_is_served_to_consumers(server, run, tmp_path):
-    runs_dir = tmp_path / "runs"
-    command(
-        *("replay", "r", "--stream", server.address, "--rate", "max", "--run-name", "again"),
-        *("--runs-dir", runs_dir),
-    )
-    assert "the same in 3000 events" in command("compare", run, runs_dir / "again", "--events")
 
 
 def test_the_table_of_runs_has_those_in_nats(server, run):

@@ -484,19 +484,6 @@ def test_a_foreign_mark_is_refused_and_becomes_a_gap_when_repeated(stranger, run
     assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
 
 
-def test_resume_skips_unsendable_events_and_loses_nothing_else(stranger, runs_dir):
-    peer = Peer(stranger)
-    peer.send("batch_end", 1, 1)
-    # Event 2 was lost with a connection: what was stated behind it does not hold for it.
-    peer.say("resume", {"after": 2, "from": 4})
-    assert peer.hears("retransmit") == {"after": 1}
-    peer.send("batch_end", 2, 2)
-    peer.say("resume", {"after": 2, "from": 4})
-    peer.send("batch_end", 4, 4)
-    peer.end(5, 5)
-    assert recorded(runs_dir) == ([1, 2, 4], [(0, 3, 3)], "finished")
-
-
 def test_dropped_frames_are_named_in_the_log_with_a_reason(stranger, runs_dir):
     dropped = {
         b"": "a frame of 0 bytes has no topic",

@@ -198,7 +198,7 @@ def test_without_a_command_it_shows_the_help(monkeypatch, capsys):
         cli.main()
     told = capsys.readouterr()
     assert (ended.value.code, told.out) == (2, "")
-    assert re.search(r"\n  replay +Serve a recording as if it were live\.\n", told.err)
+    assert re.search(r"\n  export +Write a recording for other tools\.\n", told.err)
 
 
 def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):
@@ -247,7 +247,7 @@ def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(tmp_p
     (tmp_path / "leaving_module.py").write_text("raise SystemExit(7)\n")
     install(tmp_path, "careless", f"[offloop.commands]\nodd = {target}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "replay" in invoke("--help")
+    assert "convert" in invoke("--help")
     raised = CliRunner().invoke(bus, ["odd", "--port", "5"]).exception
     assert isinstance(raised, ConfigurationError)
     assert f"command 'odd' of careless cannot be loaded: {reason}" in str(raised).replace("ModuleNotFoundError: ", "")

@@ -10,8 +10,6 @@ from helpers import wait_for
 from offloop.bus import Publisher, Recording, Subscriber
 from offloop.bus.cli.describe import describe_run, lines
 from offloop.bus.errors import BrokerError, RunIsLiveError
-from offloop.bus.replay.replay import Pace
-from offloop.bus.replay.serving import ReplayServer
 from offloop.bus.runs.directory import find_run
 from offloop.bus.runs.writing import next_attempt
 from offloop.bus.subscriber.commands import send_command
@@ -61,11 +59,6 @@ def test_a_host_has_a_run_of_its_own_ranks_with_the_agreed_attempt_and_identity(
     assert next_attempt(tmp_path, "r") == (6, ID)
     with pytest.raises(BrokerError, match="attempt 5 of run 'r' cannot begin: another one has begun since"):
         second_host(tmp_path, attempt=5)
-    # It is served again with the ranks that are in it.
-    served = ReplayServer(recording, "again", pace=Pace(), runs_dir=tmp_path / "served").serve()
-    assert (served.events, served.ending.status) == (2, "finished")
-    run = find_run("again", tmp_path / "served")
-    assert (run.status, run.last.world_size, run.last.local_world_size) == ("finished", 4, 2)
 
 
 def test_a_killed_broker_of_a_host_is_restarted_and_waits_for_its_own_ranks_only(tmp_path):

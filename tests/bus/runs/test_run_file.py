@@ -16,7 +16,7 @@ from offloop.bus.errors import RunDirectoryError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.runs import directory, writing
 from offloop.bus.runs import lock as run_lock
-from offloop.bus.runs.directory import Origin, find_run, host_name, list_runs, read_run
+from offloop.bus.runs.directory import find_run, host_name, list_runs, read_run
 from offloop.bus.runs.listing import ListedRun
 from offloop.bus.runs.run_file import MAX_BYTES, MAX_TEXT
 from offloop.bus.runs.writing import RunDirectory, next_attempt
@@ -84,12 +84,9 @@ def _written(run: Path) -> tuple[int, ...]:
 def test_a_description_that_is_wrong_in_one_value_hides_no_run(tmp_path: Path) -> None:
     run = write_run(tmp_path, "r")
     wrong = {"command": {"a": 2}, "versions": [1], "config": 5, "host": 3, "git_commit": []}
-    change(info={**wrong, "cwd": "/here", "own": {"a": [1]}, "replay_of": {"run": 1, "attempt": "x", "path": 3}})(
-        run / "run.json"
-    )
+    change(info={**wrong, "cwd": "/here", "own": {"a": [1]}, "other": {"run": 1}})(run / "run.json")
     info = read_run(run).last.info
-    assert info == {"cwd": "/here", "own": {"a": [1]}, "replay_of": {"run": 1, "attempt": "x", "path": 3}}
-    assert Origin.of(info) is None
+    assert info == {"cwd": "/here", "own": {"a": [1]}, "other": {"run": 1}}
 
 
 def test_what_later_versions_add_is_kept_when_another_attempt_begins(tmp_path: Path) -> None:

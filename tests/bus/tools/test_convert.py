@@ -14,8 +14,8 @@ from run_folders import write_run
 from offloop.bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording, RunDirectoryError
 from offloop.bus.cli.recordings import convert_recordings
 from offloop.bus.protocol.order import Missing, StreamOrder
+from offloop.bus.recording.replay import Replay
 from offloop.bus.recording.source import CutRange, RecordSource
-from offloop.bus.replay.replay import Replay
 from offloop.bus.tools.convert import convert
 from offloop.bus.types.event import Event
 

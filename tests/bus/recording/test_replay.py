@@ -15,8 +15,8 @@ from replay_streams import BEGAN, SECOND, record
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.replay import Pace, Replay
 from offloop.bus.recording.window import SETUP_EVENTS, Window, parse_bound
-from offloop.bus.replay.replay import Pace, Replay
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 

@@ -78,7 +78,7 @@ class Replay(RunStream):
     Args:
         recording: The recording.
         rate: Speed relative to the original; by default without waiting. Replays that share a
-            :class:`~offloop.bus.replay.replay.Pace` run in step.
+            :class:`~offloop.bus.recording.replay.Pace` run in step.
         start, until: First and last moment, inclusive, see :func:`~offloop.bus.recording.window.parse_bound`.
         events: Requested events; all by default.
         after: Position to continue from: rank to ``(seq, base_seq)`` of the last handled snapshot.
