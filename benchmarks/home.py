@@ -16,8 +16,8 @@ from common import Report, argument_parser, run
 from dashboard import home, pages
 
 from offloop.bus import Event, Publisher
+from offloop.bus.index.entry import STORED
 from offloop.bus.index.index import RunIndex
-from offloop.bus.index.store import INDEX_FOLDER
 
 DAY_SECONDS = 86_400
 # Milliseconds from a change to the first picture of the server's answer.
@@ -111,7 +111,7 @@ def measure_table(report: Report, where: Path, quick: bool) -> None:
         assert index.refresh() == 0
         assert len(index.entries) == count
     report.add(f"reading {count:,} runs for the first time", time.perf_counter() - begin, "s")
-    size = sum(file.stat().st_size for file in (where / INDEX_FOLDER).iterdir())
+    size = sum(file.stat().st_size for file in where.glob(f"*/{STORED}"))
     report.add("the index", size / 2**20, "MiB")
     started, opened = [], []
     found: dict[str, list[float]] = {what: [] for what in FILTERS}

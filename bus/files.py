@@ -226,11 +226,11 @@ def replace_file_in_reserve(directory: int, name: str, text: str, reserve: str) 
         replace_file(directory, name, text)
 
 
-def replace_file(directory: int, name: str, text: str) -> None:
+def replace_file(directory: int, name: str, content: str | bytes) -> None:
     """Write a file in an open directory atomically. An existing file is replaced, never written to."""
     temporary = f".{name}.new"
-    with open(_make(temporary, directory), "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(_make(temporary, directory), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
 
 

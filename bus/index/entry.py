@@ -24,6 +24,8 @@ from offloop.bus.types.metrics import Mode as Mode
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
 GOING_ON = ("live", "paused")  # status of runs that have not ended
+STORED = "entry.msgpack"  # file of a run with its entry, see bus.index.store
+
 UNREADABLE = "unreadable"  # status of a run with an unreadable directory or run.json, see problem
 
 
@@ -164,4 +166,5 @@ def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
 
 
 def size_of(run: Path) -> int:
-    return sum(about.st_size for _, about in walk_files(run))
+    """Return the bytes of all files except the stored entry."""
+    return sum(about.st_size for path, about in walk_files(run) if not path.endswith(f"/{STORED}"))

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from offloop.bus.checkpoints.announced import ANNOUNCED, FOLDERS
 from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
-from offloop.bus.index.entry import UNREADABLE, RunEntry, make_entry, unreadable_entry
-from offloop.bus.index.store import IndexStore
+from offloop.bus.index.entry import RunEntry, make_entry, unreadable_entry
+from offloop.bus.index.store import Stamp, read_series, read_stored, store_entry
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Point, Summarizer, Summary
 from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, names_in, read_run
@@ -31,15 +31,14 @@ _STAMPED = (BROKER_FILE, FOLDERS.name, ANNOUNCED.name, ANNOTATIONS.name)
 class RunIndex:
     """Entries of all runs of a folder, for one thread at a time.
 
-    Entries of ended runs are cached in the folder ``.index`` beside them. Missing or damaged entries are read again
-    from the recordings. An unreadable run has the status ``unreadable``."""
+    Entries of ended runs are stored in their directories. Missing or damaged entries are read again from the
+    recordings. An unreadable run has the status ``unreadable``."""
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
         self.root = chosen_runs_dir(runs_dir)
-        self._store = IndexStore(self.root)
-        self._is_pruned = False
+        self.problem: str | None = None  # why entries cannot be stored
         self._entries: dict[str, RunEntry] = {}
-        self._stamps: dict[str, str] = {}
+        self._stamps: dict[str, Stamp] = {}
         self.unknown = 0  # number of runs whose newest attempt is not read yet
         self._followed: dict[str, _FollowedRun] = {}
 
@@ -47,31 +46,17 @@ class RunIndex:
     def entries(self) -> Mapping[str, RunEntry]:
         return MappingProxyType(self._entries)
 
-    @property
-    def problem(self) -> str | None:
-        return self._store.problem
-
     def refresh(self, seconds: float = math.inf) -> int:
         """Read changes for at most that many seconds, and return how many runs are left. Raises RunDirectoryError."""
         until = time.monotonic() + seconds
-        found: dict[str, str] = {}
+        found: dict[str, Stamp] = {}
         for name in names_in(self.root):
             with contextlib.suppress(OSError):
                 found[name] = _stamp(f"{self.root}/{name}")
-        if not found and not self.root.is_dir():
-            self.close()
-            return 0
-        if not self._store.open():
-            # The stored entries are gone.
-            self._stamps.clear()
-        if not self._is_pruned:
-            self._store.prune(found)
-            self._is_pruned = True
         for run in (self._entries.keys() | self._followed.keys()) - found.keys():
             self._entries.pop(run, None)
             self._stamps.pop(run, None)
             self._leave(run)
-            self._store.remove(run)
         # Growing runs first, then the newest.
         changed = [
             run for run in sorted(found, key=found.__getitem__, reverse=True) if self._stamps.get(run) != found[run]
@@ -92,7 +77,7 @@ class RunIndex:
         followed = self._followed.get(run)
         if followed is not None:
             return followed.series(metric)
-        stored = self._store.series(run, self._stamps.get(run, ""), metric)
+        stored = read_series(self.root / run, self._stamps.get(run), metric)
         if stored is not None:
             return stored
         # It may just have been deleted or damaged.
@@ -102,7 +87,6 @@ class RunIndex:
         return []
 
     def close(self) -> None:
-        self._store.close()
         for followed in self._followed.values():
             followed.close()
         self._followed.clear()
@@ -123,7 +107,7 @@ class RunIndex:
         if followed is not None:
             followed.close()
 
-    def _read(self, run: str, stamp: str, until: float) -> bool:
+    def _read(self, run: str, stamp: Stamp, until: float) -> bool:
         """Read a run; return whether it is complete for now."""
         path = self.root / run
         if not _is_text(run):
@@ -147,22 +131,25 @@ class RunIndex:
         if is_read:
             self._stamps[run] = stamp
         if is_read and not entry.is_going_on:
-            self._store.store(run, stamp, entry, followed.all_series())
+            try:
+                store_entry(path, stamp, entry, followed.all_series())
+            except RunDirectoryError as error:
+                self.problem = str(error)
+            else:
+                self.problem = None
             self._leave(run)
         return is_read
 
-    def _is_known(self, run: str, stamp: str) -> bool:
-        known, known_stamp = self._entries.get(run), self._stamps.get(run, "")
-        if known is None or _recorded(known_stamp) != _recorded(stamp):
-            stored = self._store.read(run)
-            if stored is None or _recorded(stored.stamp) != _recorded(stamp):
+    def _is_known(self, run: str, stamp: Stamp) -> bool:
+        known, before = self._entries.get(run), self._stamps.get(run)
+        if known is None or before is None or before.recorded != stamp.recorded:
+            stored = read_stored(self.root / run)
+            if stored is None or stored.stamp.recorded != stamp.recorded:
                 return False
-            known, known_stamp = stored.entry, stored.stamp
-        if known_stamp != stamp:
+            before, known = stored
+        if before != stamp:
             # Only its annotations have changed.
             known = known.annotated(read_annotations(self.root / run))
-            if known.status != UNREADABLE:
-                self._store.store(run, stamp, known, None)
         self._entries[run], self._stamps[run] = known, stamp
         return True
 
@@ -175,18 +162,13 @@ def read_entry(run: RunInfo) -> RunEntry:
 
 def add_run(run: Path, seconds: float) -> None:
     """Add an ended run to the index of its folder, within that time. :meth:`RunIndex.refresh` adds the rest."""
-    problem: object = None
-    with contextlib.closing(_FollowedRun()) as followed, contextlib.closing(IndexStore(run.parent)) as store:
+    with contextlib.closing(_FollowedRun()) as followed:
         try:
             stamp, info = _stamp(str(run)), read_run(run)
             if followed.read(info, time.monotonic() + seconds) and not (entry := followed.entry(info)).is_going_on:
-                store.open()
-                store.store(run.name, stamp, entry, followed.all_series())
-                problem = store.problem
+                store_entry(run, stamp, entry, followed.all_series())
         except (OffloopError, OSError) as error:
-            problem = error
-    if problem is not None:
-        _log.info("run %s is not added to the index: %s", run.name, problem)
+            _log.info("the entry of run %s is not stored: %s", run.name, error)
 
 
 class _FollowedRun:
@@ -270,8 +252,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _stamp(run: str) -> str:
-    """Return a stamp of a run's files, greater for later runs."""
+def _stamp(run: str) -> Stamp:
     known = os.lstat(f"{run}/{RUN_FILE}")
     stamps: dict[str, str] = {}
     # A later broker may resume an attempt, checkpoints may follow, and a damaged recording may be restored.
@@ -284,9 +265,4 @@ def _stamp(run: str) -> str:
                 stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_size}-{about.st_ino}"
     said = stamps.pop(ANNOTATIONS.name, "")
     recorded = repr((known.st_size, known.st_ino, sorted(stamps.items()))).encode()
-    # The part after the last dot is of the annotations.
-    return f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}.{said}"
-
-
-def _recorded(stamp: str) -> str:
-    return stamp.rpartition(".")[0]
+    return Stamp(f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}", said)

@@ -11,7 +11,7 @@ from browser import Visit, commanded, ui_of, visit
 from run_folders import write_run
 
 from offloop.bus.index.annotations import read_annotations
-from offloop.bus.index.store import INDEX_FOLDER
+from offloop.bus.index.entry import STORED
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -38,12 +38,13 @@ def consumer_of(runs: Path, name: str):
 
 def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_each(runs, browser):
     with consumer_of(runs, "one") as served:
-        shutil.rmtree(runs / INDEX_FOLDER, ignore_errors=True)
+        for path in runs.glob(f"*/{STORED}"):
+            path.unlink()
         with visit(browser, served.url) as there:
             there.waits_for(lambda: len(there.points(LOSS)) == 3, "its own page")
             assert there.page.get_by_role("article").count() == 1
             # What nobody opens is not looked for.
-            assert not (runs / INDEX_FOLDER).exists()
+            assert not list(runs.glob(f"*/{STORED}"))
             there.page.get_by_role("link", name="all runs").click()
             there.waits_for(lambda: names(there) == ["one", "three", "two"], "all of them")
             assert there.page.url == f"{served.url}all"

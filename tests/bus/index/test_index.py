@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 from helpers import wait_for
@@ -18,8 +17,8 @@ from run_folders import WrittenRun, write_run
 from offloop.bus import Event, Publisher
 from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.index.annotations import annotate, read_annotations
+from offloop.bus.index.entry import STORED
 from offloop.bus.index.index import RunIndex
-from offloop.bus.index.store import INDEX_FOLDER
 from offloop.bus.runs.directory import find_run
 from offloop.bus.runs.writing import RunDirectory
 
@@ -147,7 +146,7 @@ def test_a_limit_of_time_is_kept_and_the_rest_comes_later(tmp_path):
 
 
 def stored(runs_dir):
-    return sorted((runs_dir / INDEX_FOLDER).iterdir())
+    return sorted(runs_dir.glob(f"*/{STORED}"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "bytes", "entry", "no date", "of another run", "version", "deleted", "huge"])
@@ -171,7 +170,7 @@ def test_a_damaged_entry_of_the_index_is_made_again(tmp_path, damage):
         shutil.copy(stored(tmp_path / "other")[0], path)
         shutil.rmtree(tmp_path / "other")
     elif damage == "deleted":
-        shutil.rmtree(tmp_path / INDEX_FOLDER)
+        path.unlink()
     else:
         path.write_bytes(damaged[damage])
     if damage == "huge":
@@ -199,59 +198,14 @@ def test_a_file_planted_in_the_index_is_neither_waited_for_nor_followed(tmp_path
     assert elsewhere.read_text() == "precious"
 
 
-@pytest.mark.parametrize("what", ["fifo", "of another user", "linked folder"])
-def test_a_folder_of_the_index_that_cannot_be_used_is_named_and_left_as_it_is(tmp_path, monkeypatch, what):
-    write_run(tmp_path, "r", [1.0])
-    folder, elsewhere = tmp_path / INDEX_FOLDER, tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    if what == "fifo":
-        os.mkfifo(folder)
-    elif what == "linked folder":
-        folder.symlink_to(elsewhere)
-    else:
-        folder.mkdir()
-        real, inode = os.fstat, folder.stat().st_ino
-
-        def fstat(descriptor):
-            found = real(descriptor)
-            return os.stat_result((*found[:4], found.st_uid + (found.st_ino == inode), *found[5:]))
-
-        monkeypatch.setattr(os, "fstat", fstat)
-    entries, problem = refreshed(tmp_path)
-    assert entries["r"].metrics["loss/train/total"].last == 1.0
-    assert str(folder) in problem
-    assert not list(elsewhere.iterdir())
-    assert not folder.is_dir() or not list(folder.iterdir())
-
-
-def test_an_index_that_is_deleted_while_it_is_used_is_made_again(tmp_path):
+def test_an_entry_that_is_deleted_while_it_is_used_is_not_missed(tmp_path):
     write_run(tmp_path, "r", [1.0])
     with RunIndex(tmp_path) as index:
         index.refresh()
-        shutil.rmtree(tmp_path / INDEX_FOLDER)
-        assert index.series("r", "loss/train/total") == [(0, 1.0)]
-        write_run(tmp_path, "later", [2.0])
+        [path] = stored(tmp_path)
+        path.unlink()
         index.refresh()
-        assert len(stored(tmp_path)) == 2
-        assert index.series("later", "loss/train/total") == [(0, 2.0)]
         assert index.series("r", "loss/train/total") == [(0, 1.0)]
-
-
-def test_what_is_stored_of_runs_that_are_gone_is_removed(tmp_path):
-    for name in ("a", "b"):
-        write_run(tmp_path, name)
-    refreshed(tmp_path)
-    shutil.rmtree(tmp_path / "a")
-    # Left by a process that was killed; and one of a process that is writing.
-    for name, age in ((".left.new", 3600), (".writing.new", 0)):
-        (tmp_path / INDEX_FOLDER / name).write_text("")
-        os.utime(tmp_path / INDEX_FOLDER / name, (time.time() - age,) * 2)
-    for path in stored(tmp_path):
-        if path.suffix != ".new":
-            os.utime(path, (0, 0))
-    refreshed(tmp_path)
-    assert [path.name for path in stored(tmp_path) if path.suffix] == [".writing.new"]
-    assert len(stored(tmp_path)) == 2
 
 
 def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
@@ -261,13 +215,13 @@ def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("offloop.bus.index.store.os.replace", refuse)
+    monkeypatch.setattr("offloop.bus.files.os.replace", refuse)
     with RunIndex(tmp_path) as index:
         assert index.refresh() == 0
         assert "No space left" in index.problem
         assert index.series("r", "loss/train/total") == [(0, 1.0)]
         assert stored(tmp_path) == []
-        monkeypatch.setattr("offloop.bus.index.store.os.replace", replace)
+        monkeypatch.setattr("offloop.bus.files.os.replace", replace)
         write_run(tmp_path, "later", [2.0])
         index.refresh()
         assert (set(index.entries), index.problem) == ({"r", "later"}, None)
@@ -313,7 +267,7 @@ for _ in range(8):
     with RunIndex(sys.argv[1]) as index:
         index.refresh()
         index._stamps.clear()
-        for path in list(index.root.glob(".index/[!.]*"))[::3]:
+        for path in list(index.root.glob("*/entry.msgpack"))[::3]:
             path.unlink(missing_ok=True)
         index.refresh()
         assert index.problem is None, index.problem
@@ -327,7 +281,7 @@ def test_several_processes_may_use_one_index_and_be_killed(tmp_path):
         write_run(tmp_path, f"r{number}", [number])
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    wait_for(lambda: (tmp_path / INDEX_FOLDER).exists(), "the index")
+    wait_for(lambda: stored(tmp_path), "the first entry")
     os.kill(writers[0].pid, signal.SIGKILL)
     said = [writer.communicate(timeout=120)[0] for writer in writers]
     assert said[1:] == ["done\n", "done\n"]
@@ -371,7 +325,7 @@ def test_a_broker_adds_its_run_when_that_ends(runs_dir, monkeypatch):
         publisher.publish(Event.FIT_START, hyperparameters={"lr": 0.5})
         publisher.publish(Event.BATCH_END, loss=0.25)
     assert find_run("r").status == "finished"
-    wait_for(lambda: len(list(runs_dir.glob(f"{INDEX_FOLDER}/[!.]*"))) == 1, "the run in the index")
+    wait_for(lambda: stored(runs_dir), "the stored entry")
     forbid_reading(monkeypatch)
     entry = refreshed(runs_dir)[0]["r"]
     assert (entry.status, entry.hyperparameters) == ("finished", {"lr": 0.5})
