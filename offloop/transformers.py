@@ -42,7 +42,7 @@ _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 
 @contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
 @contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", hooks=True, outside="on_train_begin")
-class OffloopCallback(Adapter, TrainerCallback):
+class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
     """Publishes each ``train()`` of a trainer as a run.
 
         trainer = Trainer(...)
@@ -202,7 +202,7 @@ class OffloopCallback(Adapter, TrainerCallback):
         if self._generates:
             samples = self._trainer.args.per_device_train_batch_size
         else:
-            samples = (find_batch_size(inputs) or 0) // self._sequences  # type: ignore[no-untyped-call]
+            samples = (find_batch_size(inputs) or 0) // self._sequences
         self._training.batch_start(inputs, samples=samples)
         self._training.fire(Event.BEFORE_FORWARD)
 
