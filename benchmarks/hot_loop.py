@@ -54,11 +54,11 @@ OF_A_BATCH = (
     *(Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT),
 )
 SLEEPING_EVERY = 3  # a sleeping callback is measured in every such round: its speed varies little
-ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,mlperf,checkpoint,early-stop,threshold-stop,export"
+ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,checkpoint,early-stop,threshold-stop,export"
 ALL_LOGGERS = "jsonl,csv,tensorboard"
 ALL_FILES = (
     *("metrics.jsonl", "metrics.csv", "tensorboard/*"),
-    *("work/model.pt", "work/checkpoints/*.safetensors", "work/mlperf/results/*/*/result_0.txt"),
+    *("work/model.pt", "work/checkpoints/*.safetensors"),
 )
 
 
@@ -77,8 +77,6 @@ def watched_by_all(job: Job, batches: int, runs_dir: Path) -> float:
     trainer = make_trainer(job, batches, runs_dir, eval_dataloader=loader)
     work = trainer.recording.parent / "work"
     options = {
-        "mlperf.root_folder": work / "mlperf",
-        "mlperf.index": 0,
         "checkpoint.folder": work / "checkpoints",
         "early-stop.monitor": "CrossEntropy",
         "early-stop.dataloader_label": "eval",

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from offloop.consumers.callbacks.image_visualizer import ImageVisualizer as ImageVisualizer
     from offloop.consumers.callbacks.lr_monitor import LRMonitor as LRMonitor
     from offloop.consumers.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor
-    from offloop.consumers.callbacks.mlperf import MLPerfCallback as MLPerfCallback
     from offloop.consumers.callbacks.nan_monitor import NaNMonitor as NaNMonitor
     from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
     from offloop.consumers.callbacks.phases import Phases as Phases

@@ -22,7 +22,6 @@ CALLBACKS: Registry[Callback] = Registry(
         "lr": "offloop.consumers.callbacks.lr_monitor:LRMonitor",
         "memory": "offloop.consumers.callbacks.memory_monitor:MemoryMonitor",
         "metrics": "offloop.consumers.callbacks.trainer_metrics:TrainerMetrics",
-        "mlperf": "offloop.consumers.callbacks.mlperf:MLPerfCallback",
         "nan": "offloop.consumers.callbacks.nan_monitor:NaNMonitor",
         "optimizer": "offloop.consumers.callbacks.optimizer_monitor:OptimizerMonitor",
         "phases": "offloop.consumers.callbacks.phases:Phases",

@@ -10,12 +10,9 @@ import pytest
 import torch
 from gold import GoldMLP, gold_loader, gold_optimizer
 from helpers import REFERENCE, wait_for
-from mlperf_runs import GOLDEN as MLPERF
-from mlperf_runs import LINES, lines_of, mlperf, stable
 from reference_options import OF_THE_RUNS as SCHEDULERS
 from reference_options import OPTIONS as ESTIMATORS
 from reference_options import SPEED_MONITORS
-from saved_runs import listing
 from training import Act, FakeClock, gold_evaluators, gold_trainer
 
 from offloop.bus.protocol.snapshot import Snapshot
@@ -235,25 +232,3 @@ def test_estimates_are_those_of_the_reference_live_and_in_replay(runs_dir: Path)
     assert logged == ESTIMATED[run]["hyperparameters"]
     # What the run says of itself comes without a callback.
     assert of_the_run["model/name"] == "GoldMLP"
-
-
-# -- MLPerfCallback ---------------------------------------------------------------------------------------------------
-
-
-def test_results_are_those_of_the_reference_live_and_in_replay(runs_dir: Path, tmp_path: Path) -> None:
-    run = "run_target_low_exit"
-    expected, kept = MLPERF[run], {place: Kept() for place in ("live", "replay")}
-    # It is waited for so that the training ends where the target is reached.
-    options = {"eval_dataloader": gold_evaluators(EVAL_B), "wait_for": NAME}
-    trainer, _ = train([mlperf(tmp_path / "live", run)], kept["live"], "gold", **options)
-    assert list(trainer.state.timestamp.values[1:3]) == expected["ended_at"]
-    replay(runs_dir, [mlperf(tmp_path / "replay", run)], kept["replay"], "gold")
-    for place, of_place in kept.items():
-        assert [stable(line) for line in lines_of(tmp_path / place)] == expected[LINES]
-        assert listing(tmp_path / place) == expected["files"]
-        uploads = [
-            {**call, "file_path": f"{call['file_path'].relative_to(tmp_path / place)}"} for call in of_place.uploads
-        ]
-        assert uploads == [
-            {**call, "file_path": call["file_path"].split("/", 3)[-1]} for call in expected["upload_file_calls"]
-        ]

@@ -11,7 +11,6 @@ from offloop.consumers.callbacks.alert import Alert
 from offloop.consumers.callbacks.export import ExportForInferenceCallback
 from offloop.consumers.callbacks.image_visualizer import ImageVisualizer
 from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
-from offloop.consumers.callbacks.mlperf import MLPerfCallback
 from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor
 from offloop.consumers.callbacks.stoppers import EarlyStopper
 
@@ -33,7 +32,6 @@ MEANINGLESS: list[Callable[[], Callback]] = [
     lambda: ImageVisualizer("10sp"),
     lambda: ImageVisualizer(input_key=2),
     lambda: MemoryMonitor(dist_aggregate_batch_interval=0),
-    lambda: MLPerfCallback("runs", 0, benchmark="gpt"),
     lambda: NaNMonitor(action="cry"),  # type: ignore[arg-type]
     lambda: NaNMonitor(per_parameter=True, check_gradients=False),
     lambda: OptimizerMonitor(batch_log_interval=0),
