@@ -1,4 +1,4 @@
-"""The table of runs that commands, pages, terminals and notebooks show."""
+"""The table of runs that commands, pages and notebooks show."""
 
 import math
 import re

@@ -123,13 +123,6 @@ def consume(options: ConsumerOptions) -> int:
         callback.check()
     for destination in destinations:
         destination.check()
-    names_run = options.run or options.replay or options.stream or options.wait or options.last
-    if options.callbacks == ["top"] and not (destinations or options.name or names_run):
-        # Only now, because it takes time.
-        from offloop.consumers.dashboard.terminal.home import show_all_runs
-
-        show_all_runs(options.runs_dir, made[0].every)
-        return 0
     return _run(options, made, destinations)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
-from run_folders import write_run
 from terminals import Terminal
 from training import Act, gold_trainer
 
@@ -208,49 +207,3 @@ def test_without_a_terminal_it_says_what_to_use_instead(recording: str) -> None:
     assert done.returncode == 1
     assert "use '--log progress'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-
-
-def order(terminal: Terminal) -> list[str]:
-    return [line[2:].split()[0] for line in terminal.text.splitlines() if "✓" in line]
-
-
-def test_runs_are_found_sorted_opened_and_left_again(runs_dir: Path, open_terminal: Callable[..., Terminal]) -> None:
-    for name, rate in (("apple", 0.1), ("banana", 0.3), ("cherry", 0.2)):
-        write_run(runs_dir, name, [1 / batch - rate for batch in (1, 2, 3)], rate, config={"lr": rate})
-    (runs_dir / "cherry").rename(runs_dir / "pear\x1b[2J\u202e")
-    terminal = open_terminal()
-    assert "▸ " in terminal.wait_for("3 runs", "newest first", "banana", "pear\\x1b[2J", "0.3 *")
-    # One column after the other, until runs are sorted by what was measured best.
-    for _ in range(20):
-        if "Accuracy.best↓" in terminal.text:
-            break
-        before = terminal.text
-        terminal.press("\x1b[C")
-        wait_for(lambda before=before: terminal.text != before, "another order")
-    assert [name[:5] for name in order(terminal)] == ["banan", "pear\\", "apple"]
-    terminal.press("r")
-    wait_for(lambda: order(terminal)[0] == "apple", "the other way round")
-    terminal.press("/lr > 0.1")
-    terminal.wait_for("2 of 3 runs", "find: lr > 0.1")
-    terminal.press(" and x")
-    terminal.wait_for("2 of 3 runs", "no run has 'x'")
-    terminal.press("\x7f" * 6 + "\r")
-    terminal.wait_for("q quit", "2 of 3 runs")
-    terminal.press("\x1b[B")
-    terminal.wait_for("▸ banana")
-    terminal.press("\r")
-    terminal.wait_for("✓ finished  banana", "loss ", "Accuracy", "q back")
-    terminal.press("\x1b")
-    terminal.wait_for("▸ banana", "2 of 3 runs")
-    terminal.press("\r")
-    terminal.wait_for("✓ finished  banana")
-    terminal.press("q")
-    terminal.wait_for("▸ banana", "2 of 3 runs")
-    terminal.press("\x1b")
-    terminal.wait_for("3 runs", "apple")
-    terminal.resize(50, 10)
-    wait_for(lambda: "q quit" in terminal.text.splitlines()[-1], "the keys in the new last line")
-    assert terminal.written.count(b"\x1b[?1049h") == 1, "one screen for all"
-    terminal.press("q")
-    assert terminal.wait_for_end() == 0
-    assert terminal.is_restored

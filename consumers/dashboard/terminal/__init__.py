@@ -1,1 +1,1 @@
-"""The dashboard in a terminal (``top``, then ``frame``), and the table of all runs there (``home``)."""
+"""The dashboard in a terminal: ``top``, then ``frame``."""

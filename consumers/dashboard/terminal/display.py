@@ -35,17 +35,14 @@ class Display:
         self.started = threading.Event()  # set when the run is being read, so that it can be left
         self.is_over = False  # only the display is left to quit
         self.failure: Exception | None = None  # the error that ended the drawing
-        self.went_back = False  # it was left for the table of runs
-        self.is_gone = False  # the terminal is gone
         self._view = run
-        self._screen = TerminalScreen(self._note_output)
+        self._screen = TerminalScreen(lambda line: run.note("output", line))
         self._shown = Shown()
         self._seen: object = None
         self._size = 0, 0
         self._message_until = 0.0
         self._asks_for: str | None = None
         self._leaves_at_once = False
-        self._is_from_table = False
         self._problem: str | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="offloop-top", daemon=True)
@@ -64,29 +61,15 @@ class Display:
             self._thread.join()
         self._screen.close()
 
-    def show(self, screen: TerminalScreen, leaving: tuple[str, ...]) -> None:
-        """Draw in the calling thread, on an open screen, until the user leaves; ``leaving`` are the keys for that."""
-        self._screen, self._shown.leaving = screen, leaving
-        screen.on_output = self._note_output
-        self.is_over = self._is_from_table = True
-        self.started.set()
-        self._draw_until_closed()
-
-    def _note_output(self, line: str) -> None:
-        self._view.note("output", line)
-
-    def _draw_until_closed(self) -> None:
-        while not self._closing.is_set():
-            self._draw()
-            for key in self._screen.keys(_DRAW_SECONDS):
-                self._handle_key(key)
-                self._seen = None
-
     def _work(self) -> None:
         try:
             if self._leaves_at_once:
                 self._leave()
-            self._draw_until_closed()
+            while not self._closing.is_set():
+                self._draw()
+                for key in self._screen.keys(_DRAW_SECONDS):
+                    self._handle_key(key)
+                    self._seen = None
             if self.left.is_set():
                 self._screen.close()
         except Exception as error:  # noqa: BLE001  shown where the callback is closed; the terminal comes first
@@ -115,7 +98,6 @@ class Display:
     def _handle_key(self, key: str) -> None:
         shown = self._shown
         if key == "gone":
-            self.is_gone = True
             self._closing.set()
             self._leave()
         elif self._asks_for is not None:
@@ -128,9 +110,6 @@ class Display:
             self._leave()
         elif key == "e":
             shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
-        elif key == "escape" and self._is_from_table and shown.page == "run" and not shown.find:
-            self.went_back = True
-            self._leave()
         elif key in ("escape", "enter"):
             if shown.page == "run":
                 shown.find = ""

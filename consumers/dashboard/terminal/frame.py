@@ -55,7 +55,6 @@ class Shown:
     find: str = ""  # part of the names of the shown metrics, in any case
     is_typing: bool = False  # find is being typed
     commands: bool = True  # the training accepts commands
-    leaving: tuple[str, ...] = ("q quit",)  # the keys that leave the page, with their meanings
     message: str | None = None  # A question, or the result of a command, in place of the keys
 
 
@@ -221,7 +220,7 @@ def _footer(view: RunView, shown: Shown, width: int) -> "Text":
         message = text_line(asked or "", "reverse")
         message.truncate(width, overflow="ellipsis")
         return message
-    keys = [*shown.leaving, "↑↓ scroll", "/ find", "e log"]
+    keys = ["q quit", "↑↓ scroll", "/ find", "e log"]
     if shown.commands and view.status in ("waiting", "live", "paused"):
         keys += ["S stop", "p pause", "c checkpoint"]
     return key_line(keys, width)

@@ -27,8 +27,6 @@ _ERASE_REST = "\x1b[0m\x1b[K"
 _KEYS = {
     **dict.fromkeys(("\x1b[A", "\x1bOA", "k"), "up"),
     **dict.fromkeys(("\x1b[B", "\x1bOB", "j"), "down"),
-    **dict.fromkeys(("\x1b[C", "\x1bOC"), "right"),
-    **dict.fromkeys(("\x1b[D", "\x1bOD"), "left"),
     "\x1b[5~": "page up",
     **dict.fromkeys(("\x1b[6~", " "), "page down"),
     **dict.fromkeys(("\x1b[H", "\x1b[1~", "\x1bOH"), "home"),
@@ -70,7 +68,7 @@ class TerminalScreen:
     terminal is restored, at the latest when the process ends. Ctrl-Z restores it while the process is stopped."""
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
-        self.on_output = on_output
+        self._on_output = on_output
         self.is_typing = False  # report letters as they are, also those that are keys of movement
         self._is_open = False
         self._lock = threading.RLock()
@@ -175,7 +173,7 @@ class TerminalScreen:
             *lines, self._pending = (self._pending + text).split("\n")
         for line in lines:
             if line.strip():
-                self.on_output(line)
+                self._on_output(line)
 
     def _enter(self) -> None:
         import tty

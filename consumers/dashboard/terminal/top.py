@@ -17,7 +17,7 @@ class Top(RunTap):
 
     Keys choose the page, command the training (stop, pause, checkpoint), and quit, which leaves the training alone. At
     the end of the run it stays until ``q``. It takes the whole terminal: printed lines are in its log, and in the
-    terminal when that is restored. ``consumer --callbacks top`` without a run shows a table of all runs.
+    terminal when that is restored.
 
     ``every`` is the interval, in batches, at which the phases are measured. Without a terminal, the command ends with
     :class:`offloop.bus.errors.ConfigurationError`."""
