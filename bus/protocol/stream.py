@@ -25,7 +25,6 @@ class RunStream:
     run_name: str = "run"
     run_id: str | None = None
     attempt: int = 1
-    first_rank: int = 0  # the rank that represents the others
     run_dir: Path | None = None  # the run's directory, if it is on this machine
     recording: Path | None = None  # the recording, if all of it is in a file on this machine
     on_checkpoint: Callable[[CheckpointMark], object] = staticmethod(lambda mark: None)

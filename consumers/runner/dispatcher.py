@@ -270,10 +270,10 @@ class Dispatcher:
     async def _handle(self, snapshot: Snapshot) -> None:
         event = snapshot.event
         targets = self._table.get(event, ())
-        if snapshot.rank != self.stream.first_rank:
+        if snapshot.rank != 0:
             targets = [target for target in targets if target.entry.callback.all_ranks]
         logger = self._logger
-        if event in self._with_hyperparameters and snapshot.rank == self.stream.first_rank:
+        if event in self._with_hyperparameters and snapshot.rank == 0:
             logger.take_from_run(hyperparameters_in(snapshot.fields))
             if event is Event.INIT:
                 self.handling.note_source(Source.of(snapshot.fields), self.context.run_name)
