@@ -1,7 +1,7 @@
 """The logger between callbacks, which decide what is logged, and destinations, which decide where it goes."""
 
 import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -10,7 +10,6 @@ from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Outcome
-from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 
 if TYPE_CHECKING:
@@ -151,9 +150,6 @@ class LoggerDestination:
     writes_to_terminal: ClassVar[bool] = False
     """It writes to the terminal, so it is refused beside a callback that draws on the whole terminal."""
 
-    watches: ClassVar[Collection[Event]] = ()
-    """The events passed to :meth:`watch`, for a destination that shows more than logged values."""
-
     acknowledges: ClassVar[bool] = True
     """With ``background``: values are safe when a method returns, and not only when :meth:`close` returns.
 
@@ -185,9 +181,6 @@ class LoggerDestination:
 
     def open(self, context: RunContext) -> None:
         """Open files and connections, once, before the first event. Raise ConfigurationError if that fails."""
-
-    def watch(self, state: Snapshot) -> None:
-        """Receive an event of :attr:`watches`, before what callbacks log for it."""
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         """Receive everything that was logged during one event: a row for each step, in the order of first use.

@@ -46,7 +46,6 @@ LOGGERS: Registry[LoggerDestination] = Registry(
         "csv": "offloop.consumers.loggers.csv:CsvLogger",
         "jsonl": "offloop.consumers.loggers.jsonl:JsonlLogger",
         "mlflow": "offloop.consumers.loggers.mlflow:MLFlowLogger",
-        "progress": "offloop.consumers.loggers.progress:ProgressLogger",
         "prometheus": "offloop.consumers.loggers.prometheus:PrometheusLogger",
         "tensorboard": "offloop.consumers.loggers.tensorboard:TensorboardLogger",
         "wandb": "offloop.consumers.loggers.wandb:WandBLogger",

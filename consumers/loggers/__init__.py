@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from offloop.consumers.loggers.csv import CsvLogger as CsvLogger
     from offloop.consumers.loggers.jsonl import JsonlLogger as JsonlLogger
     from offloop.consumers.loggers.mlflow import MLFlowLogger as MLFlowLogger
-    from offloop.consumers.loggers.progress import ProgressLogger as ProgressLogger
     from offloop.consumers.loggers.prometheus import PrometheusLogger as PrometheusLogger
     from offloop.consumers.loggers.tensorboard import TensorboardLogger as TensorboardLogger
     from offloop.consumers.loggers.wandb import WandBLogger as WandBLogger

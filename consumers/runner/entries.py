@@ -13,17 +13,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.source import Source, shorten_names
 from offloop.consumers.api.callback import Callback, MaybeAwaitable, demand_of
-from offloop.consumers.api.logger import Logger, LoggerDestination
-
-
-class EventForwarder(Callback):
-    def __init__(self, destination: LoggerDestination) -> None:
-        self.shown_as = f"events of {type(destination).__name__}"
-        self.events = destination.watches  # type: ignore[misc]
-        self._destination = destination
-
-    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        self._destination.watch(state)
+from offloop.consumers.api.logger import Logger
 
 
 def requested_events(callbacks: Iterable[Callback]) -> set[Event]:

@@ -22,7 +22,7 @@ from offloop.consumers.delivery.spool import wrap_in_spool
 from offloop.consumers.runner.checkpoint_states import CheckpointStates
 from offloop.consumers.runner.commits import Commits
 from offloop.consumers.runner.dispatcher import AtCheckpoint, Dispatcher, Handling
-from offloop.consumers.runner.entries import EventForwarder, partition, unique_names
+from offloop.consumers.runner.entries import partition, unique_names
 from offloop.consumers.runner.places import Stream
 from offloop.consumers.runner.state_file import StateStore
 from offloop.consumers.runner.statistics import RunnerStatistics
@@ -245,9 +245,8 @@ def run_session(
     ``progress`` keeps the progress and is closed at the end, ``checkpoint_states`` keeps the states at checkpoints.
     ``on_start`` is called when all is open, with the shared stream and the progress committed before. Raises the
     errors of :meth:`Runner.run`."""
-    watchers = [EventForwarder(destination) for destination in destinations if destination.watches]
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
-    shared, beside = partition([*callbacks, *watchers])
+    shared, beside = partition(callbacks)
     with contextlib.ExitStack() as opened:
         committed = None if progress is None else opened.enter_context(progress).found
         workers = {} if committed is None else {worker.callback.name: worker.positions for worker in committed.workers}

@@ -19,7 +19,7 @@ from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
 from offloop.consumers.runner.dispatcher import CallbackError
-from offloop.consumers.runner.entries import EventForwarder, requested_events
+from offloop.consumers.runner.entries import requested_events
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.statistics import RunnerStatistics
 
@@ -61,7 +61,7 @@ def replay(
     logged = Logged(lambda: runner.statistics())
     runner = _QuietRunner(
         _keeping_commands(stream, keep),
-        [*made, *(EventForwarder(logger) for logger in loggers if logger.watches)],
+        made,
         [Collector(logged), *loggers, *(further for callback in made for further in callback.destinations())],
         on_error,
     )

@@ -205,5 +205,5 @@ def test_without_a_terminal_it_says_what_to_use_instead(recording: str) -> None:
     command = [CONSUMER, "--callbacks", "top", "--replay", recording]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "use '--log progress'" in " ".join(done.stderr.split())
+    assert "use '--log console'" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

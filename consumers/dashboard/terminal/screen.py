@@ -42,7 +42,7 @@ _MOST_KEPT = 1000
 
 def require_terminal() -> None:
     """Raise ConfigurationError where there is no terminal to draw on."""
-    instead = "use '--log progress' (the callback left out), which writes lines anywhere"
+    instead = "use '--log console' (the callback left out), which writes lines anywhere"
     # The display of the replay before this one may still have the terminal.
     shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout
     for name, stream in (("input", sys.stdin), ("output", shown)):
