@@ -129,7 +129,7 @@ class Setup:
 
     def _describe(self, run_name: str) -> dict[str, Any]:
         self._use_name(run_name)
-        return {**self.checkpoints.facts, **describe_unavailable(self.forward_pass.is_sharded)}
+        return describe_unavailable(self.forward_pass.is_sharded)
 
     def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
         """Start the run and its consumers, then bring the state to the start of the training."""
@@ -151,6 +151,7 @@ class Setup:
             self.checkpoints.check_folder()
         if self.stream.publisher is not None:
             self.checkpoints.announce = self.stream.publisher.mark_checkpoint
+            self.checkpoints.run_dir = self.stream.publisher.run_dir
         self.evaluation = Evaluation(
             self.state,
             self.engine,

@@ -1,6 +1,4 @@
-"""Locations of a run's checkpoints, in its directory: folders of consumers, and checkpoints of other frameworks.
-
-The latter have their own names and formats, and do not name their run."""
+"""Locations of a run's checkpoints, in a file in its directory: what wrote one announces it there."""
 
 import math
 import os
@@ -13,21 +11,20 @@ from offloop.bus.run_files import JsonFile
 from offloop.bus.types.metrics import Mode
 
 _MOST_CHECKPOINTS = 1000
-_MOST_FOLDERS = 20
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Metric by which a framework compares checkpoints."""
+    """Metric by which checkpoints are compared."""
 
-    metric: str  # the framework's name for it, such as ``val_loss``
+    metric: str  # such as ``metrics/eval/Accuracy``, or a framework's name, ``val_loss``
     value: float
     mode: Mode  # whether the lowest or the highest value is the best
 
 
 class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint written by a training."""
+    """A checkpoint of a run."""
 
-    path: str  # absolute path of a file or folder
+    path: str  # path of a file or folder; in the file relative to the run's directory if inside
     epoch: int
     batch: int
     written_ns: int | None = None  # its modification time, to detect a replacement; ``None`` if it did not exist yet
@@ -43,7 +40,6 @@ class AnnouncedCheckpoint(msgspec.Struct, frozen=True):
 
 
 ANNOUNCED = JsonFile("saved_checkpoints.json", list[AnnouncedCheckpoint], 8 << 20)
-FOLDERS = JsonFile("checkpoint_folders.json", list[str])
 
 
 def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
@@ -57,37 +53,28 @@ def best_of(found: Iterable[AnnouncedCheckpoint]) -> AnnouncedCheckpoint | None:
 
 
 def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, batch: int, score: Score | None) -> None:
-    """Record a checkpoint written by a training, and drop missing ones. A score that is not finite is ignored."""
-    absolute = os.path.abspath(path)
+    """Record a checkpoint, and drop missing ones. A score that is not finite is ignored."""
+    inside, absolute = os.path.abspath(run), os.path.abspath(path)
     try:
         written = os.stat(absolute).st_mtime_ns
     except OSError:
         written = None
     is_comparable = score is not None and math.isfinite(score.value)
-    new = AnnouncedCheckpoint(absolute, epoch, batch, written, score if is_comparable else None)
+    # So that the run may be moved with them.
+    name = os.path.relpath(absolute, inside) if absolute.startswith(f"{inside}/") else absolute
+    new = AnnouncedCheckpoint(name, epoch, batch, written, score if is_comparable else None)
 
     def change(known: list[AnnouncedCheckpoint] | None) -> list[AnnouncedCheckpoint]:
-        others = (other for other in known or () if other.path != absolute and other.is_there)
+        others = (other for other in known or () if other.path != name and _in(run, other).is_there)
         return [*others, new][-_MOST_CHECKPOINTS:]
 
     ANNOUNCED.try_update(run, change)
 
 
 def read_announced(run: Path) -> list[AnnouncedCheckpoint]:
-    """Return the announced checkpoints, oldest first."""
-    return [one for one in ANNOUNCED.find(run) or () if _is_absolute(one.path)]
+    """Return the announced checkpoints, oldest first, with absolute paths."""
+    return [_in(run, one) for one in ANNOUNCED.find(run) or () if "\0" not in one.path]
 
 
-def note_folder(run: Path, folder: Path) -> None:
-    """Record a folder with checkpoints of a run. The file's time changes even for a known folder, as a signal."""
-    path = str(folder.absolute())
-    FOLDERS.try_update(run, lambda known: [*(other for other in known or () if other != path), path][-_MOST_FOLDERS:])
-
-
-def read_folders(run: Path) -> list[Path]:
-    """Return the recorded folders, oldest first."""
-    return [Path(one) for one in FOLDERS.find(run) or () if _is_absolute(one)]
-
-
-def _is_absolute(path: str) -> bool:
-    return os.path.isabs(path) and "\0" not in path
+def _in(run: Path, one: AnnouncedCheckpoint) -> AnnouncedCheckpoint:
+    return msgspec.structs.replace(one, path=os.path.normpath(os.path.join(os.path.abspath(run), one.path)))

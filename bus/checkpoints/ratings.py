@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from offloop.bus.checkpoints.announced import Score
 from offloop.bus.errors import CheckpointError, RunDirectoryError
 from offloop.bus.files import atomic_replace
 from offloop.bus.run_files import JsonFile
@@ -74,12 +75,21 @@ class Ratings:
         self._ratings[name] = rating
         return True
 
+    def score(self, name: str) -> Score | None:
+        rating = self._ratings.get(name)
+        if rating is None or rating.value is None:
+            return None
+        return Score(rating.metric, rating.value, "min" if self._is_less_better(rating.metric) else "max")
+
+    def _is_less_better(self, metric: str) -> bool:
+        return (self._mode or direction_of(metric)) == "min"
+
     def ranking(self) -> list[str]:
         """Return checkpoints by value of the newest metric, best first, of equal ones the first saved."""
         if not self._ratings:
             return []
         metric = next(reversed(self._ratings.values())).metric
-        sign = 1.0 if (self._mode or direction_of(metric)) == "min" else -1.0
+        sign = 1.0 if self._is_less_better(metric) else -1.0
         values = {
             one.file: sign * one.value
             for one in self._ratings.values()

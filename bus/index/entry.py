@@ -93,7 +93,6 @@ def make_entry(
         with contextlib.suppress(ProtocolError):  # no batch has ended
             reached = Reached.of(decode_whole_event(newest.last))
     hyperparameters = dict(newest.hyperparameters) if newest is not None else {}
-    names = [one.run for one in of_attempts]
     entry = RunEntry(
         run=run.name,
         id=run.id,
@@ -108,7 +107,7 @@ def make_entry(
         **msgspec.structs.asdict(annotations),
         hyperparameters=hyperparameters,
         metrics=metric_values(of_attempts),
-        checkpoints=find_checkpoints(run, names, evaluated(of_attempts)),
+        checkpoints=find_checkpoints(run, evaluated(of_attempts)),
         problem=problem,
         attempt=run.last.number,
         recording=run.recording.name,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from offloop.bus.checkpoints.announced import ANNOUNCED, FOLDERS
+from offloop.bus.checkpoints.announced import ANNOUNCED
 from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
 from offloop.bus.index.entry import RunEntry, make_entry, unreadable_entry
@@ -25,7 +25,7 @@ _log = logging.getLogger("offloop.index")
 
 _MAX_BUCKETS = 100
 _MOST_NAMED = 3
-_STAMPED = (BROKER_FILE, FOLDERS.name, ANNOUNCED.name, ANNOTATIONS.name)
+_STAMPED = (BROKER_FILE, ANNOUNCED.name, ANNOTATIONS.name)
 
 
 class RunIndex:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
-from offloop.bus.checkpoints.announced import note_folder
+from offloop.bus.checkpoints.announced import announce_checkpoint
 from offloop.bus.checkpoints.image import read_contents, write_draft
 from offloop.bus.checkpoints.names import CheckpointName, CheckpointNames
 from offloop.bus.checkpoints.ratings import Ratings
@@ -283,8 +283,10 @@ class CheckpointSaver(Callback):
         # With keep 0, files are removed after the upload.
         if self._keep != 0:
             folder.remove_surplus()
-            if run_dir is not None:
-                note_folder(run_dir, folder.folder)
+            if run_dir is not None and self._last_saved is not None:
+                name, reached = folder.name_at(self._last_saved), self._last_saved.values
+                score = None if self._ratings is None else self._ratings.score(name)
+                announce_checkpoint(run_dir, folder.folder / name, reached.epoch, reached.batch, score)
 
     def _warn_if_unrated(self, folder: "_Folder", state: Snapshot) -> None:
         if self._ratings is None or self._metric is None or self._last_saved is None or self._has_warned:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from offloop.bus.checkpoints.announced import announce_checkpoint
 from offloop.bus.checkpoints.image import main_file
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
@@ -82,6 +83,7 @@ class Checkpoints:
         self._folder: CheckpointFolder | None = None
         self.announce: Callable[..., object] | None = None
         """Marks in the stream, on the first rank, a saved or loaded checkpoint: ``Publisher.mark_checkpoint``."""
+        self.run_dir: Path | None = None  # directory of the run, on the first rank, where written files are announced
         self.resumed = False  # whether the training resumes from a checkpoint of the same run
         self.sampler_seed: int | None = None
         self.microbatch_size: int | None = None
@@ -186,13 +188,6 @@ class Checkpoints:
         return None if self._folder is None else self._folder.folder
 
     @property
-    def facts(self) -> dict[str, str]:
-        if self.folder is None:
-            return {}
-        # Paths are any bytes; UTF-8 is not.
-        return {"save_folder": os.fsencode(self.folder.absolute()).decode("utf-8", "backslashreplace")}
-
-    @property
     def resumed_from(self) -> Path | None:
         return self._load_path if self.resumed else None
 
@@ -258,6 +253,9 @@ class Checkpoints:
             if self.announce is not None and not weights_only:
                 self.announce("save", self._state.timestamp.values)
             write(tree, shards)
+            if self.run_dir is not None and path is not None:
+                reached = self._state.timestamp.values
+                announce_checkpoint(self.run_dir, path, reached.epoch, reached.batch, None)
 
         if self._ranks is None:
             write_on_first()

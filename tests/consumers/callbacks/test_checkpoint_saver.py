@@ -23,6 +23,7 @@ from tensor_stream import TensorStream, Wide
 from training import Act, gold_trainer
 
 from offloop.bus import Recording, find_run
+from offloop.bus.checkpoints.announced import best_of, read_announced
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.event import Event
@@ -181,6 +182,9 @@ def test_unless_it_is_told_otherwise_the_newest_three_and_the_best_stay_in_the_r
         kept = [3, 4, 5]
         assert not [path for path in (run / "checkpoints").iterdir() if path.name in (BEST, "checkpoints.json")]
     assert epochs(run / "checkpoints") == kept
+    announced = read_announced(run)
+    assert sorted(one.epoch for one in announced if one.is_there) == kept
+    assert (None if (best := best_of(announced)) is None else best.epoch) == (2 if evaluated else None)
 
 
 # -- the best by a metric ---------------------------------------------------------------------------------------------
@@ -325,6 +329,9 @@ def test_live_it_writes_what_the_trainer_writes_and_again_in_a_replay(runs_dir: 
         trainer.fit()
     assert len(contents(tmp_path / "in")) > 2
     assert contents(tmp_path / "out") == contents(tmp_path / "in")
+    announced = {Path(one.path) for one in read_announced(find_run("r").path)}
+    for folder in ("in", "out"):
+        assert announced >= {path for path in (tmp_path / folder).iterdir() if not path.is_symlink()}
     Runner(Recording(find_run("r").recording), [saver("again")]).run()
     assert contents(tmp_path / "again") == contents(tmp_path / "out")
 
