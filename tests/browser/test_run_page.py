@@ -8,6 +8,7 @@ import pytest
 from browser import Visit, commanded, ui_of, visit
 
 from offloop.bus import Event, Publisher
+from offloop.bus.checkpoints.announced import announce_checkpoint
 from offloop.bus.runs.alerts import FIRING, RESOLVED, RunAlert, note_alert
 
 pytestmark = pytest.mark.timeout(120)
@@ -72,7 +73,7 @@ def test_images_of_every_step_are_loaded_when_they_are_chosen(run: Path, tmp_pat
 
 def test_a_run_shows_its_checkpoints_files_and_alerts(run: Path, browser) -> None:
     (run / "ba4.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    (run / "latest").symlink_to("ba4.safetensors")
+    announce_checkpoint(run, run / "ba4.safetensors", 0, 4, None)
     (run / "page.html").write_text("<script>window.hacked = 1</script>")
     (run / "metrics.csv").write_text("step,loss\n1,<b>0.5</b>\n")
     (run / "out.txt").symlink_to("/etc/passwd")
