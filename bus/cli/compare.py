@@ -11,7 +11,7 @@ import click
 
 from offloop.bus.cli import options
 from offloop.bus.errors import OffloopError
-from offloop.bus.printing import cut_in_the_middle, one_line, say, say_table, short_text, shorten, table
+from offloop.bus.printing import cut_in_the_middle, one_line, say, say_table, short_text, shorten
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import EXIT_LOST, CliCommand, describe_os_error
 from offloop.bus.types.hyperparameters import is_of_the_training, value_text
@@ -64,8 +64,8 @@ def compare_runs(
     For each metric with a best value, * marks the best run. Hyperparameters such as 'command' and 'version/' need
     --all.
 
-    With --events, compare every event of two RUNs or recordings: shows the first event that differs, and each number
-    that differs. Names, machines and times are ignored. Exit code then: 0 if they are the same, 1 if they differ, 3 if
+    With --events, compare every event of two RUNs or recordings: shows the first event that differs. Names, machines,
+    hyperparameters and times are ignored. Exit code then: 0 if they are the same, 1 if they differ, 3 if
     parts are lost and the rest is the same, 2 if they cannot be compared."""
     if len(runs) < 2:
         raise click.UsageError("name two or more runs")
@@ -74,11 +74,9 @@ def compare_runs(
             raise click.UsageError(f"--{needless} needs --events: add it to compare the events of two runs")
         _compare_results(runs, runs_dir, everything=everything, as_json=as_json)
         return EXIT_SAME
-    if len(runs) > 2:
-        raise click.UsageError(f"--events compares two runs, not {len(runs)}: name two")
+    if len(runs) > 2 or everything:
+        raise click.UsageError("--events compares two runs, without --all: name two")
     found = _compare_events(runs, runs_dir, stream, tolerance or 0.0)
-    if not everything:
-        found.hyperparameters = [one for one in found.hyperparameters if is_of_the_training(one.name)]
     if as_json:
         click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
     else:
@@ -170,16 +168,7 @@ def _diff_lines(found: "Diff") -> Iterator[str]:
         yield from _first_lines(found.first)
         alone = "".join(f"; in {side} alone: {count}" for side, count in found.alone.items() if count)
         yield f"events in both: {found.events}, of which {found.differing} differ{alone}"
-    if found.metrics:
-        yield from _metric_lines(found)
-    for heading, of_the_training in (
-        ("hyperparameters that differ:", True),
-        ("different in how they were started:", False),
-    ):
-        differing = [one for one in found.hyperparameters if is_of_the_training(one.name) is of_the_training]
-        yield from (heading, *map(_field_line, differing)) if differing else ()
     yield from shorten(found.incomplete, "places like these")
-    yield from (f"{text} ({count} times)" for text, count in sorted(found.requested.items()))
     yield from shorten(found.notes, "ranges of events")
     if found.same:
         yield f"{'no difference' if found.incomplete else 'the same'} in {found.events} events that both have"
@@ -200,14 +189,6 @@ def _first_lines(first: "EventDifference") -> Iterator[str]:
 def _field_line(one: "FieldDifference") -> str:
     a, b = ("not there" if one.only == other else _text(value) for value, other in ((one.a, "B"), (one.b, "A")))
     return f"  {one.name}: {a} in A, {b} in B"
-
-
-def _metric_lines(found: "Diff") -> list[str]:
-    rows = [("METRIC", "FROM", "EVENTS", "LARGEST DISTANCE", "FIRST IN A", "FIRST IN B")]
-    for name, one in sorted(found.metrics.items(), key=lambda item: (item[1].batch, item[1].rank)):
-        largest = f"{one.largest:.3g} at {one.largest_batch}ba"
-        rows.append((name, f"{one.batch}ba", str(one.events), largest, _text(one.a), _text(one.b)))
-    return table(rows)
 
 
 def _text(value: Any) -> str:

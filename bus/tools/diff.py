@@ -1,4 +1,4 @@
-"""The first difference between two recorded runs, and the metrics that differ."""
+"""The first difference between two recorded runs."""
 
 import math
 from collections import Counter
@@ -14,9 +14,7 @@ from offloop.bus.protocol.order import Gap
 from offloop.bus.recording.source import Recorded, RecordSource, is_base, is_mark, ranks_in
 from offloop.bus.strict_json import flatten
 from offloop.bus.tools.rows import COUNTERS, DURATIONS, as_row
-from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
-from offloop.bus.types.hyperparameters import hyperparameters_in, is_of_the_training
 from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
 
 _IDENTITY = ("run", "attempt", "rank", "seq", "event", "id", "on_demand", "not_sent", HYPERPARAMETERS)
@@ -25,12 +23,6 @@ _BY_THE_CLOCK = (
     *("phases", "gpu_utilization", "late", "total_eval_wct"),
 )
 _INNER_TIMES = ("eval_timestamp", "predict_timestamp")
-_FACTS = frozenset(
-    (
-        *("batch_size", "seed", "global_train_batch_size", "device_train_microbatch_size"),
-        *("train_samples", "eval_samples", "microbatch", *COUNTERS, *_INNER_TIMES),
-    )
-)
 _LISTED = 20
 
 
@@ -55,20 +47,6 @@ class EventDifference:
 
 
 @dataclass
-class MetricDifference:
-    """A number that differs, over all events that both runs have."""
-
-    rank: int  # rank of the first difference
-    event: str
-    batch: int
-    a: Any  # value in A at the first difference
-    b: Any
-    events: int = 0  # number of events at which it differs
-    largest: float = 0.0  # the largest distance; infinite between a number and NaN
-    largest_batch: int = 0
-
-
-@dataclass
 class Diff:
     """Result of :func:`diff`."""
 
@@ -83,12 +61,6 @@ class Diff:
     """Events, commands and endings that only ``A`` or only ``B`` has."""
     first: EventDifference | None = None
     """The first difference: in the earliest batch the first event, of the lowest rank."""
-    metrics: dict[str, MetricDifference] = field(default_factory=dict)
-    """Numbers that differ, by name."""
-    hyperparameters: list[FieldDifference] = field(default_factory=list)
-    """Hyperparameters that differ."""
-    requested: dict[str, int] = field(default_factory=dict)
-    """Number of events or fields that only one has because a consumer requested them."""
     notes: list[str] = field(default_factory=list)
     """Further differences that were not compared because only one can have them, one per line."""
     incomplete: list[str] = field(default_factory=list)
@@ -97,35 +69,25 @@ class Diff:
     @property
     def same(self) -> bool:
         """True if no difference was found."""
-        return self.first is None and not any(is_of_the_training(one.name) for one in self.hyperparameters)
+        return self.first is None
 
     def compare(self, batch: int, place: int, a: Recorded, b: Recorded) -> None:
         self.events += not is_mark(a)
-        differences = tuple(self._differences(a, b))
-        if not differences:
-            return
-        self.differing += 1
-        self._keep_first(batch, place, a, a.event.seq, b.event.seq, differences)
-        for one in differences:
-            pairs = _numbers_in(one.a, one.b)
-            if one.only is not None or one.name in _FACTS or pairs is None:
-                continue
-            metric = self.metrics.setdefault(
-                one.name, MetricDifference(a.topic.rank, a.topic.name, batch, one.a, one.b)
-            )
-            metric.events += 1
-            distance = max(_distance(*pair) for pair in pairs)
-            if distance > metric.largest:
-                metric.largest, metric.largest_batch = distance, batch
+        # What a consumer requested is compared where both have it.
+        requested = {"A": _requested_fields(a), "B": _requested_fields(b), None: frozenset[str]()}
+        differences = tuple(
+            one
+            for one in _compare_maps(_values(a), _values(b), self.tolerance)
+            if one.name.partition("/")[0] not in requested[one.only]
+        )
+        if differences:
+            self.differing += 1
+            self._keep_first(batch, place, a, a.event.seq, b.event.seq, differences)
 
     def note_alone(self, side: "_Side", batch: int, place: int, record: Recorded) -> None:
         self.alone[side.name] += 1
         seq = record.event.seq
         self._keep_first(batch, place, record, *((seq, None) if side.name == "A" else (None, seq)))
-
-    def note_requested(self, side: str, what: str) -> None:
-        text = f"only in {side}, because it was requested: {what}"
-        self.requested[text] = self.requested.get(text, 0) + 1
 
     def _keep_first(
         self,
@@ -140,25 +102,14 @@ class Diff:
         if first is None or (batch, place, rank) < (first.batch, first.place, first.rank):
             self.first = EventDifference(rank, name, record.event.timestamp.epoch, batch, place, a, b, fields)
 
-    def _differences(self, a: Recorded, b: Recorded) -> Iterator[FieldDifference]:
-        requested = {"A": _requested_fields(a), "B": _requested_fields(b)}
-        for one in _compare_maps(_values(a), _values(b), self.tolerance):
-            field_name, other = one.name.partition("/")[0], "B" if one.only == "A" else "A"
-            if one.only is not None and field_name in requested[one.only] - requested[other]:
-                self.note_requested(one.only, f"field {field_name}")
-            else:
-                yield one
-
 
 def diff(a: Path, b: Path, *, tolerance: float = 0.0) -> Diff:
     """Compare two recordings event by event: the events, commands and endings of each rank, by batch and name.
 
-    Hyperparameters are compared by name. Those about the start of a run (``command``, ``git/``, ``version/``,
-    ``machine/``) are listed without counting as a difference, and so are all of them if only one run has any.
-
-    Not compared are the run's name, attempt and machine, numbers of events, and times. Two numbers are the same if they
-    are equal, both NaN, or, unless both are whole, within ``tolerance``, absolute or relative to the larger one. Events
-    and fields that a consumer requested, and base events of a partial recording, are compared where both have them.
+    Not compared are the run's name, attempt and machine, hyperparameters, numbers of events, and times. Two numbers are
+    the same if they are equal, both NaN, or, unless both are whole, within ``tolerance``, absolute or relative to the
+    larger one. Events and fields that a consumer requested, and base events of a partial recording, are compared where
+    both have them.
 
     Raises ConfigurationError for an invalid ``tolerance``, or if the recordings have no event in common;
     RecordingError."""
@@ -189,7 +140,6 @@ class _Side:
         self._holes: list[tuple[int, float]] = []
         self.batch = 0
         self.next: Recorded | None = None
-        self.hyperparameters: dict[str, Any] = {}  # hyperparameters of the first rank so far
         self._advance()
 
     def take(self) -> Recorded:
@@ -208,8 +158,6 @@ class _Side:
                 self._holes.append((before, batch))
             self._seq, self.batch = seq, batch
             if not name.startswith("$") or name in (COMMAND, END):
-                if not record.topic.rank and name in WITH_HYPERPARAMETERS:
-                    self.hyperparameters |= hyperparameters_in(record.event.fields)
                 self.next = record
                 return
         if any(gap.first > self._seq for gap in self._source.gaps):
@@ -252,14 +200,8 @@ def _compare_rank(a: _Side, b: _Side, found: Diff) -> None:
                     _, other, _ = waiting.pop(key)
                     found.compare(batch, place, *((record, other) if side is a else (other, record)))
         for side, record, place in waiting.values():
-            if not is_base(record):
-                found.note_requested(side.name, f"event {record.topic.name}")
-            elif not (b if side is a else a).may_lack(batch):
+            if is_base(record) and not (b if side is a else a).may_lack(batch):
                 found.note_alone(side, batch, place, record)
-    if bool(a.hyperparameters) is bool(b.hyperparameters):
-        found.hyperparameters += _compare_maps(a.hyperparameters, b.hyperparameters, found.tolerance)
-    else:
-        found.notes.append(f"{'A' if a.hyperparameters else 'B'} alone has hyperparameters")
     for side in sides:
         side.report(found)
 
@@ -292,9 +234,9 @@ def _logged(entries: Any) -> Any:
         return entries
 
 
-def _requested_fields(record: Recorded) -> set[str]:
+def _requested_fields(record: Recorded) -> frozenset[str]:
     names = record.event.fields.get("on_demand")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
 
 
 def _compare_maps(a: Mapping[str, Any], b: Mapping[str, Any], tolerance: float) -> Iterator[FieldDifference]:
@@ -320,19 +262,3 @@ def _is_same(a: Any, b: Any, tolerance: float) -> bool:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_is_same(value, b[name], tolerance) for name, value in a.items())
     return type(a) is type(b) and bool(a == b)
-
-
-def _numbers_in(a: Any, b: Any) -> list[tuple[float, float]] | None:
-    if _is_number(a) and _is_number(b):
-        return [(a, b)]
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 0:
-        pairs = list(zip(a, b, strict=True))
-        return pairs if all(_is_number(one) and _is_number(other) for one, other in pairs) else None
-    return None
-
-
-def _distance(a: float, b: float) -> float:
-    if a == b or (a != a and b != b):
-        return 0.0
-    distance = abs(a - b)
-    return math.inf if distance != distance else float(distance)

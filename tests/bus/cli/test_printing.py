@@ -70,7 +70,7 @@ def test_texts_of_a_peer_are_escaped(failed_run, printed):
     assert text.count(shown) > 5
     assert json.loads(printed("bus", "show", "odd", "--json"))["error"] == HOSTILE
     printed("bus", "runs", code=0)
-    for loggers in ("console", "progress", "jsonl", "csv"):
+    for loggers in ("console", "jsonl", "csv"):
         text = printed("consumer", "--replay", failed_run, "-c", "metrics,lr,speed", "--log", loggers)
         assert "run odd failed: \\x1b]0;owned" in text
 
