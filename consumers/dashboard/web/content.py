@@ -1,4 +1,4 @@
-"""Addresses for data that is too large for a page: images, files of a run, all values of a chart.
+"""Addresses for data that is too large for a page: images, all values of a chart.
 
 The gate of the server admits only those who may see the page; a run is named by a key that only its pages have."""
 
@@ -6,12 +6,11 @@ import csv
 import io
 import itertools
 import math
-import os
 import re
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from offloop.bus.printing import one_line
@@ -20,7 +19,6 @@ from offloop.consumers.dashboard.view.history import Part
 from offloop.consumers.dashboard.view.phases import PHASES
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
-from offloop.consumers.dashboard.web.run_folder import open_in
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -29,18 +27,6 @@ if TYPE_CHECKING:
 
 PATH = "/run-content"  # prefix of the addresses of this module
 
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".webp")  # endings of files that are shown as images
-TEXT_ENDINGS = (".csv", ".json", ".jsonl", ".log", ".md", ".txt", ".yaml", ".yml", ".tsv", ".toml")
-"""Endings of files that are shown as plain texts."""
-
-_IMAGES = {
-    b"\x89PNG\r\n\x1a\n": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"GIF8": "image/gif",
-    b"RIFF": "image/webp",
-}
-_ANYTHING = "application/octet-stream"
-_BYTES_AT_ONCE = 1 << 18
 _AN_HOUR = {"cache-control": "private, max-age=3600"}
 _served: "weakref.WeakValueDictionary[str, RunView]" = weakref.WeakValueDictionary()
 COLUMNS = ("run", "batch", "sample", "epoch", "time", "value")
@@ -70,10 +56,6 @@ def add_routes(app: "FastAPI") -> None:
     def image(key: str, name: str, step: int, place: int = 0) -> Response:
         return _image(key, name, step, place)
 
-    @app.get(f"{PATH}/{{key}}/file")
-    def file(key: str, path: str, show: bool = False) -> Response:
-        return _file(key, path, show)
-
     @app.get(f"{PATH}/csv")
     def values(request: Request) -> Response:
         return _values(request.query_params)
@@ -88,43 +70,6 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
     if found is None or found.step != step or not 0 <= place < len(found.pixels):
         return Response(status_code=404)
     return Response(as_png(found.pixels[place]), media_type="image/png", headers=_AN_HOUR)
-
-
-def _file(key: str, path: str, show: bool) -> "Response":
-    from fastapi import Response
-    from fastapi.responses import StreamingResponse
-
-    run = _served.get(key)
-    try:
-        if run is None or run.run_dir is None:
-            return Response(status_code=404)
-        opened = os.fdopen(open_in(run.run_dir, path), "rb")
-    except (OSError, ValueError):
-        return Response(status_code=404)
-    size, name = os.fstat(opened.fileno()).st_size, path.lower()
-    kind = _image_kind(opened) if name.endswith(IMAGE_ENDINGS) else _ANYTHING
-    if show and name.endswith(TEXT_ENDINGS):
-        kind = "text/plain; charset=utf-8"
-    # Never as a page: files of a run are downloads, images, or plain text.
-    placing = "inline" if show and kind != _ANYTHING else "attachment"
-    headers = {
-        "content-disposition": f"{placing}; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}",
-        "content-length": str(size),
-        "cache-control": "no-store",
-    }
-    return StreamingResponse(_chunks(opened, size), media_type=kind, headers=headers)
-
-
-def _image_kind(file: BinaryIO) -> str:
-    begin = os.pread(file.fileno(), 16, 0)
-    return next((kind for magic, kind in _IMAGES.items() if begin.startswith(magic)), _ANYTHING)
-
-
-def _chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
-    with file:
-        while left and (part := file.read(min(left, _BYTES_AT_ONCE))):
-            left -= len(part)
-            yield part
 
 
 def _values(asked: "QueryParams") -> "Response":

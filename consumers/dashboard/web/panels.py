@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from offloop.bus.cli.describe import describe_start, start_lines
 from offloop.bus.index.checkpoints import Checkpoint
@@ -20,10 +19,10 @@ from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.comparison import look_of
-from offloop.consumers.dashboard.web.content import IMAGE_ENDINGS, TEXT_ENDINGS, address_of
+from offloop.consumers.dashboard.web.content import address_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
-from offloop.consumers.dashboard.web.run_folder import MOST_FILES, RunFolder, look_into
+from offloop.consumers.dashboard.web.run_folder import RunFolder, look_into
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
 
 LOG_LINES = 500  # lines of the log on a page; the view keeps more
@@ -41,7 +40,7 @@ class Panels:
         # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
             *(AlertsPanel(), AboutPanel(), LogPanel(), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
-            *(HyperparametersPanel(is_open=compares), FilesPanel()),
+            HyperparametersPanel(is_open=compares),
         ]
         self.shown = PanelData()
         self._looks_at = 0.0
@@ -209,12 +208,6 @@ _CHECKPOINT = """
   <span class="checkpoint-name">{{ props.row.name }}</span>
   <span v-for="mark in props.row.marks" :key="mark" class="pill mark" :class="mark">{{ mark }}</span>
 </q-td>"""
-_FILE = """
-<q-td :props="props">
-  <a :href="props.row.address" download class="file-link" :aria-label="'Download ' + props.row.path">download</a>
-  <a v-if="props.row.shown" :href="props.row.address + '&show=true'" target="_blank" class="file-link"
-     :aria-label="'Show ' + props.row.path">show</a>
-</q-td>"""
 
 
 class AboutPanel(Panel):
@@ -361,44 +354,3 @@ def _checkpoint_row(checkpoint: Checkpoint, values: Mapping[str, float]) -> dict
         "time": "" if checkpoint.time is None else when(checkpoint.time),
         **{f"metric/{name}": number_text(value, scale_of(name, {})) for name, value in values.items()},
     }
-
-
-class FilesPanel(Panel):
-    def __init__(self) -> None:
-        from nicegui import ui
-
-        super().__init__("Files", "folder_open", is_open=False)
-        self.show(True)
-        with self.box:
-            self._note = ui.label().classes("soft")
-            self._table = table("Files", "key")
-            self._table.add_slot("body-cell-do", _FILE)
-
-    def update(self, shown: PanelData) -> None:
-        if not self.is_open:
-            return
-        notes = [
-            f"The files of {label} are on another machine."
-            for run, label in zip(shown.runs, shown.labels, strict=True)
-            if run.run_dir is None and run.status != "waiting"
-        ]
-        rows: list[dict[str, Any]] = []
-        for run, label, folder in shown.found():
-            if folder.is_cut:
-                notes.append(f"The first {MOST_FILES:,} files of {label} are listed.")
-            rows += [
-                {
-                    "key": f"{folder.path}/{file.path}",
-                    "run": label,
-                    "path": one_line(file.path),
-                    "size": number_text(file.size, BYTES),
-                    "time": when(file.time),
-                    "address": f"{address_of(run, 'file')}?path={quote(file.path)}",
-                    "shown": file.path.lower().endswith((*IMAGE_ENDINGS, *TEXT_ENDINGS)),
-                }
-                for file in folder.files
-            ]
-        self._note.set_text(" ".join(notes))
-        self._note.set_visibility(bool(notes))
-        columns = [("run", "run"), ("path", "file"), ("size", "size"), ("time", "written"), ("do", "")]
-        self.fill(self._table, columns, rows)
