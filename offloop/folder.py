@@ -3,14 +3,12 @@
 import logging
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
-from offloop import folder_html
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.index.annotations import annotate
 from offloop.bus.index.checkpoints import Checkpoint
@@ -22,7 +20,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import MetricNames
+from offloop.bus.types.metrics import LOSS, MetricNames, is_of_evaluation
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, library, load
 
@@ -67,7 +65,7 @@ class _Folder:
 
 
 class Runs(Sequence["Run"]):
-    """Runs of a folder, in an order, see :func:`offloop.runs`. Notebooks show them as a table.
+    """Runs of a folder, in an order, see :func:`offloop.runs`.
 
     ``runs[0]`` is the first run, ``runs[:5]`` are the first five, ``runs["digits-2"]`` is the run of that name.
     Hyperparameters and metrics have full and short names (``config/lr`` or ``lr``); ``config/lr`` takes precedence over
@@ -167,17 +165,14 @@ class Runs(Sequence["Run"]):
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self._runs[:_NAMED])
         more = ", ..." if len(self) > _NAMED else ""
-        count = folder_html.counted(len(self), "run")
+        count = f"{len(self):,} run{'' if len(self) == 1 else 's'}"
         return escape(f"<{count} of {in_words(self._folder.root)}{f': {names}{more}' if names else ''}>")
-
-    def _repr_html_(self) -> str:
-        return folder_html.show_runs(self._folder.table, self._entries, in_words(self._folder.root))
 
 
 class Run:
     """One run of a folder, as :class:`Runs` found it.
 
-    Notebooks show its state, loss, metrics and hyperparameters. :meth:`metrics`, :meth:`events` and :meth:`plot` read
+    :meth:`metrics`, :meth:`events` and :meth:`plot` read
     its recordings as they are now; everything else is as of the last :meth:`refresh`. Methods raise ConfigurationError
     for an unknown name or a missing library, RecordingError for an unreadable recording, RunNotFoundError for an
     unknown attempt."""
@@ -303,23 +298,13 @@ class Run:
 
     def plot(self, *metrics: str, attempt: int | None = None, ax: Any = None) -> Any:
         """Draw metrics, by default the loss, at all steps with matplotlib, and return the axes."""
-        main = folder_html.main_metric(self._entry)
+        main = _main_metric(self._entry)
         if main is None:
             raise ConfigurationError(f"run {self.name} has no metric yet")
         chosen = metrics or [main]
         names = MetricNames(self._entry.metrics)
         found = {names.short(name): points for name, points in self._history(chosen, attempt).items()}
         return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
-
-    def follow(self, seconds: float = 1.0) -> None:
-        """Show the run in a notebook, updated every ``seconds`` until it ends or the cell is interrupted."""
-        handle = load("IPython.display", "follow()").display(self.refresh(), display_id=True)
-        while self._entry.is_going_on:
-            time.sleep(seconds)
-            self.refresh()
-            # Outside of a notebook there is no handle.
-            if handle is not None:
-                handle.update(self)
 
     @property
     def _entry(self) -> RunEntry:
@@ -360,11 +345,6 @@ class Run:
 
     def __repr__(self) -> str:
         return escape(f"<Run {self.name} of {in_words(self._folder.root)}: {self.status}>")
-
-    def _repr_html_(self) -> str:
-        entry = self._entry
-        main = folder_html.main_metric(entry)
-        return folder_html.show_run(entry, {} if main is None else {main: self._folder.series(self.name, main)})
 
 
 class _ByName(Mapping[str, Value]):
@@ -409,6 +389,14 @@ def _read_metrics(recording: Recording) -> dict[str, _Points]:
         view.see(snapshot)
     found = {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}
     return {name: points for name, points in found.items() if len(points[0])}
+
+
+def _main_metric(entry: RunEntry) -> str | None:
+
+    def order(name: str) -> tuple[bool, ...]:
+        return name != LOSS, not is_of_evaluation(name), "loss" not in name, name.startswith("lr-")
+
+    return min(entry.metrics, key=order, default=None)
 
 
 def _draw(lines: Mapping[str, Sequence[Any]], what: str, ax: Any) -> Any:

@@ -1,6 +1,5 @@
 """The runs of a folder in Python: ``offloop.runs``."""
 
-import html.parser
 import json
 import math
 import shutil
@@ -158,7 +157,6 @@ def test_a_folder_without_runs_is_empty_until_there_are_some(runs_dir: Path) -> 
     runs = offloop.runs()
     assert len(runs) == 0
     assert "0 runs" in repr(runs)
-    assert "0 runs" in runs._repr_html_()
     train("one")
     assert names(runs.refresh()) == ["one"]
 
@@ -188,8 +186,6 @@ def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(three: Any, runs_
     slow = runs["slow"]
     assert (slow.status, slow.started, slow.ended, dict(slow.config)) == ("unreadable", None, None, {})
     assert slow.problem.startswith(f"{runs_dir / 'slow' / 'run.json'} is damaged: ")
-    assert "is damaged" in slow._repr_html_()
-    assert {"slow", "unreadable"} <= {*Parsed(runs._repr_html_()).text.splitlines()}
     assert runs.frame(to="dict")["started"][2] is None
     assert [run.name for run in runs.sort("started")][-1] == "slow"
 
@@ -294,7 +290,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 def test_without_pandas_and_polars_tables_are_lists(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "pandas", "polars", "matplotlib", "IPython")
+    without(monkeypatch, "pandas", "polars", "matplotlib")
     run = three["good"]
     assert run.metrics(LOSS) == {"step": [0, 1, 2], LOSS: [3.0, 2.0, 1.0]}
     assert three.frame(["run"]) == {"run": ["fast", "good", "slow"]}
@@ -302,7 +298,6 @@ def test_without_pandas_and_polars_tables_are_lists(three: Any, monkeypatch: pyt
         "pandas": [lambda: run.metrics(to="pandas"), lambda: three.frame(to="pandas")],
         "polars": [lambda: run.metrics(to="polars")],
         "matplotlib": [run.plot],
-        "ipython": [run.follow],
     }
     for package, calls in asked.items():
         for ask in calls:
@@ -379,111 +374,6 @@ def test_metrics_of_a_run_and_a_metric_of_many_runs_are_drawn(three: Any, monkey
     pyplot.close("all")
 
 
-# In a notebook
-
-
-class Parsed(html.parser.HTMLParser):
-    """The elements of a document, and its text."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.elements: list[str] = []
-        self.attributes: dict[str, str | None] = {}
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(document)
-        self.close()
-        assert not self.open, "every element is closed"
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        self.attributes |= dict(attributes)
-        if tag != "br" and not (self.get_starttag_text() or "").endswith("/>"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        self.attributes |= dict(attributes)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += f"{data}\n"
-
-
-def test_runs_show_what_they_differ_in_and_one_its_loss_metrics_and_hyperparameters(three: Any) -> None:
-    shown = Parsed(three._repr_html_())
-    assert "3 runs of" in shown.text
-    assert {"good", "lr", "0.01", "Accuracy.best", "0.9", "loss"} <= {*shown.text.splitlines()}
-    assert "machine/host" not in shown.text
-
-    three["good"].tag("baseline")
-    shown = Parsed(three["good"]._repr_html_())
-    assert {"good", "config/lr", "0.01", "machine/host", "here", "Accuracy", "0.9"} <= {*shown.text.splitlines()}
-    assert "finished" in shown.text
-    assert "#baseline" in shown.text
-    assert shown.attributes["aria-label"] == "loss: 3 to 1"
-    places = [tuple(map(float, place.split(","))) for place in str(shown.attributes["points"]).split()]
-    assert places == sorted(places), "the loss goes down, and so does the line"
-    assert len(places) == 3
-
-
-def test_the_curve_of_a_loss_that_is_not_finite_is_interrupted(runs_dir: Path) -> None:
-    train("odd", losses=(1.0, math.inf, 1e308, -1e308, math.nan, 3.0))
-    train("nothing", losses=(math.nan, math.nan))
-    runs = offloop.runs()
-    shown = Parsed(runs["odd"]._repr_html_())
-    assert shown.elements.count("polyline") == 3
-    assert not {"nan", "inf"} & {*str(shown.attributes["points"]).replace(",", " ").split()}
-    assert "svg" not in Parsed(runs["nothing"]._repr_html_()).elements
-
-
-def test_what_a_run_says_is_shown_and_never_obeyed(runs_dir: Path) -> None:
-    evil = "<script>alert('x')</script><img src=x onerror=\"y\">\u202e\x1b[2J"
-    train("evil", **{evil: evil})
-    train("other", accuracy=0.5)
-    with Publisher("evil-too") as publisher:
-        publisher.publish("init", hyperparameters={"config": {"lr": evil}})
-        publisher.publish("batch_end", batch=1, losses={evil: 1.0})
-        publisher.log({f"loss{evil}": 1.0})
-    wait_for_end("evil-too")
-    (runs_dir / "evil").rename(runs_dir / "evil<img src=x>")
-    runs = offloop.runs()
-    runs["evil-too"].annotate(add=["<b>tag"], note=f"<i>{evil}")
-    for document in (runs._repr_html_(), *(run._repr_html_() for run in runs)):
-        shown = Parsed(document)
-        assert not {"script", "img", "b>tag", "i"} & {*shown.elements}
-        assert "onerror" not in shown.attributes
-        assert not {"\u202e", "\x1b"} & {*document}
-        assert "alert" in shown.text or "other" in document
-    assert "evil<img src=x>" in Parsed(runs._repr_html_()).text
-
-
-def test_a_live_run_is_drawn_until_it_ends(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publisher = Publisher("live")
-    publisher.publish("batch_end", batch=1, loss=1.0)
-    drawn: list[str] = []
-
-    class Handle:
-        def update(self, run: Any) -> None:
-            drawn.append(run.status)
-            publisher.close()
-
-    def display(run: Any, display_id: bool) -> Handle:
-        drawn.append(run.status)
-        return Handle()
-
-    fake = types.ModuleType("IPython.display")
-    fake.display = display  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", fake)
-    wait_for(lambda: find_run("live").status == "live", "the run")
-    offloop.runs()["live"].follow(0.01)
-    assert drawn[:2] == ["live", "live"]
-    assert drawn[-1] == "finished"
-
-
 # The page
 
 
@@ -497,11 +387,8 @@ def test_the_page_s_blocks_run_one_after_the_other(
         def subplots(self) -> tuple[None, "Pyplot"]:
             return None, Pyplot()
 
-    for module in ("matplotlib", "IPython"):
-        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", Pyplot())  # type: ignore[arg-type]
-    display = types.SimpleNamespace(display=lambda run, display_id: None)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)  # type: ignore[arg-type]
     for number, rate in enumerate((0.001, 0.1), 1):
         with Publisher(f"digits-{number}") as publisher:
             publisher.publish("init", hyperparameters={"config": {"lr": rate}})
