@@ -14,7 +14,7 @@ from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
 
 if TYPE_CHECKING:
-    from offloop.bus.recording.window import Bound
+    from offloop.bus.types.time import Time
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -145,7 +145,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _bound(text: str) -> "Bound":
+def _bound(text: str) -> "Time":
     from offloop.bus.recording.window import parse_bound
 
     return parse_bound(text)
@@ -162,7 +162,7 @@ rate_option = click.option(
 )
 
 
-def bounds_in_words(start: "Bound | None", until: "Bound | None") -> str:
+def bounds_in_words(start: "Time | None", until: "Time | None") -> str:
     since = "" if start is None else f"from {start} on"
     end = "" if until is None else f"until {until}"
     return " and ".join(part for part in (since, end) if part) or "in this recording"

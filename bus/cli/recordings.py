@@ -14,8 +14,8 @@ from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
-    from offloop.bus.recording.window import Bound
     from offloop.bus.tools.convert import Written
+    from offloop.bus.types.time import Time
 
 
 @click.command(
@@ -125,8 +125,8 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
 def convert_recordings(
     files: tuple[str, ...],
     output: Path,
-    start: "Bound | None",
-    until: "Bound | None",
+    start: "Time | None",
+    until: "Time | None",
     force: bool,
     runs_dir: str | None,
 ) -> None:
@@ -134,9 +134,8 @@ def convert_recordings(
 
     They may be a damaged one, those of different ranks, or pieces. Events in several of them are written once.
 
-    RECORDING is a file, or the name or the folder of a run. A TIME is a training time (2ep, 100ba, 0.5dur, or 90sec
-    spent training), the time since the beginning (+90s), or a date with a time (2026-11-21T10:00). Events before the
-    training, commands and the run's ending are always kept.
+    RECORDING is a file, or the name or the folder of a run. A TIME is a training time: 2ep, 100ba, 0.5dur, or 90sec
+    spent training. Events before the training, commands and the run's ending are always kept.
 
     Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be written."""
     from offloop.bus.tools.convert import convert

@@ -7,16 +7,15 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 
-import msgspec
-
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.window import Bound, Window, parse_bound
+from offloop.bus.recording.window import Window, parse_bound
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time
 
 RATES = "1 replays as fast as it was, 10 ten times as fast, 'max' at once"
 
@@ -94,8 +93,8 @@ class Replay(RunStream):
         self,
         recording: Recording,
         rate: float | Pace | None = None,
-        start: str | Bound | None = None,
-        until: str | Bound | None = None,
+        start: str | Time | None = None,
+        until: str | Time | None = None,
         *,
         events: Iterable[Event] | None = None,
         after: Mapping[int, tuple[int, int]] | None = None,
@@ -139,13 +138,10 @@ class Replay(RunStream):
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         recording, self.ending = self._recording, None
         self._commands, self._judged, self._is_over = [], 0, False
-        began = 0
-        if self._start or self.until:
-            began = next((one.time_ns for one in recording.snapshots()), 0)
-        else:
+        if self._start is None and self.until is None:
             # In a part, callbacks have another state at a checkpoint than in the training.
             recording.on_checkpoint = self.on_checkpoint
-        window = Window(self._start, self.until, began)
+        window = Window(self._start, self.until)
         before: list[Snapshot] = []
         last: Snapshot | None = None
         for count, snapshot in enumerate(recording.snapshots(self._events, after=self._after), 1):
@@ -175,10 +171,8 @@ class Replay(RunStream):
         """Keep new commands that belong to the part; ``last`` is the preceding event of the first rank."""
         for outcome in self._recording.answered()[self._judged :]:
             self._judged += 1
-            if last is not None and outcome.time_ns is not None:
-                at = msgspec.structs.replace(last._body, time=outcome.time_ns)
-                if not window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, at)):
-                    continue
+            if last is not None and not window.takes(Snapshot(Event.BATCH_END, self.run_name, 0, last._body)):
+                continue
             self._commands.append(outcome)
 
     def __repr__(self) -> str:

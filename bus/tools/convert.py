@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError
@@ -12,8 +12,9 @@ from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import END
 from offloop.bus.protocol.order import Ending, Gap
 from offloop.bus.recording.source import CutRange, Recorded, RecordSource, base_before, is_mark, ranks_in, snapshot_of
-from offloop.bus.recording.window import Bound, Window, parse_bound
+from offloop.bus.recording.window import Window, parse_bound
 from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.types.time import Time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ def nothing_chosen(path: Path) -> ConfigurationError:
 def convert(
     paths: Sequence[Path],
     output: Path,
-    start: str | Bound | None = None,
-    until: str | Bound | None = None,
+    start: str | Time | None = None,
+    until: str | Time | None = None,
     *,
     force: bool = False,
 ) -> Written:
@@ -65,8 +66,7 @@ def convert(
     run, attempt, run_id = _identity(sources)
     first, last = (parse_bound(moment) if isinstance(moment, str) else moment for moment in (start, until))
     is_part = first is not None or last is not None
-    began = min((record.event.time for source in sources for record in islice(source, 1)), default=0)
-    window = Window(first, last, began)
+    window = Window(first, last)
     records: Iterable[Recorded] = sources[0]
     if len(sources) > 1:
         sources, records = _merge_ranks(paths)

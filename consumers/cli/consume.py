@@ -16,10 +16,10 @@ from offloop.bus.cli.options import bounds_in_words
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.replay import Pace, Replay
-from offloop.bus.recording.window import Bound
 from offloop.bus.runs.directory import find_run
 from offloop.bus.terminal import handle_signals
 from offloop.bus.types.demand import check_max_delay, shortest_delay
+from offloop.bus.types.time import Time
 from offloop.consumers.api.callback import Callback, OnError, demand_of
 from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.cli.registry import CALLBACKS, LOGGERS, create_selected
@@ -50,8 +50,8 @@ class ConsumerOptions:
     stream: str | None
     replay: Path | None
     rate: float | None
-    start: Bound | None
-    until: Bound | None
+    start: Time | None
+    until: Time | None
     loop: bool
     wait: bool
     on_error: OnError

@@ -16,7 +16,7 @@ from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.replay import Pace, Replay
-from offloop.bus.recording.window import SETUP_EVENTS, Window, parse_bound
+from offloop.bus.recording.window import SETUP_EVENTS, Window, compare, parse_bound
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
@@ -60,35 +60,17 @@ def test_a_replay_is_the_recording_bit_for_bit(recordings: Path, name: str, rate
     assert replay.given == len(list(recording))
 
 
-@pytest.mark.parametrize(
-    ("start", "first"),
-    [
-        ("0.5dur", "batch_end 9"),
-        ("2023-11-14T22:13:22+00:00", "batch_end 8"),
-        ("2023-11-14 22:13:22Z", "batch_end 8"),
-        ("+2s", "batch_end 8"),
-        ("+1m", None),
-        ("2033-01-01", None),
-    ],
-)
-def test_a_start_is_written_in_training_time_or_by_the_clock(recordings: Path, start: str, first: str | None) -> None:
-    seen = names(
-        replayed(Replay(Recording(recordings / "one.mcap"), start=start, events=[Event.INIT, Event.BATCH_END]))
-    )
-    assert seen[:2] == ([] if first is None else ["init 0", first])
-
-
 def test_a_share_of_the_training_needs_its_planned_duration(tmp_path: Path) -> None:
     states = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch)) for batch in (0, 1)]
     half = parse_bound("0.5dur")
-    assert half.compare(states[0], 0) == -1
+    assert compare(states[0], half) == -1
     with pytest.raises(ConfigurationError, match=r"^0\.5dur is a share of max_duration"):
-        half.compare(states[1], 0)
+        compare(states[1], half)
     share = [Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=n), max_duration="30ba") for n in (2, 3, 4)]
-    assert [parse_bound("0.1dur").compare(state, 0) for state in share] == [-1, 0, 1]
+    assert [compare(state, parse_bound("0.1dur")) for state in share] == [-1, 0, 1]
 
 
-@pytest.mark.parametrize("text", ["", "5", "-1ep", "1.5ba", "+-1s", "2026-13-01", "nandur", "9" * 99])
+@pytest.mark.parametrize("text", ["", "5", "-1ep", "1.5ba", "+1s", "2026-11-01", "nandur", "9" * 99])
 def test_invalid_moments_are_refused(text: str) -> None:
     with pytest.raises(InvalidTimeError):
         parse_bound(text)
@@ -138,9 +120,8 @@ def test_a_part_has_exactly_the_events_in_its_bounds(
 
 def test_commands_of_a_part_are_replayed(recordings: Path) -> None:
     recording = Recording(recordings / "two.mcap")
-    moment = "2023-11-14T22:13:21Z"
-    told_of = [("1ep", None), (None, "4ba"), (moment, "2023-11-14T22:13:21.01Z")]
-    silent_about = [("2ep", None), (None, "3ba"), ("2023-11-14T22:13:21.01Z", None), (None, moment)]
+    told_of = [("1ep", None), (None, "4ba")]
+    silent_about = [("2ep", None), (None, "3ba")]
     for start, until in (*told_of, *silent_about):
         count = int((start, until) in told_of)
         replay = Replay(recording, start=start, until=until)

@@ -86,10 +86,10 @@ def test_the_pace_does_not_change_logged_values(consumer: Run, folder: Path) -> 
 
 
 def test_a_range_is_replayed(consumer: Run) -> None:
-    done = consumer("--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "2023-11-14T22:13:22.7Z")
+    done = consumer("--replay", "r.mcap", "-c", "mine.py:Tell", "--start", "10ba", "--until", "10ba")
     assert done.code == 0
     assert done.out.splitlines() == [*("event 1 init", "event 2 fit_start", "event 21 batch_end", "closed")]
-    assert done.err == "run r was replayed until 2023-11-14T22:13:22.7Z: 3 events handled\n"
+    assert done.err == "run r was replayed until 10ba: 3 events handled\n"
 
 
 def test_a_named_consumer_resumes_in_a_replay(consumer: Run, folder: Path) -> None:
