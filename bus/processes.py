@@ -5,9 +5,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 
 def current_folder() -> str:
@@ -47,22 +46,6 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-
-
-class Program(NamedTuple):
-    pid: int
-    parent: int
-    folder: str  # working directory
-    command: tuple[str, ...]
-
-
-def programs() -> Iterator[Program]:
-    for path in Path("/proc").glob("[0-9]*"):
-        # Another user's process, or one that has just exited.
-        with contextlib.suppress(OSError):
-            command = (path / "cmdline").read_bytes().decode(errors="backslashreplace").split("\0")[:-1]
-            if command and (fields := _stat(int(path.name))) is not None:
-                yield Program(int(path.name), int(fields[1]), os.readlink(path / "cwd"), tuple(command))
 
 
 def launch() -> str | None:

@@ -97,8 +97,7 @@ class ConsumerOptions:
     def find(self) -> FoundRun | Recording:
         """Return the named run or recording, or the live run, waiting for it if necessary.
 
-        Waits for the next attempt of a named run that is being restarted. Raises RunNotFoundError, RecordingError or
-        BrokerError."""
+        Raises RunNotFoundError, RecordingError or BrokerError."""
         if self.replay is not None and not self.replay.exists():
             # A name that is not a run's either is reported as a file.
             with contextlib.suppress(RunNotFoundError, ConfigurationError):

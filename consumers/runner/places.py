@@ -12,7 +12,6 @@ from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, RunInfo, find_run, in_words, list_runs, runs_dir
-from offloop.bus.runs.restarts import find_restart
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import exit_on_signal
 from offloop.consumers.runner.entries import Subscription
@@ -89,10 +88,6 @@ class FolderRuns:
         assert run.info is not None
         return Subscriber(str(run.info.path), **vars(subscription)) if run.is_live else Recording(run.info.recording)
 
-    def find_restart(self, run: FoundRun) -> int | None:
-        assert run.info is not None
-        return find_restart(run.info, list_runs(run.info.path.parent))
-
 
 class NatsRuns:
     """The runs in the NATS servers at ``address``, with the methods of :class:`FolderRuns`.
@@ -138,10 +133,6 @@ class NatsRuns:
         servers = NatsConnection.at(self.address).servers
         return Subscriber(run.name, stream=servers, **vars(subscription))
 
-    def find_restart(self, run: FoundRun) -> int | None:
-        # Processes of other machines are not visible.
-        return None
-
 
 _SILENT = (
     "run {0} has no bridge that answers: this reads what is in the servers, and waits for more; "
@@ -160,14 +151,12 @@ Say: TypeAlias = Callable[[str], None]
 
 _POLL = 0.2
 _PAUSES = 9  # between two looks into a folder of many runs, this many times the duration of the last look passes
-_RESTART = 60.0  # seconds to wait for a training that is started again
 
 
 def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
     """Return the run of that name; with ``wait``, as soon as it exists.
 
-    Waits a limited time for the next attempt of a training that is being restarted. ``say`` reports what it waits
-    for, and the run's remark. Raises RunNotFoundError or BrokerError."""
+    ``say`` reports what it waits for, and the run's remark. Raises RunNotFoundError or BrokerError."""
 
     def look() -> FoundRun | None:
         try:
@@ -181,29 +170,7 @@ def find_or_wait(place: Place, name: str, wait: bool, say: Say) -> FoundRun:
         if not wait:
             place.find(name)
         run = _as_soon_as_there(look, f"waiting for run {name} {place} ... (Ctrl-C ends)", say)
-    elif not run.is_live:
-        run = _next_attempt(run, look, say)
     return _with_remark(run, say)
-
-
-def _next_attempt(run: FoundRun, look: Callable[[], FoundRun | None], say: Say) -> FoundRun:
-    """Wait for the run's next attempt, if a process of this machine may be about to begin it."""
-    pid = run.place.find_restart(run)
-    if pid is None:
-        return run
-    deadline = time.monotonic() + _RESTART
-
-    def look_again() -> FoundRun | None:
-        found = look()
-        is_over = time.monotonic() > deadline or run.place.find_restart(run) is None
-        # It may have begun since the last look.
-        return look() if is_over else found if found is None or found.is_live else None
-
-    waiting = (
-        f"run {run.name} has ended ({run.status}), and process {pid} starts its script again: waiting up to "
-        f"{_RESTART:g} s for its next attempt ... (Ctrl-C ends; '{run.option}' reads the attempt before)"
-    )
-    return _as_soon_as_there(look_again, waiting, say)
 
 
 def newest_run(place: Place, say: Say) -> FoundRun:

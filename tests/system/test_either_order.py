@@ -97,24 +97,3 @@ def test_a_consumer_started_first_waits_for_the_training(
     assert command("python", "train.py", "there", "new", cwd=tmp_path).ends() == (0, [])
     code, lines = consumer.ends()
     assert (code, lines[-1].partition(":")[0]) == (0, "run new finished")
-
-
-def test_a_consumer_of_a_run_that_is_started_again_waits_for_its_next_attempt(
-    runs_dir: Path, tmp_path: Path, command: Start
-) -> None:
-    (tmp_path / "train.py").write_text(IMPORTING)
-    (tmp_path / "there").touch()
-    assert command("python", "train.py", "there", "old", cwd=tmp_path).ends() == (0, [])
-    # Not for the same script elsewhere.
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "train.py").write_text(IMPORTING)
-    command("python", "train.py", "loaded", "old", cwd=tmp_path / "elsewhere")
-    code, said = command("consumer", "--run", "old", "--callbacks", "metrics").ends()
-    assert (code, [line for line in said if "waiting" in line]) == (0, [])
-
-    again = command("python", "train.py", "loaded", "old", "--resume", cwd=tmp_path)
-    consumer = command("consumer", "--run", "old", "--callbacks", "metrics", "--log", "jsonl")
-    assert f"process {again.process.pid} starts its script again" in consumer.says()
-    (tmp_path / "loaded").touch()
-    assert consumer.ends()[0] == 0
-    assert [one.name for one in (runs_dir / "old").glob("*.jsonl")] == ["metrics-2.jsonl"]
