@@ -49,7 +49,6 @@ _notes = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("leak_grace", "seconds for processes that are just ending when a test is over", default="15")
     parser.addoption("--all-tools", action="store_true", help="fail if a program that tests need is not installed")
 
 
@@ -165,13 +164,13 @@ def _one_torch_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _scratch(request: pytest.FixtureRequest) -> Iterator[Path]:
+def _scratch() -> Iterator[Path]:
     """The test's own directory, not made yet. Fails the test if it left processes or sockets behind.
 
     Its name is short because the path of a Unix socket has at most 107 bytes. It is also how processes of this test are
     recognised: it is in the environment that they inherit."""
     scratch = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
-    watch = LeakWatch(scratch.name, grace=float(request.config.getini("leak_grace")))
+    watch = LeakWatch(scratch.name, grace=15)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OFFLOOP_TEST", scratch.name)
         # On a busy machine a broker may take longer to come back than a training is to wait for it.

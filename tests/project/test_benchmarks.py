@@ -1,4 +1,4 @@
-"""Each benchmark runs, at a tiny size: one by default, all with ``make soak``."""
+"""Each benchmark runs, at a tiny size."""
 
 import json
 import subprocess
@@ -28,10 +28,8 @@ def measured(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "hot_loop" else pytest.mark.soak) for name in NAMES],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
 def test_an_interrupted_benchmark_keeps_its_figures(name: str, tmp_path: Path) -> None:
     code = f"import sys; sys.argv.pop(0);{INTERRUPTED_AFTER_THE_FIRST_FIGURE}"
     file = tmp_path / "figures.json"

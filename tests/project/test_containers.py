@@ -117,21 +117,6 @@ def test_the_dockerfile_names_existing_files_and_extras() -> None:
         assert set(asked.split(",")) <= set(extras), asked
 
 
-def test_images_are_pinned_and_run_without_root() -> None:
-    installing = [
-        part for line in instructions("RUN") for part in line.split("&&") if re.search(r"pip .*\binstall ", part)
-    ]
-    assert installing
-    assert all("--constraint constraints.txt" in part or "--no-index" in part for part in installing)
-    assert re.search(r"^ARG BASE=\S+:\S*\d\S*$", DOCKERFILE, re.MULTILINE)
-    assert {base for base in stages().values() if base not in stages()} == {"${BASE}"}
-    finals = {service["build"]["target"] for service in SERVICES.values() if "build" in service}
-    assert finals == {"consumer", "trainer"}
-    for name in finals:
-        last = re.split(rf"^FROM \S+ AS {name}$", DOCKERFILE, flags=re.MULTILINE)[1].split("\nFROM ")[0]
-        assert re.findall(r"^USER (\d+):\d+$", last, re.MULTILINE) == ["10001"]
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_services_have_minimal_rights(name: str) -> None:
     service = SERVICES[name]

@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -7,18 +6,14 @@ from paths import ROOT
 DEMO = ROOT / "examples" / "demo.py"
 
 
-def run_demo(*arguments, **environment):
-    command = [sys.executable, str(DEMO), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
-
-
 def lines_of(name, output):
     prefix = f"{name} | "
     return [line.strip().removeprefix(prefix) for line in output.splitlines() if line.strip().startswith(prefix)]
 
 
 def test_the_demo_shows_trainer_and_consumer_and_names_the_recording(runs_dir):
-    result = run_demo("--max-duration", "3ep")
+    command = [sys.executable, DEMO, "--max-duration", "3ep"]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""
     trainer, consumer = lines_of("trainer", result.stdout), lines_of("consumer", result.stdout)

@@ -23,15 +23,10 @@ from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from offloop.bus import Event, Recording, find_run
 from offloop.consumers.cli.main import main as consumer_main
+from offloop.consumers.cli.registry import CALLBACKS
 
 CODE = [block for page in PAGES for block in blocks(page, "python")]
-RUN_BY_THE_TEST_OF_THEIR_PART = {
-    "docs/algorithms.md": ("trainer/cli/test_algorithms.py", "test_the_page_s_examples_run"),
-    "docs/callbacks.md": ("project/test_callbacks_page.py", "test_the_training_on_the_page_runs"),
-    "docs/checkpoints.md": ("trainer/checkpoints/test_file.py", "test_the_code_in_the_docs_reads_it"),
-    "docs/notebooks.md": ("offloop/test_runs.py", "test_the_page_s_blocks_run_one_after_the_other"),
-    "docs/testing.md": ("consumers/testing/test_plugin.py", "test_every_block_of_the_page_runs"),
-}
+RUN_BY_THE_TEST_OF_THEIR_PART = {"docs/algorithms.md", "docs/checkpoints.md", "docs/notebooks.md", "docs/testing.md"}
 """Pages all of whose blocks another test runs, with what they need around them."""
 RUNNING = list(
     {
@@ -270,6 +265,13 @@ def test_every_public_name_is_on_a_reference_page() -> None:
         assert not missing, f"add '::: {package.__name__}.NAME' to a page in {REFERENCE} for {', '.join(missing)}"
 
 
+def test_every_callback_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "callbacks.md").read_text()
+    for entry in CALLBACKS.entries():
+        name = CALLBACKS.find(entry.name).__name__
+        assert f"\n| [`{entry.name}`](reference/callbacks.md#offloop.consumers.{name}) | `{name}` |" in page
+
+
 def test_links_outside_of_the_site_lead_somewhere() -> None:
     # Those between the pages of the site are checked when it is built.
     for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
@@ -277,26 +279,3 @@ def test_links_outside_of_the_site_lead_somewhere() -> None:
             assert (ROOT / target).exists(), target
             headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.MULTILINE) if anchor else []
             assert not anchor or anchor in {slugify(one, "-") for one in headings}, f"{target}#{anchor}"
-
-
-_FILE = re.compile(
-    r"(?<![\w/.-])(?:bus|trainer|consumers|offloop|tools|tests|examples|benchmarks|fuzz)/[\w/.-]+\.(?:py|toml)\b"
-)
-
-
-def test_files_named_on_the_pages_exist() -> None:
-    named = {name for page in PAGES for name in _FILE.findall((ROOT / page).read_text())}
-    assert not [name for name in sorted(named) if not ((ROOT / name).exists() or (ROOT / "tests" / name).exists())]
-
-
-def test_the_map_has_every_room_but_the_lowest() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [listed] = [contract["rooms"] for contract in contracts if contract["type"] == "rooms"]
-    rooms = [line.split(" ->")[0] for line in listed]
-    rows = re.findall(
-        r"^    ((?:bus|trainer|consumers|offloop)/\S+) +\S", (ROOT / "docs" / "design.md").read_text(), re.M
-    )
-    shown = [path.removesuffix(".py").strip("/").replace("/", ".").removeprefix("offloop.") for path in rows]
-    assert set(shown) <= set(rooms)
-    lowest = [room for room in rooms if room not in shown]
-    assert all(room.startswith("bus.") for room in lowest)

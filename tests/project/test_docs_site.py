@@ -1,22 +1,17 @@
 """The site: it builds without a warning, is complete, and takes nothing from anywhere else."""
 
-import contextlib
-import functools
 import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from browser import chromium, visit
 from documents import ROOT
 
 pytestmark = pytest.mark.timeout(150)  # the first test waits for the whole site
@@ -135,54 +130,4 @@ def test_links_lead_somewhere_and_docstrings_are_rendered(site: Path, pages: dic
     assert any(link.endswith("sources/bus/types/event.py/") for link in own)
 
 
-class Handler(SimpleHTTPRequestHandler):
-    """Serves files without a word."""
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP; give its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-ANSWERS = {
-    "early stopping": "faq/",
-    "resume crashed run": "faq/",
-    "ssh remote laptop": "faq/",
-    "gpu utilization": "faq/",
-    "turn off": "faq/",
-    "barrier_events": "reference/consumers/",
-}
 """Where the first result of a search is: guides for questions, the reference for names."""
-
-
-@pytest.mark.needs("chromium")
-def test_pages_fit_on_a_phone_and_the_search_answers(site: Path) -> None:
-    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
-    # That nothing is asked of any other host is checked by the visit.
-    with served(site) as address, chromium() as browser:
-        with visit(browser, address, **phone) as opened:
-            page = opened.page
-            assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
-            for name in ("", "reference/bus/", "commands/", "loggers/"):
-                page.goto(address + name)
-                assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{name} is wider than the screen"
-        with visit(browser, address) as opened:
-            page = opened.page
-            page.locator(".md-search__button").click()
-            for question, answer in ANSWERS.items():
-                page.keyboard.press("Control+A")
-                page.keyboard.type(question)
-                result = page.locator(f"a[href*='?h={question.replace(' ', '+')}']").first
-                expected = f"{address}{answer}?h="
-                opened.waits_for(lambda: str(result.get_attribute("href")).startswith(expected), question)  # noqa: B023

@@ -22,11 +22,8 @@ def test_a_decoder_takes_anything_and_findings_stay_repaired(name: str) -> None:
 
 
 @pytest.mark.soak
-def test_checkpoints_are_fuzzed_in_a_process_of_their_own() -> None:
-    # torch takes threads and memory that other tests would notice.
-    assert "checkpoint: nothing found" in run("decoders.py", "checkpoint", "--seconds", "10", "--by-chance")
-
-
 @pytest.mark.timeout(120)
-def test_live_sockets_take_anything() -> None:
+def test_checkpoints_and_live_sockets_take_anything() -> None:
+    # In processes of their own: torch takes threads and memory that other tests would notice.
+    assert "checkpoint: nothing found" in run("decoders.py", "checkpoint", "--seconds", "10", "--by-chance")
     assert "nothing found" in run("sockets.py", "--seconds", "1", "--seed", "1")

@@ -78,13 +78,3 @@ def test_a_script_beside_files_with_the_names_of_our_parts_works(tmp_path: Path,
     (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
     done = run(tmp_path, sys.executable, "train.py", PYTHONPATH=str(installed), OFFLOOP_RUNS_DIR=str(tmp_path / "runs"))
     assert done.stdout.split()[1:] == ["offloop.consumers.api.callback", "offloop.trainer.trainer"]
-
-
-def test_another_distribution_that_installs_a_trainer_keeps_its_own(tmp_path: Path, installed: Path) -> None:
-    other = tmp_path / "other" / "trainer"
-    other.mkdir(parents=True)
-    (other / "__init__.py").write_text("WHOSE = 'of another distribution'\n")
-    script = "import trainer, offloop.bus; print(trainer.WHOSE); print(offloop.bus.__name__)"
-    path = os.pathsep.join(map(str, [installed, other.parent]))
-    done = run(tmp_path, sys.executable, "-c", script, PYTHONPATH=path)
-    assert done.stdout.splitlines() == ["of another distribution", "offloop.bus"]

@@ -43,12 +43,6 @@ async def client(publisher: Publisher) -> AsyncIterator[httpx.AsyncClient]:
     await asyncio.wait_for(serving, 30)
 
 
-def publish(publisher: Publisher, *losses: float) -> None:
-    for batch, loss in enumerate(losses, 1):
-        publisher.publish(Event.BATCH_END, batch=batch, loss=loss)
-    publisher.poll()
-
-
 async def events_of(response: httpx.Response) -> AsyncIterator[dict[str, str]]:
     """The server-sent events of a response."""
     event: dict[str, str] = {}
@@ -61,18 +55,16 @@ async def events_of(response: httpx.Response) -> AsyncIterator[dict[str, str]]:
             event = {}
 
 
-async def test_the_newest_values_are_json(publisher: Publisher, client: httpx.AsyncClient) -> None:
-    publish(publisher, 0.5, math.nan)
+async def test_a_client_gets_the_newest_values_follows_the_run_and_continues_where_it_was(
+    publisher: Publisher, client: httpx.AsyncClient
+) -> None:
+    for batch, loss in enumerate((0.5, math.nan), 1):
+        publisher.publish(Event.BATCH_END, batch=batch, loss=loss)
+    publisher.poll()
     async with asyncio.timeout(30):
         while (newest := (await client.get("/")).json()).get("batch") != 2:
             await asyncio.sleep(0.01)
     assert newest == {"epoch": 0, "batch": 2, "loss": "nan"}
-
-
-async def test_a_client_follows_the_run_and_continues_where_it_was(
-    publisher: Publisher, client: httpx.AsyncClient
-) -> None:
-    publish(publisher, 0.5, 0.25)
     async with client.stream("GET", "/stream") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events = events_of(response)
@@ -80,7 +72,7 @@ async def test_a_client_follows_the_run_and_continues_where_it_was(
         publisher.publish(Event.BATCH_END, batch=3, loss=0.125)
         publisher.poll()
         seen.append(await anext(events))
-    assert [json.loads(event["data"])["loss"] for event in seen] == [0.5, 0.25, 0.125]
+    assert [json.loads(event["data"])["loss"] for event in seen] == [0.5, "nan", 0.125]
     await asyncio.to_thread(publisher.close)
     async with client.stream("GET", "/stream", headers={"Last-Event-ID": seen[1]["id"]}) as response:
         rest = [event async for event in events_of(response)]
