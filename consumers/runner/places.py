@@ -66,7 +66,6 @@ class FolderRuns:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = directory
         self.in_words = in_words(runs_dir(directory))
-        self.label = os.path.abspath(runs_dir(directory))  # its path or address, for pages
 
     def __str__(self) -> str:
         return f"in {self.in_words}"
@@ -99,7 +98,6 @@ class NatsRuns:
     def __init__(self, address: str) -> None:
         self.address = address
         self.in_words = f"NATS at {address}"
-        self.label = address.partition("://")[2]
 
     def __str__(self) -> str:
         return f"at {self.address}"

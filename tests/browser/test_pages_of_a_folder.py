@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Visit, commanded, ui_of, visit
+from browser import Visit, commanded, visit
 from run_folders import write_run
 
-from offloop.bus.index.annotations import read_annotations
 from offloop.bus.index.entry import STORED
 
 pytestmark = pytest.mark.timeout(180)
@@ -54,27 +53,3 @@ def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_ea
             there.page.get_by_role("link", name="all runs").click()
             there.waits_for(lambda: len(names(there)) == 3, "all of them again")
         assert served.leave() in (0, 130)
-
-
-def test_several_folders_are_one_table(runs, tmp_path, browser):
-    text = tmp_path / "text"
-    write_run(text, "one", [9.0, 4.5, 3.0])
-    with (
-        ui_of(str(runs), str(text)) as served,
-        visit(browser, served.url, viewport={"width": 1600, "height": 900}) as there,
-    ):
-
-        def row(name: str):
-            return there.page.locator("tbody tr", has=there.page.get_by_label(f"Select {name}", exact=True))
-
-        there.waits_for(lambda: names(there) == ["one", "one", "three", "two"], "all of them")
-        row("text/one").get_by_role("button", name="Add a tag").click()
-        there.page.keyboard.type("mine")
-        there.page.keyboard.press("Enter")
-        there.waits_for(lambda: read_annotations(text / "one").tags == ("mine",), "the tag")
-        assert not read_annotations(runs / "one").tags
-        there.page.get_by_label("Search or filter runs").fill("run ~ one")
-        there.waits_for(lambda: names(there) == ["one", "one"], "those")
-        there.page.get_by_label("Select all runs that are found").check()
-        there.page.get_by_role("link", name="Compare").click()
-        there.waits_for(lambda: there.page.get_by_role("article").count() == 2, "both on one page")

@@ -90,8 +90,8 @@ class Dashboard(RunTap):
         from offloop.consumers.runner.places import FolderRuns
 
         is_run = run_dir is not None and (run_dir / RUN_FILE).is_file()  # A recording may lie anywhere
-        places = [FolderRuns(run_dir.resolve().parent)] if run_dir is not None and is_run else []
-        self._server = Site(self._listening, places, self._runs, self.every if isinstance(self.every, int) else 10)
+        place = FolderRuns(run_dir.resolve().parent) if run_dir is not None and is_run else None
+        self._server = Site(self._listening, place, self._runs, self.every if isinstance(self.every, int) else 10)
         self._server.start()
 
 

@@ -29,7 +29,7 @@ _LOOK_SECONDS = 1.0
     short_help="Show all runs, or the named ones, in the browser.",
     frequent=("--runs-dir", "--port", "--open-browser", "--wait"),
 )
-@click.argument("arguments", nargs=-1, metavar="[RUN | RUNS_DIR]...")
+@click.argument("arguments", nargs=-1, metavar="[RUN... | RUNS_DIR]")
 @runs_dir_option
 @stream_options
 @wait_option
@@ -59,27 +59,27 @@ def ui(
     With RUN, begin with a page of these runs, over one another. A RUN is a name, a run's folder, or a recording; live
     ones are followed. Every attempt of a run has its own lines; in NATS, the newest one and later ones.
 
-    RUNS_DIR is a folder of runs; several may be given. Default, unless --runs-dir or --stream is given:
-    $OFFLOOP_RUNS_DIR, else 'runs' in the current folder."""
+    RUNS_DIR is a folder of runs, as --runs-dir. Default, unless --stream is given: $OFFLOOP_RUNS_DIR, else 'runs' in
+    the current folder."""
     if wait and not arguments:
         raise click.UsageError("--wait is for runs that do not exist yet: name them, as in 'offloop ui NAME --wait'")
     from offloop.consumers.dashboard.web.follow import FollowedRuns
-    from offloop.consumers.dashboard.web.places import places_of
     from offloop.consumers.dashboard.web.site import Site
-    from offloop.consumers.runner.places import FolderRuns
+    from offloop.consumers.runner.places import FolderRuns, place_of
 
     folders = [] if wait else [one for one in arguments if _is_folder_of_runs(one, FolderRuns(runs_dir))]
     runs = [one for one in dict.fromkeys(arguments) if one not in folders]
     if runs and folders:
         raise click.UsageError(f"{runs[0]!r} is a run and {folders[0]!r} a folder of runs: give runs or folders")
-    places = places_of([*folders, *([] if runs_dir is None else [runs_dir])], stream)
-    if runs and len(places) > 1:
-        raise click.UsageError("runs are looked up in one place: give one of --runs-dir and --stream")
+    folders += [] if runs_dir is None else [runs_dir]
+    if len(folders) + (stream is not None) > 1:
+        raise click.UsageError("a page shows the runs of one place: give one RUNS_DIR, --runs-dir or --stream")
+    place = place_of(next(iter(folders), None), stream)
     listening = Listening(**serving, as_flags=True)
-    followed = FollowedRuns(places[0], every)
+    followed = FollowedRuns(place, every)
     if waiting := [run for run in runs if not followed.add(run, wait)]:
-        say(f"waiting for {', '.join(waiting)} {places[0]} ... (Ctrl-C ends)", err=True)
-    site = Site(listening, places, followed.runs if runs else None, every)
+        say(f"waiting for {', '.join(waiting)} {place} ... (Ctrl-C ends)", err=True)
+    site = Site(listening, place, followed.runs if runs else None, every)
     site.start()
     followed.start()
     try:

@@ -12,7 +12,7 @@ from offloop.bus.protocol.order import SEVERITY, Ending
 from offloop.bus.recording.recording import Recording
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import READERS, RunFollower, Source
-from offloop.consumers.dashboard.web.places import KEEP_SECONDS, Places
+from offloop.consumers.dashboard.web.places import KEEP_SECONDS
 from offloop.consumers.runner.places import FolderRuns, FoundRun, Place
 
 _LOOK_SECONDS = 1.0
@@ -20,11 +20,14 @@ _LEAVE_SECONDS = 5.0
 
 
 class FollowedRuns:
-    def __init__(self, where: Place | Places, every: int) -> None:
+    """Followed runs of a place; with ``by_name`` only runs in its folder, never paths."""
+
+    def __init__(self, where: Place, every: int, by_name: bool = False) -> None:
         self.runs: list[RunView] = []
         self.viewers = 0
         self.left = 0.0  # when the last viewer left
         self._where = where
+        self._by_name = by_name
         self._every = every
         self._known: dict[str, set[int]] = {}  # run, by its path or by its name in NATS, to the followed attempts
         self._names: dict[str, str] = {}  # run to its requested name
@@ -38,12 +41,12 @@ class FollowedRuns:
 
         With ``wait`` it may begin later, otherwise RunNotFoundError is raised. Raises errors of unreadable recordings
         and places."""
-        if isinstance(self._where, FolderRuns) and Path(name).is_file():
+        if isinstance(self._where, FolderRuns) and not self._by_name and Path(name).is_file():
             recording = Recording(name)
             self._follow(recording.path, recording.run_name, recording.attempt)
             return True
         try:
-            run = self._where.find(name)
+            run = self._find(name)
         except RunNotFoundError:
             if not wait:
                 raise
@@ -54,6 +57,11 @@ class FollowedRuns:
             self._known[key], self._names[key] = set(), name
             self._add_attempts(key, run)
         return True
+
+    def _find(self, name: str) -> FoundRun:
+        if self._by_name and not self._where.has(name):
+            raise RunNotFoundError(f"there is no run {name!r}", run=name)
+        return self._where.find(name)
 
     def expect(self, name: str) -> None:
         if name not in self._placeholders:
@@ -70,7 +78,7 @@ class FollowedRuns:
         for key, name in list(self._names.items()):
             # A run that is being changed, or whose servers are away, is read the next time.
             with contextlib.suppress(OffloopError):
-                self._add_attempts(key, self._where.find(name))
+                self._add_attempts(key, self._find(name))
 
     def _add_attempts(self, key: str, run: FoundRun) -> None:
         known, name, info = self._known[key], self._names[key], run.info
@@ -122,8 +130,8 @@ class FollowedRuns:
 class ChosenRuns:
     """The runs of open pages, followed by a thread while a page has a viewer, and for some seconds more."""
 
-    def __init__(self, places: Places, every: int = 10) -> None:
-        self._places = places
+    def __init__(self, place: Place, every: int = 10) -> None:
+        self._place = place
         self._every = every
         self._groups: dict[tuple[str, ...], FollowedRuns] = {}
         self._lock = threading.Lock()
@@ -136,11 +144,11 @@ class ChosenRuns:
         with self._lock:
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = FollowedRuns(self._places, self._every)
+                group = self._groups[key] = FollowedRuns(self._place, self._every, by_name=True)
                 for name in keys:
                     try:
                         # NATS may be slow or away: the page does not wait for it.
-                        is_shown = not self._places.is_elsewhere(name) and group.add(name, wait=True)
+                        is_shown = not self._place.is_elsewhere and group.add(name, wait=True)
                     except OffloopError:
                         is_shown = False
                     if not is_shown:

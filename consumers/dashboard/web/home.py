@@ -74,14 +74,11 @@ def _head(group: Group, columns: Sequence[Column], is_closed: bool) -> dict[str,
     }
 
 
-def _row(
-    entry: RunEntry, columns: Sequence[Column], chosen: Chosen, base: RunEntry | None, is_elsewhere: bool
-) -> dict[str, Any]:
+def _row(entry: RunEntry, columns: Sequence[Column], chosen: Chosen, base: RunEntry | None) -> dict[str, Any]:
     return {
         "run": key_of(entry.run),
         "label": one_line(entry.run),
         "name": one_line(entry.run.rpartition("/")[2]),
-        "isElsewhere": is_elsewhere,
         "isBaseline": entry is base,
         "status": one_line(entry.status),
         "why": one_line(entry.error or entry.reason or entry.problem or ""),
@@ -137,7 +134,7 @@ def _texts(value: Any) -> list[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
-def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool] = lambda run: False) -> dict[str, Any]:
+def window(table: RunTable, look: TableLook) -> dict[str, Any]:
     chosen = table.choose(look.find, look.sort, look.archived)
     columns = table.columns(None if look.columns is None else look.columns[:_MOST_COLUMNS])
     lines = look.compare.lines(table, chosen, look.sort)
@@ -165,7 +162,7 @@ def window(table: RunTable, look: TableLook, is_elsewhere: Callable[[str], bool]
         "rows": [
             _head(line, columns, look.compare.is_closed(line))
             if isinstance(line, Group)
-            else _row(line, columns, chosen, base, is_elsewhere(line.run))
+            else _row(line, columns, chosen, base)
             for line in lines[first : first + look.count]
         ],
         "baseline": {"label": one_line(baseline), "isThere": base is not None} if baseline else None,
@@ -197,8 +194,9 @@ class HomePage:
         top = PageTop(opening.role, opening.view_link, _KEYS)
         self._table = element_of("home")
         self._table.props["runsPage"] = "/runs"
-        self._table.props["mayChange"] = opening.role is Role.COMMAND
-        self._table.props["folder"] = one_line(self._runs.name)
+        self._may_change = opening.role is Role.COMMAND and not self._runs.place.is_elsewhere
+        self._table.props["mayChange"] = self._may_change
+        self._table.props["folder"] = one_line(self._runs.place.in_words)
         self._table.props["mostCompared"] = MOST_COMPARED
         self._table.on("look", self._on_look)
         self._table.on("all", self._on_all)
@@ -209,24 +207,24 @@ class HomePage:
         ui.timer(_FRAME_SECONDS, self._frames.refresh)
 
     async def _send_frame(self) -> None:
-        look, runs = self._look, self._runs
+        look, library = self._look, self._runs.library
         if look is None or look.hidden:
             return
-        table = runs.table
-        seen = (look, table, runs.waiting, runs.problems)
+        table = library.table
+        seen = (look, table, library.waiting, library.problem)
         if seen == self._seen:
             return
-        whole = window(table, look, runs.is_elsewhere)
+        whole = window(table, look)
         if whole["error"]:
             # The results of the last valid filter stay while the filter is typed.
             whole = {
-                **window(table, msgspec.structs.replace(look, find=self._found), runs.is_elsewhere),
+                **window(table, msgspec.structs.replace(look, find=self._found)),
                 "error": whole["error"],
             }
         else:
             self._found = look.find
-        whole["waiting"] = runs.waiting
-        whole["problems"] = list(map(one_line, runs.problems))
+        whole["waiting"] = library.waiting
+        whole["problems"] = [one_line(library.problem)] if library.problem else []
         metrics = sorted(filter(_is_sendable, table.known.metrics))[:_MOST_NAMES]
         whole["names"] = {
             "usual": list(table.usual_columns),
@@ -248,13 +246,13 @@ class HomePage:
         await self._frames.refresh()
 
     async def _on_all(self, event: "GenericEventArguments") -> None:
-        look, table = self._look or TableLook(), self._runs.table
+        look, table = self._look or TableLook(), self._runs.library.table
         found = table.choose(look.find, look.sort, look.archived)
         self._table.run_method("selectAll", [key_of(entry.run) for entry in found.entries[:_MOST_SELECTED]])
 
     async def _on_annotate(self, event: "GenericEventArguments") -> None:
         given = event.args
-        if not isinstance(given, dict) or self._opening.role is not Role.COMMAND:
+        if not isinstance(given, dict) or not self._may_change:
             return
         changes: dict[str, Any] = {
             name: given[name] for name in ("pinned", "archived") if isinstance(given.get(name), bool)
@@ -267,8 +265,7 @@ class HomePage:
             refusal = None
             for run in _texts(given.get("runs"))[:_MOST_SELECTED]:
                 try:
-                    library, name = self._runs.library_of(run)
-                    library.annotate(name, **changes)
+                    self._runs.library.annotate(run, **changes)
                 except OffloopError as error:
                     refusal = refusal or error
             if refusal is not None:
@@ -277,24 +274,16 @@ class HomePage:
         await self._do(annotate)
 
     async def _on_remove(self, event: "GenericEventArguments") -> None:
-        if self._opening.role is not Role.COMMAND:
+        if not self._may_change:
             return
-        known = self._runs.table.entries
+        known = self._runs.library.table.entries
         asked = [known[run] for run in dict.fromkeys(_texts(event.args)) if run in known]
-        here = [entry for entry in asked if not self._runs.is_elsewhere(entry.run)]
-        if len(here) < len(asked):
-            others = [one_line(entry.run) for entry in asked if entry not in here]
-            self._say(f"{_listed(others)}: delete runs in NATS on their machine")
-        ended = [entry for entry in here if not entry.is_going_on]
-        if len(ended) < len(here):
-            live = [one_line(entry.run) for entry in here if entry.is_going_on]
+        ended = [entry for entry in asked if not entry.is_going_on]
+        if len(ended) < len(asked):
+            live = [one_line(entry.run) for entry in asked if entry.is_going_on]
             self._say(f"{_listed(live)}: cannot be deleted before the training ends")
         if ended and await self._is_sure(ended):
-
-            def remove(run: str) -> None:
-                library, name = self._runs.library_of(run)
-                library.remove(name)
-
+            remove = self._runs.library.remove
             removed = [entry.run for entry in ended if await self._do(functools.partial(remove, entry.run))]
             self._table.run_method("deselect", [key_of(run) for run in removed])
 

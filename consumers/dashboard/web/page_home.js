@@ -145,10 +145,10 @@ export default /** @type {Component} */ ({
                 <div v-else-if="column.kind === 'tags'" class="tags">
                   <span v-for="tag in row.tags" :key="tag" class="tag" :style="{'--hue': hueOf(tag)}">
                     <button type="button" class="tag-find" :title="'find runs with this tag: ' + clean(tag)" @click="findTag(tag)">{{ clean(tag) }}</button
-                    ><button v-if="mayChange && !row.isElsewhere" type="button" class="tag-remove" :aria-label="'Remove the tag ' + clean(tag) + ' from ' + row.label"
+                    ><button v-if="mayChange" type="button" class="tag-remove" :aria-label="'Remove the tag ' + clean(tag) + ' from ' + row.label"
                             @click="annotate([row.run], { remove: [tag] })">×</button>
                   </span>
-                  <template v-if="mayChange && !row.isElsewhere">
+                  <template v-if="mayChange">
                     <input v-if="isEdited(row, 'tag')" v-model="edited.text" v-focus class="tag-input" placeholder="tag"
                            :aria-label="'New tag of ' + row.label" @keydown.enter.prevent="save()" @keydown.esc.stop="leave()" @blur="save()">
                     <button v-else type="button" class="tag-add" :aria-label="'Add a tag to ' + row.label" @click="edit(row, 'tag', '')">+</button>
@@ -157,7 +157,7 @@ export default /** @type {Component} */ ({
                 <template v-else-if="column.kind === 'note'">
                   <textarea v-if="isEdited(row, 'note')" v-model="edited.text" v-focus class="note-input" rows="4" maxlength="10000"
                             :aria-label="'Note of ' + row.label" @keydown.enter.exact.prevent="save()" @keydown.esc.stop="leave()" @blur="save()"></textarea>
-                  <button v-else-if="mayChange && !row.isElsewhere" type="button" class="note text" :class="{soft: !row.note}" :title="clean(row.note) || 'write a note'"
+                  <button v-else-if="mayChange" type="button" class="note text" :class="{soft: !row.note}" :title="clean(row.note) || 'write a note'"
                           :aria-label="'Note of ' + row.label + ': ' + (clean(row.note) || 'none')" @click="edit(row, 'note', row.note)">{{ clean(row.note) || "–" }}</button>
                   <span v-else class="text" :title="clean(row.note)">{{ clean(row.note) }}</span>
                 </template>
@@ -184,8 +184,7 @@ export default /** @type {Component} */ ({
         <q-list v-if="menu.row" role="none" dense>
           <q-item clickable v-close-popup tag="a" role="menuitem" :href="linkTo([menu.row.run])"><q-item-section>Open</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="settings.baseline = menu.row.isBaseline ? '' : menu.row.run"><q-item-section>{{ menu.row.isBaseline ? "Compare with no baseline" : "Use as the baseline" }}</q-item-section></q-item>
-          <q-item v-if="menu.row.isElsewhere" disable role="menuitem"><q-item-section>Tags, notes, deleting: on the run's machine</q-item-section></q-item>
-          <template v-else-if="mayChange">
+          <template v-if="mayChange">
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { pinned: !menu.row.pinned })"><q-item-section>{{ menu.row.pinned ? "Unpin" : "Pin" }}</q-item-section></q-item>
           <q-item clickable v-close-popup role="menuitem" @click="annotate([menu.row.run], { archived: !menu.row.archived })"><q-item-section>{{ menu.row.archived ? "Take out of the archive" : "Archive" }}</q-item-section></q-item>
           <template v-if="!isGoingOn(menu.row)">

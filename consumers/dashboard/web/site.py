@@ -16,7 +16,7 @@ from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
 from offloop.consumers.dashboard.web.page import Page
-from offloop.consumers.dashboard.web.places import AllRuns, Places
+from offloop.consumers.dashboard.web.places import AllRuns
 from offloop.consumers.runner.places import Place
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _ICON = (
 
 
 class Site:
-    """Serves the table of all runs of some places, the page of chosen ones, and ``/``: ``runs``, or else the table.
+    """Serves the table of all runs of a place, the page of chosen ones, and ``/``: ``runs``, or else the table.
 
     Pages without viewers cost nothing. A process has one site at a time. Raises ConfigurationError for invalid options
     or missing packages."""
@@ -46,7 +46,7 @@ class Site:
     _running = threading.Lock()
 
     def __init__(
-        self, listening: Listening, places: Sequence[Place] = (), runs: Sequence[RunView] | None = None, every: int = 10
+        self, listening: Listening, place: Place | None = None, runs: Sequence[RunView] | None = None, every: int = 10
     ) -> None:
         listening.check()
         self._listening = listening
@@ -59,12 +59,11 @@ class Site:
         self._pages: dict[str, Callable[[Opening], None]] = {}
         self._home = ""
         self._stops: list[Callable[[], None]] = []
-        if places:
-            known = Places(places)
-            all_runs, chosen = AllRuns(known), ChosenRuns(known, every)
+        if place is not None:
+            all_runs, chosen = AllRuns(place), ChosenRuns(place, every)
             self._home, self._stops = ALL_RUNS, [chosen.stop, all_runs.stop]
             self._pages["/"] = self._pages[ALL_RUNS] = lambda opening: HomePage(all_runs, opening).build()
-            self._pages[CHOSEN_RUNS] = lambda opening: self._build_chosen(chosen, known, opening)
+            self._pages[CHOSEN_RUNS] = lambda opening: self._build_chosen(chosen, place, opening)
         if runs is not None:
             self._pages["/"] = lambda opening: Page(runs, opening, self._home).build()
 
@@ -182,7 +181,7 @@ class Site:
             link = f"{str(request.base_url).rstrip('/')}{path}?{urlencode([*asked, ('token', self._tokens.view)])}"
         return Opening(role, link, asked)
 
-    def _build_chosen(self, chosen: ChosenRuns, places: Places, opening: Opening) -> None:
+    def _build_chosen(self, chosen: ChosenRuns, place: Place, opening: Opening) -> None:
         from nicegui import ui
 
         asked = list(dict.fromkeys(value for name, value in opening.asked if name == "run"))
@@ -190,7 +189,7 @@ class Site:
         names = asked[:MOST_COMPARED]
         if baseline is not None and baseline not in names:
             names = [*names[: MOST_COMPARED - 1], baseline]
-        known = [name for name in names if places.has(name)]
+        known = [name for name in names if place.has(name)]
         runs, leave = chosen.open(known)
         ui.context.client.on_delete(leave)
         problems = [f"There is no run {one_line(name[:_LONGEST])!r} now." for name in names if name not in known]

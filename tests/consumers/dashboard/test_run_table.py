@@ -11,8 +11,7 @@ from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.entry import RunEntry, unreadable_entry
 from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.home import CompareLook, TableLook, window
-from offloop.consumers.dashboard.web.places import Places
-from offloop.consumers.runner.places import FolderRuns, NatsRuns
+from offloop.consumers.runner.places import FolderRuns
 
 
 def test_a_window_has_the_rows_that_can_be_seen_and_never_more():
@@ -112,16 +111,10 @@ def test_runs_are_compared_with_a_baseline():
     assert len(gone["rows"]) == 5
 
 
-def test_runs_of_several_places_are_known_by_as_much_of_them_as_tells_them_apart(tmp_path):
-    places = Places([FolderRuns("/a/vision/runs"), FolderRuns("/a/text/runs"), NatsRuns("nats://far:4222")])
-    assert [label for label, _ in places.items()] == ["vision/runs", "text/runs", "far:4222"]
-    assert places.split("vision/runs/one") == ("vision/runs", "one")
-    assert places.is_elsewhere("far:4222/one")
-    assert not places.has("elsewhere/one")
-    assert [label for label, _ in Places([FolderRuns("/runs"), FolderRuns("/a/runs")]).items()] == ["/runs", "a/runs"]
+def test_only_a_run_of_the_folder_is_shown_by_its_name(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.json").touch()
-    alone = Places([FolderRuns(tmp_path)])
-    assert alone.has("one")
+    place = FolderRuns(tmp_path)
+    assert place.has("one")
     for name in ("", ".", "..", "two", str(tmp_path / "one"), f"../{tmp_path.name}/one", "one\0"):
-        assert not alone.has(name), name
+        assert not place.has(name), name
