@@ -90,15 +90,6 @@ def test_it_shows_a_live_run_follows_the_terminal_and_leaves_the_run_alone(
     wait_for(lambda: "q quit" in terminal.text.splitlines()[-1], "the keys in the new last line")
     terminal.resize(80, 24)
 
-    terminal.press("/TOT")
-    terminal.wait_for("find: TOT")
-    terminal.press("\x7fj k")
-    terminal.wait_for("find: TOj k", "no metric is called 'TOj k'")
-    terminal.press("\x7f" * 3 + "T\r")
-    text = terminal.wait_for("1 of 2 metrics with 'TOT': Escape shows all", "loss ")
-    assert " lr " not in text
-    terminal.press("\x1b")
-    terminal.wait_for(" lr ", "loss ")
     terminal.press("e")
     wait_for(lambda: "loss " not in terminal.text, "the log alone")
     terminal.wait_for("epoch 0 begins")

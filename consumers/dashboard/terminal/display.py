@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from offloop.bus.errors import OffloopError
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
-from offloop.consumers.dashboard.terminal.screen import TerminalScreen, typed
+from offloop.consumers.dashboard.terminal.screen import TerminalScreen
 from offloop.consumers.dashboard.view.run_view import RunView
 
 _DRAW_SECONDS = 0.25
@@ -104,29 +104,18 @@ class Display:
             command, self._asks_for, shown.message = self._asks_for, None, None
             if key in ("y", "Y"):
                 self._command(command)
-        elif shown.is_typing:
-            self._type(key)
         elif key == "q":
             self._leave()
         elif key == "e":
             shown.page, shown.scroll = "run" if shown.page == "log" else "log", 0
         elif key in ("escape", "enter"):
-            if shown.page == "run":
-                shown.find = ""
             shown.page, shown.message = "run", None
-        elif key == "/":
-            shown.page = "run"
-            shown.is_typing = self._screen.is_typing = True
         elif key == "redraw":
             self._screen.redraw()
         elif key in ("S", "p", "c"):
             self._ask(key)
         elif key in _MOVES:
             shown.scroll = max(shown.scroll + (-_MOVES[key] if shown.page == "log" else _MOVES[key]), 0)
-
-    def _type(self, key: str) -> None:
-        self._shown.find = typed(self._shown.find, key)
-        self._shown.is_typing = self._screen.is_typing = key not in ("enter", "escape")
 
     def _ask(self, key: str) -> None:
         if not self._shown.commands:

@@ -52,8 +52,6 @@ _KIND_STYLES = {"command": "bold yellow", "end": "bold", "text": "cyan", "output
 class Shown:
     page: str = "run"  # run or log
     scroll: int = 0  # lines above the visible metrics, or below the visible log
-    find: str = ""  # part of the names of the shown metrics, in any case
-    is_typing: bool = False  # find is being typed
     commands: bool = True  # the training accepts commands
     message: str | None = None  # A question, or the result of a command, in place of the keys
 
@@ -122,22 +120,16 @@ def _run(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 
 def _metrics(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    text, short = shown.find.lower(), view.metric_names().short
+    short = view.metric_names().short
     rows: list[tuple[str, str | None]] = []
     for group, names in view.groups().items():
-        found = [(short(name), name) for name in names if text in name.lower()]
-        rows += [(group or "metrics", None), *found] if found else []
+        rows += [(group or "metrics", None), *((short(name), name) for name in names)]
     if not rows:
-        empty = f"no metric is called '{shown.find}'" if shown.find else "nothing has been logged yet"
-        return [text_line(empty, "dim")]
-    count = sum(name is not None for _, name in rows)
+        return [text_line("nothing has been logged yet", "dim")]
     lines, below = [], []
-    if shown.find:
-        found_text = f"{count} of {len(view.names())} metrics with '{shown.find}': Escape shows all"
-        lines.append(text_line(found_text, "yellow"))
-    if len(rows) > room - len(lines) > 1:
-        below.append(text_line(f"… {count} metrics: ↑ ↓, / finds", "dim"))
-    room = max(room - len(lines) - len(below), 0)
+    if len(rows) > room > 1:
+        below.append(text_line(f"… {len(view.names())} metrics: ↑ ↓", "dim"))
+    room = max(room - len(below), 0)
     shown.scroll = max(min(shown.scroll, len(rows) - room), 0)
     label_width = min(max(len(label) for label, name in rows if name) + 1, max(width // 3, 8))
     curve = width - label_width - _VALUE_WIDTH - 4
@@ -215,12 +207,11 @@ def _log_line(entry: LogEntry, text: str, is_first: bool) -> "Text":
 
 
 def _footer(view: RunView, shown: Shown, width: int) -> "Text":
-    if shown.is_typing or shown.message is not None:
-        asked = f"find: {shown.find}▏ Enter keeps it, Escape shows all" if shown.is_typing else shown.message
-        message = text_line(asked or "", "reverse")
+    if shown.message is not None:
+        message = text_line(shown.message, "reverse")
         message.truncate(width, overflow="ellipsis")
         return message
-    keys = ["q quit", "↑↓ scroll", "/ find", "e log"]
+    keys = ["q quit", "↑↓ scroll", "e log"]
     if shown.commands and view.status in ("waiting", "live", "paused"):
         keys += ["S stop", "p pause", "c checkpoint"]
     return key_line(keys, width)

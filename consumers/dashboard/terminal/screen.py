@@ -33,7 +33,6 @@ _KEYS = {
     **dict.fromkeys(("\x1b[F", "\x1b[4~", "\x1bOF"), "end"),
     "\x1b": "escape",
     "\x0c": "redraw",
-    **dict.fromkeys(("\x7f", "\x08"), "backspace"),
     **dict.fromkeys(("\r", "\n"), "enter"),
 }
 _SEQUENCE = re.compile(r"\x1b[\[O][^a-zA-Z~]*[a-zA-Z~]|.", re.DOTALL)
@@ -53,14 +52,6 @@ def require_terminal() -> None:
     require("'top'", "dashboard", "rich")
 
 
-def typed(text: str, key: str) -> str:
-    if key == "escape":
-        return ""
-    if key == "backspace":
-        return text[:-1]
-    return text + key if len(key) == 1 and key.isprintable() else text
-
-
 class TerminalScreen:
     """The terminal of standard input and output, from :meth:`open` to :meth:`close`.
 
@@ -69,7 +60,6 @@ class TerminalScreen:
 
     def __init__(self, on_output: Callable[[str], object]) -> None:
         self._on_output = on_output
-        self.is_typing = False  # report letters as they are, also those that are keys of movement
         self._is_open = False
         self._lock = threading.RLock()
         self._before: list[Any] = []
@@ -165,7 +155,7 @@ class TerminalScreen:
         if ready and not data:
             yield "gone"
         for sequence in _SEQUENCE.findall(data.decode(errors="ignore")):
-            yield sequence if self.is_typing and sequence.isprintable() else _KEYS.get(sequence, sequence)
+            yield _KEYS.get(sequence, sequence)
 
     def keep(self, stream: TextIO, text: str) -> None:
         with self._lock:

@@ -76,7 +76,7 @@ def test_a_usual_terminal_shows_everything_at_once() -> None:
     assert "publishing 10000 µs, 1.0%" in text
     assert "b backward 50%  d data 25%  . other 24%" in text
     assert "d" * 20 + "b" * 40 + "p" + "." * 19 in lines
-    assert lines[-1].split("  ")[:3] == ["q quit", "↑↓ scroll", "/ find"]
+    assert lines[-1].split("  ")[:3] == ["q quit", "↑↓ scroll", "e log"]
     assert "p pause" in lines[-1]
 
 
