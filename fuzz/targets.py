@@ -92,7 +92,7 @@ def _frames() -> list[bytes]:
         encode_control("lease", {"run": "r", "name": "speed", "demand": DEMAND, "report": {"given": 5}}),
         encode_control("hello", {"run": "r", "rank": 0, "world_size": 1, "publisher_id": "x", "info": {"command": []}}),
         encode_control("handled", {"run": "r", "handled": [[0, 5]], "id": "1"}),
-        encode_control("fetch", {"run": "r", "attempt": 1, "offset": 0, "size": 100}),
+        encode_control("fetch_segment", {"run": "r", "segment": {"pid": 1, "number": 1}, "offset": 0}),
         encode_control("resume", {"from": 2**62}),
     ]
 

@@ -10,16 +10,17 @@ from offloop.bus.errors import BrokerError, RunNotFoundError
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.protocol.frames import MAX_RANGE, check_run_name
+from offloop.bus.protocol.frames import check_run_name
 
+_PIECE = 256 * 1024
 _SILENCE_SECONDS = 30.0  # longest time without any data
 
 
 def download(address: str, run: str, attempt: int, path: Path) -> int:
     """Write an attempt's recording from NATS to ``path``; return its size in bytes.
 
-    Bytes that the stream lacks come from the run's host. Bytes lost on both become zeros, which readers report as
-    damage. BrokerError means that the servers do not answer, or nothing is left."""
+    Bytes that the stream has lost become zeros, which readers report as damage. BrokerError means that the servers do
+    not answer, or nothing is left."""
     connection = NatsConnection.at(address)
     connection.runs(run)
     offset = found = 0
@@ -29,11 +30,11 @@ def download(address: str, run: str, attempt: int, path: Path) -> int:
             f"the recording of run {run!r} cannot be downloaded from byte {begin:,} on: {reason}", address=address
         )
 
-    stored = StreamBytes(connection, run, attempt, patient=False)
+    stored = StreamBytes(connection, run, attempt)
     with contextlib.closing(stored), path.open("wb") as file:
         heard, why = time.monotonic(), ""
         while True:
-            data = stored.read_at(offset, MAX_RANGE)
+            data = stored.read_at(offset, _PIECE)
             offset += file.write(data)
             found += len(data)
             if data:

@@ -15,7 +15,6 @@ from offloop.bus.jetstream.stored import last_of_each, list_subjects
 from offloop.bus.runs.listing import ListedRun
 
 FRESH_SECONDS = 5.0  # a bridge without a new entry for this long counts as gone
-PATIENCE = 60.0  # how long a reader that misses data waits for the bridge of a running run, in seconds
 _SILENT_SECONDS = 20.0  # entries of live runs without news for this long are looked up again
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
@@ -99,24 +98,9 @@ class KnownRuns:
         newest = max((one.attempt for one in said), default=0)
         return any(one.attempt == newest and one.status in ("live", "paused", "running") for one in said)
 
-    def may_answer(self, run: str, once: bool) -> bool:
-        """Return whether the first rank's host may still provide data that the stream lacks.
-
-        The run must continue there, and its bridge be present. Readers that ask more than ``once`` wait for it."""
-        newest = self._newest(run)
-        if newest is None or not self.is_going_on(run):
-            return False
-        is_current = self._client.stats["reconnects"] == self._connection
-        now = time.monotonic()
-        is_there = now - newest.heard < FRESH_SECONDS
-        return not is_current or is_there or (not once and now - max(newest.heard, newest.found) < PATIENCE)
-
-    def _newest(self, run: str) -> _Entry | None:
-        return max(self._of(run), key=_precedence, default=None)
-
     def copied(self, run: str, attempt: int) -> int:
         """Return the copied size of an attempt's recording once its bridge was done; 0 before."""
-        newest = self._newest(run)
+        newest = max(self._of(run), key=_precedence, default=None)
         bridge = None if newest is None else newest.said.bridge
         return bridge.copied if bridge is not None and bridge.has_all(attempt) else 0
 

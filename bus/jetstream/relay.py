@@ -15,15 +15,14 @@ import zmq
 import zmq.asyncio
 from nats.aio.msg import Msg
 
-from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
+from offloop.bus.errors import OffloopError, ProtocolError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING, NatsClient
 from offloop.bus.net.channels import SocketChannel
 from offloop.bus.net.sockets import connect_socket
 from offloop.bus.printing import one_line
-from offloop.bus.protocol.frames import MAX_RANGE, Control, decode_control, encode_control, split_frame
-from offloop.bus.recording.growing import GrowingRecording
-from offloop.bus.runs.directory import RunInfo, read_run
+from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
+from offloop.bus.runs.directory import read_run
 from offloop.bus.runs.flight import ANNOUNCED_DUMPS, AnnouncedDump
 
 KINDS = ("lease", "handled", "command", "statistics", "fetch_segment")  # control messages passed to the broker
@@ -39,14 +38,13 @@ _ANSWER_SECONDS = 5.0
 class Relay:
     """Passes readers' control messages to the broker of a run on this machine, and the answers back.
 
-    Each reader has its own connection, and so its own lease. Requests for recordings are answered here."""
+    Each reader has its own connection, and so its own lease."""
 
     def __init__(self, client: NatsClient, path: Path, run: str, host: str) -> None:
         self._client = client
         self._path = path
         self._run = run
         self._serves_run = False
-        self._raw = RawRecordings(path)
         self._context = zmq.asyncio.Context()
         # A viewer that names another reader's inbox for answers must not get that reader's lease.
         self._readers: dict[tuple[str, bool], _Reader] = {}
@@ -60,7 +58,6 @@ class Relay:
         await self._dumps.stop()
         for reader in self._readers.values():
             reader.close()
-        self._raw.close()
         self._context.destroy(linger=0)
 
     async def serve_run(self) -> None:
@@ -68,7 +65,7 @@ class Relay:
         if self._serves_run:
             return
         self._serves_run = True
-        for kind in (*KINDS, "fetch"):
+        for kind in KINDS:
             for may_command in (True, False) if kind != "command" else (True,):
                 subject = names.request_subject(self._run, kind, may_command=may_command)
                 take = functools.partial(self._take, may_command, kind, subject)
@@ -79,13 +76,10 @@ class Relay:
             return
         try:
             control = self._control(kind, message.data)
-            if kind == "fetch":
-                await self._client.publish(message.reply, await self._raw.answer(control))
-            else:
-                # By the mark the broker knows that the sender may only view.
-                mark = {} if may_command else {"viewer": True}
-                reader = self._reader(names.split_reply(message.reply)[0], may_command)
-                await reader.send(encode_control(kind, {**control.content, **mark}))
+            # By the mark the broker knows that the sender may only view.
+            mark = {} if may_command else {"viewer": True}
+            reader = self._reader(names.split_reply(message.reply)[0], may_command)
+            await reader.send(encode_control(kind, {**control.content, **mark}))
         except OffloopError as error:
             asked = (message.headers or {}).get("Ol-Id")
             content = {"reason": str(error), "error": type(error).__name__}
@@ -142,48 +136,6 @@ class _Reader:
     def close(self) -> None:
         self._task.cancel()
         self._socket.close(linger=0)
-
-
-class RawRecordings:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._recordings: dict[int, GrowingRecording] = {}
-        self._opening = asyncio.Lock()
-
-    async def answer(self, control: Control) -> bytes:
-        content, run = control.content, read_run(self._path)
-        number, offset = content.get("attempt", run.last.number), content.get("offset")
-        if type(offset) is not int or offset < 0:
-            raise ProtocolError("a range has an offset")
-        recording = await self._recording(run, number)
-        end = recording.look()
-        recording.backlog.drop(end)
-        # While a file is being written, bytes after its last check record may be cut off.
-        end = end if run.live and number == run.last.number else recording.size
-        data = recording.read_at(offset, max(0, min(end - offset, MAX_RANGE)))
-        asked = {"id": content["id"]} if "id" in content else {}
-        return encode_control(
-            "data", {"run": content.get("run"), "attempt": number, "offset": offset, **asked, "data": data}
-        )
-
-    async def _recording(self, run: RunInfo, number: object) -> GrowingRecording:
-        attempt = next((one for one in run.attempts if one.number == number), None)
-        if attempt is None:
-            raise BrokerError(f"run {run.name!r} has no such attempt on this host: attempts are 1 to {run.last.number}")
-        async with self._opening:
-            if attempt.number not in self._recordings:
-                recording = GrowingRecording(attempt.recording)
-                try:
-                    await asyncio.to_thread(recording.look)
-                except BaseException:
-                    recording.close()
-                    raise
-                self._recordings[attempt.number] = recording
-        return self._recordings[attempt.number]
-
-    def close(self) -> None:
-        for recording in self._recordings.values():
-            recording.close()
 
 
 class _DumpRelay:

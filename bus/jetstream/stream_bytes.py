@@ -10,12 +10,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from offloop.bus.errors import BrokerError, OffloopError
+from offloop.bus.errors import OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
 from offloop.bus.jetstream.nats_connection import NatsConnection, Wakeup
 from offloop.bus.jetstream.stored import Stored, get, last_range
-from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.recording.records import Hole
 
 _AHEAD_BYTES = 4 << 20  # bytes to read ahead of the reader
@@ -25,19 +24,17 @@ _LOOK_SECONDS = 1.0  # interval of look-ups of the stream's end without a signal
 _AGAIN_SECONDS = 0.25
 _STORE_SECONDS = 0.01
 """First pause before a signalled message is looked up again, if it is not stored yet. The pause doubles each time."""
-_STORED_SECONDS = 1.0  # how long a signalled message may take to be stored
-_FETCH_SECONDS = 2.0
+_STORED_SECONDS = 1.0  # how long a signalled message may take to be stored, and a missing one to appear
 
 
 class StreamBytes:
-    """A recording in a stream. Unless ``patient``, it does not wait for bridges."""
+    """A recording in a stream."""
 
-    def __init__(self, connection: NatsConnection, run: str, attempt: int, *, patient: bool = True) -> None:
+    def __init__(self, connection: NatsConnection, run: str, attempt: int) -> None:
         self._connection = connection
         self._client = connection.client
         self._run = run
         self._attempt = attempt
-        self._patient = patient
         self._stream = names.stream_of(run)
         self._subjects = names.recording_subject(run, attempt)
         self._lock = threading.Lock()
@@ -54,6 +51,7 @@ class StreamBytes:
         self._sequence: int | None = None  # sequence number of the message placed last; ``None`` if it must be searched
         self._sequence_place = 0
         self._passed, self._passed_at = 0, 0.0
+        self._doubted, self._doubted_at = -1, 0.0
         self._future = connection.begin(self._fill())
 
     # -- the reader's side --------------------------------------------------------------------------------------------
@@ -176,7 +174,7 @@ class StreamBytes:
         at = self._start + len(self._data)
         copied = known.copied(self._run, self._attempt)
         if at < copied and end < copied:
-            return not await self._name_hole(place, at, copied)
+            return not self._name_hole(place, at, copied)
         if not end and not copied and not known.is_going_on(self._run):
             self.refusal = f"the stream {self._stream} has no recording of that attempt"
         self._note_reached(asked)
@@ -212,7 +210,7 @@ class StreamBytes:
             self._put(place, found.offset, found.data)
             self._sequence = found.sequence
             return True
-        return await self._name_hole(place, at, last.offset or 0 if following is None else following)
+        return self._name_hole(place, at, last.offset or 0 if following is None else following)
 
     async def _following(self, last: Stored) -> "list[Stored] | list[Stored | None]":
         before = self._sequence
@@ -263,13 +261,13 @@ class StreamBytes:
         self._has_come.set()
         return end
 
-    async def _name_hole(self, place: int, at: int, end: int) -> bool:
-        """Get bytes that the stream lacks from the run's host, or declare them lost; return whether one worked."""
-        if self._connection.known.may_answer(self._run, once=not self._patient):
-            with suppress(OffloopError):  # the host lacks them too
-                data = await self._fetch(at)
-                self._put(place, at, data[: end - at])
-                return bool(data)
+    def _name_hole(self, place: int, at: int, end: int) -> bool:
+        """Declare bytes lost that the stream lacks; return whether that is certain."""
+        # A leader elected just now may lack the newest messages for a moment.
+        if self._doubted != at:
+            self._doubted, self._doubted_at = at, time.monotonic()
+        if time.monotonic() - self._doubted_at < _STORED_SECONDS:
+            return False
         with self._lock:
             if place == self._place:
                 again = (
@@ -279,15 +277,3 @@ class StreamBytes:
                 self.hole = Hole(end, f"the stream {self._stream} has lost them; {again}")
         self._has_come.set()
         return True
-
-    async def _fetch(self, offset: int) -> bytes:
-        """Return a range of the host's recording; empty if it does not answer. Raise BrokerError if it refuses."""
-        content = {"run": self._run, "attempt": self._attempt, "offset": offset}
-        may_command = await self._client.may_command()
-        subject = names.request_subject(self._run, "fetch", may_command=may_command)
-        answer = await self._client.request(subject, encode_control("fetch", content), timeout=_FETCH_SECONDS)
-        control = decode_control(split_frame(answer.data)[1])
-        if control.kind == "refused":
-            raise BrokerError(str(control.content.get("reason")))
-        data = control.content.get("data")
-        return data if isinstance(data, bytes) else b""

@@ -13,7 +13,6 @@ from offloop.bus.types.timestamp import TrainingTime
 PROTOCOL_VERSION = 1
 MAX_FRAME = 16 * 1024 * 1024
 MAX_HELLO = 1 << 20  # limit of our publishers' ``hello``, in bytes
-MAX_RANGE = 256 * 1024  # most bytes of a recording in one answer
 MAX_TOPIC = 256
 MAX_DEPTH = 16
 MAX_ELEMENTS = 1 << 20

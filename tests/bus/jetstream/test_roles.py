@@ -251,10 +251,8 @@ async def _misuse(roles, host):
         roles.server.address, nkeys_seed=str(roles.seeds["view"]), inbox_prefix=f"_INBOX.{roles.nkeys['view']}"
     )
     stream = client.jetstream()
-    fetch = encode_control("fetch", {"run": "r", "attempt": 1, "offset": 0})
     recording = names.recording_subject("r", 1, host)
     for reply in ("a.b.c", "_INBOX.", "_INBOX.a..b", recording, names.key("r", 1, host)):
-        await client.publish(names.request_subject("r", "fetch", may_command=False), fetch, reply=reply)
         await client.publish("ol.v.r.statistics", encode_control("statistics", {"run": "r"}), reply=reply)
     # Answers of the servers where hosts write and take requests.
     for reply in ("ol.q.r.command", f"$KV.ol_runs.{names.key('r', 1, host)}", recording):
