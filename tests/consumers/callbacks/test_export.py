@@ -214,20 +214,10 @@ def test_weights_of_every_kind_are_copied_and_tied_ones_stay_tied() -> None:
     assert all(torch.equal(value.double(), state[name].double()) for name, value in built.state_dict().items())
 
 
-MISFITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "another shape": (lambda: nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4))}),
-                      r"net.0.weight is \(9, 8\), trained is \(16, 8\)"),
-    "more layers": (lambda: nn.ModuleDict({"net": nn.Sequential(*net(), nn.Linear(4, 4))}),
-                    r"net.3.weight is \(4, 4\), trained is missing"),
-    "no weights": (nn.Tanh, r"net\S+ is missing, trained is"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", MISFITS)
-def test_weights_that_do_not_fit_are_refused_and_named(kind: str) -> None:
-    build, message = MISFITS[kind]
-    with pytest.raises(ConfigurationError, match=message):
-        load_weights(build(), views(GoldMLP().state_dict()))
+def test_weights_that_do_not_fit_are_refused_and_named() -> None:
+    wider = nn.ModuleDict({"net": nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4))})
+    with pytest.raises(ConfigurationError, match=r"net.0.weight is \(9, 8\), trained is \(16, 8\)"):
+        load_weights(wider, views(GoldMLP().state_dict()))
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

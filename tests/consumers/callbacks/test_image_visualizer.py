@@ -235,8 +235,8 @@ def test_masks_name_classes_and_leave_what_they_are_made_of_alone(
 LEFT, RIGHT = np.zeros((2, 4, 4), np.float32), np.ones((2, 4, 4), np.float32)
 
 
-@pytest.mark.parametrize("key", ["right", "views.right"])
-def test_a_part_of_the_inputs_is_named(key: str) -> None:
+def test_a_part_of_the_inputs_is_named() -> None:
+    key = "views.right"
     inputs = {key: RIGHT, "left": LEFT}
     (entry,) = logged(ImageVisualizer("1ba", input_key=key), before_forward(inputs=inputs))
     assert all((image == 1).all() for image in entry.images)
@@ -251,10 +251,9 @@ def test_a_mapping_whose_masks_go_by_another_name_than_targets() -> None:
     assert all((mask == 1).all() for mask in entry.masks["ground_truth"])
 
 
-@pytest.mark.parametrize("key", [0, "image"])
-def test_a_part_that_cannot_be_told_is_said_to_be_so(key: int | str) -> None:
+def test_a_part_that_cannot_be_told_is_said_to_be_so() -> None:
     with pytest.raises(ConfigurationError, match="left, right"):
-        logged(ImageVisualizer("1ba", input_key=key), before_forward(inputs={"left": LEFT, "right": RIGHT}))
+        logged(ImageVisualizer("1ba", input_key="image"), before_forward(inputs={"left": LEFT, "right": RIGHT}))
 
 
 def test_that_inputs_are_not_images_or_could_not_be_sent_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,30 +1,23 @@
 """Where the time of a step goes: the figures, the verdicts, and which rank the others wait for."""
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from attached_runs import run_two_ranks
 from callback_calls import goes_on_alike
 from consumers_stream import Collector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_hosts import many_hosts
 from msgspec.structs import replace
-from phase_jobs import BATCHES, NAME, SECONDS_A_ROW
 from timeline_stream import RankStream
 
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
-from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
-from offloop.bus.types.phases import PHASES
-from offloop.consumers import JsonlLogger
 from offloop.consumers.api.logger import Text
 from offloop.consumers.callbacks.arrivals import Arrival, last_to_arrive
 from offloop.consumers.callbacks.phases import Phases
@@ -324,30 +317,3 @@ def test_going_on_from_what_was_kept_logs_the_same() -> None:
         stream[place + 2 : place + 2] = [before, after]
 
     goes_on_alike(lambda: Phases(1, 4), stream, step=3)
-
-
-# -- a real training --------------------------------------------------------------------------------------------------
-
-
-def phase_rows(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    own = [{name: value for name, value in row.items() if name.startswith(("step", "time/phase"))} for row in rows]
-    return [row for row in own if len(row) > 1]
-
-
-@pytest.mark.slow
-def test_the_rank_that_waits_for_its_data_is_named_in_a_real_training(runs_dir: Path, tmp_path: Path) -> None:
-    run_two_ranks("phase_jobs", tmp_path, LOCAL_WORLD_SIZE="2")
-    rows = phase_rows(runs_dir / NAME / "metrics.jsonl")
-    told = [row["time/phase/verdict"] for row in rows if "time/phase/verdict" in row]
-    assert told[-1].startswith("straggling rank 1: arrived last in ")
-    assert told[-1].endswith("longer for data")
-    figures = [row for row in rows if "time/phase/data" in row]
-    assert [row["step"] for row in figures] == list(range(2, BATCHES + 1, 2))
-    # A mean of both ranks, of which one waits for two rows.
-    assert figures[-1]["time/phase/data"] >= SECONDS_A_ROW
-    assert set(figures[-1]) >= {f"time/phase/{part}" for part in (*PHASES, "evaluation", "other")}
-    # A replay logs what was logged live, bit for bit.
-    replayed, phases = runs_dir / "replayed.jsonl", Phases(every=2, window=6)
-    run_session(lambda _, __: Recording(runs_dir / NAME), [phases], [JsonlLogger(str(replayed))])
-    assert phase_rows(replayed) == rows
