@@ -1,10 +1,8 @@
 """The browser of these tests, which needs Chromium."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from axe import LOOKS
 from browser import chromium
 from playwright.sync_api import Browser
 
@@ -20,9 +18,3 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
-
-
-@pytest.fixture(params=LOOKS, ids=["light", "dark phone"])
-def look(request: pytest.FixtureRequest) -> dict[str, Any]:
-    scheme, size = request.param
-    return {"color_scheme": scheme, **size}

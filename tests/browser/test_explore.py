@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe import has_nothing_serious
 from browser import Dashboard, Visit, ui_of, visit
 from playwright.sync_api import Browser
 from run_folders import write_run
@@ -70,6 +71,7 @@ def test_a_point_of_the_scatter_plot_names_its_run_is_selected_and_opened(served
         there.page.get_by_role("button", name="Scatter").click()
         there.sees("12 runs; 1 more has no value on both axes")
         place = at(there, "placeOf", BEST)
+        has_nothing_serious(there)
         there.page.mouse.move(*place)
         tip = there.page.locator(".tip")
         tip.wait_for()
@@ -96,6 +98,7 @@ def test_ranges_on_axes_select_the_runs_in_all_of_them(served: Dashboard, browse
     with visit(browser, served.url, viewport=WIDE) as there:
         there.page.get_by_role("button", name="Parallel").click()
         there.sees("12 runs; 1 more has no best Accuracy")
+        has_nothing_serious(there)
 
         def draw(axis: str, start: float, end: float) -> None:
             low, high = at(there, "placeOn", axis, start), at(there, "placeOn", axis, end)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe import DARK_PHONE, has_nothing_serious
 from browser import Dashboard, Visit, running, ui_of, visit
 from playwright.sync_api import Error
 from run_folders import write_run
@@ -113,6 +114,8 @@ def _keeps_all_in_a_link(url, browser):
         shows(there, 6)
         there.page.get_by_role("button", name="loss", exact=True).click()
         there.page.get_by_role("button", name="Columns").click()
+        there.page.get_by_role("dialog", name="Columns").wait_for()
+        has_nothing_serious(there)
         there.page.get_by_label("Find columns by name").fill("wid")
         there.page.get_by_label("config/width").check()
         there.page.keyboard.press("Escape")
@@ -167,7 +170,10 @@ def test_tags_notes_and_pins_are_kept_with_the_run_and_seen_by_others(runs, own,
         there.sees("is not a tag: use 1 to 64 characters")
         row(there, name).get_by_role("button", name="Remove the tag baseline").click()
         there.waits_for(lambda: read_annotations(runs / name).tags == ("to <keep>",), "one tag less")
+        has_nothing_serious(there)
         row(there, name).get_by_role("button", name="Actions for").click()
+        there.page.get_by_role("menuitem", name="Pin").wait_for()
+        has_nothing_serious(there)
         there.page.get_by_role("menuitem", name="Pin").click()
         there.waits_for(lambda: rows(there)[0] == name and rows(other)[0] == name, "it at the top")
         # Escape leaves a note as it was.
@@ -234,6 +240,14 @@ def test_runs_are_grouped_with_mean_and_range_and_a_group_is_compared(served, br
         assert compare.get_attribute("href").endswith("&group=config/lr")
         compare.click()
         other.waits_for(lambda: other.page.get_by_role("article").count() == 4, "the four runs")
+        other.waits_for(lambda: other.pixels(LOSS) > 0, "a chart")
+        has_nothing_serious(other)
+    for view in (f"#run={BEST}", f"runs?run={BEST}&run=rate-0.1-seed-1&baseline={BEST}"):
+        with visit(browser, served.url + view, **DARK_PHONE) as phone:
+            phone.page.get_by_text(BEST).first.wait_for()
+            width = phone.page.evaluate("document.documentElement.scrollWidth")
+            assert "runs?" not in view or width <= DARK_PHONE["viewport"]["width"]
+            has_nothing_serious(phone)
 
 
 def test_others_are_compared_with_a_baseline_in_words(served, browser):

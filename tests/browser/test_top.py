@@ -148,17 +148,6 @@ def test_a_terminal_that_goes_away_ends_it(recording: str, open_terminal: Callab
     assert terminal.process.wait(60) == 0
 
 
-def test_signals_leave_the_run_and_give_the_terminal_back(
-    loop: "subprocess.Popen[bytes]", open_terminal: Callable[..., Terminal]
-) -> None:
-    terminal = open_terminal("--wait")
-    terminal.wait_for("● live", "loss ")
-    terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.wait_for_end() == 0
-    assert terminal.is_restored
-    assert "detached from run fruit" in terminal.output_after()
-
-
 def test_a_stopped_process_gives_the_terminal_back_for_as_long(
     recording: str, open_terminal: Callable[..., Terminal]
 ) -> None:
@@ -169,7 +158,7 @@ def test_a_stopped_process_gives_the_terminal_back_for_as_long(
     terminal.process.send_signal(signal.SIGCONT)
     wait_for(lambda: (terminal.text, not terminal.is_restored)[1], "the terminal to be taken again")
     terminal.wait_for("✓ finished", "loss ")
-    terminal.press("q")
+    terminal.process.send_signal(signal.SIGTERM)
     assert terminal.wait_for_end() == 0
     assert terminal.is_restored
 
@@ -190,11 +179,3 @@ def test_a_defect_while_drawing_gives_the_terminal_back_and_is_shown(
     assert terminal.wait_for_end() == 1
     assert terminal.is_restored
     assert "ZeroDivisionError: no frame" in terminal.output_after()
-
-
-def test_without_a_terminal_it_says_what_to_use_instead(recording: str) -> None:
-    command = [CONSUMER, "--callbacks", "top", "--replay", recording]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "use '--log console'" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr

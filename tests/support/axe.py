@@ -20,9 +20,12 @@ STILL = """async () => {
     for (let left = 200; left && fading(); left--) await new Promise(requestAnimationFrame);
     await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
 }"""
-DESK = {"viewport": {"width": 1500, "height": 900}}
-PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
-LOOKS = [("light", DESK), ("dark", PHONE)]
+DARK_PHONE = {
+    "viewport": {"width": 390, "height": 780},
+    "is_mobile": True,
+    "has_touch": True,
+    "color_scheme": "dark",
+}
 
 
 def has_nothing_serious(there: Visit) -> None:

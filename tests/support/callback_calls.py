@@ -10,14 +10,12 @@ from offloop.consumers import Callback, Logger
 
 
 class CallLog(Logger):
-    """A logger that keeps every call by itself: metrics as ``[step, event, metrics]``, files as the arguments and the
-    event."""
+    """A logger that keeps every call by itself: metrics as ``[step, event, metrics]``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[list[Any]] = []
         self.hyperparameters: list[dict[str, Any]] = []
-        self.uploads: list[dict[str, Any]] = []
         self._handled: Snapshot | None = None
 
     def begin(self, state: Snapshot) -> None:
@@ -34,17 +32,6 @@ class CallLog(Logger):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         super().log_hyperparameters(hyperparameters)
         self.hyperparameters.append(dict(hyperparameters))
-
-    def upload_file(self, remote_file_name: str, file_path: Any, overwrite: bool = False) -> None:
-        assert self._handled is not None
-        self.uploads.append(
-            {
-                "remote_file_name": remote_file_name,
-                "file_path": str(file_path),
-                "overwrite": overwrite,
-                "event": self._handled.event.name,
-            }
-        )
 
 
 def calls_of(callback: Callback, snapshots: Iterable[Snapshot]) -> CallLog:

@@ -1,5 +1,5 @@
-"""Sends a recording to a background destination, as a consumer that keeps its progress, in a process that a
-test starts: ``python logger_job.py wandb|mlflow RECORDING TARGET [BATCH]``. With ``BATCH`` it kills itself there."""
+"""Sends a recording to wandb, as a consumer that keeps its progress, in a process that a test starts:
+``python logger_job.py RECORDING TARGET [BATCH]``. With ``BATCH`` it kills itself there."""
 
 import os
 import signal
@@ -12,10 +12,9 @@ from helpers import wait_for
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
-from offloop.consumers import Callback, Logger, LoggerDestination
+from offloop.consumers import Callback, Logger
 from offloop.consumers.api.logger import Row
 from offloop.consumers.delivery.spool import wrap_in_spool
-from offloop.consumers.loggers.mlflow import MLFlowLogger
 from offloop.consumers.loggers.wandb import WandBLogger
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.state_file import StateFile
@@ -38,15 +37,10 @@ class Losses(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def send(kind: str, path: str, target: str, last: str = "0") -> None:
+def send(path: str, target: str, last: str = "0") -> None:
     """Sends a recording, and kills its own process at batch ``last``."""
     recording = Recording(Path(path))
-    destination: LoggerDestination
-    if kind == "wandb":
-        destination = WandBLogger(mode="offline", dir=Path(target))
-    else:
-        # On a busy machine MLflow alone takes longer to start than a destination usually has at the end.
-        destination = MLFlowLogger(tracking_uri=target, drain_seconds=100)
+    destination = WandBLogger(mode="offline", dir=Path(target))
     taken: list[Row] = []
     log_rows = destination.log_rows
 
@@ -61,10 +55,10 @@ def send(kind: str, path: str, target: str, last: str = "0") -> None:
         Runner(recording, [callback], [wrap_in_spool(destination)], progress=progress, commit_every=COMMIT_EVERY).run()
 
 
-def send_and_die(kind: str, recording: Path, target: str) -> None:
+def send_and_die(recording: Path, target: str) -> None:
     """Sends in a process that kills itself when two thirds are sent."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, __file__, kind, str(recording), target, "40"]
+    command = [sys.executable, __file__, str(recording), target, "40"]
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
 
 

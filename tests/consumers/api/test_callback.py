@@ -3,15 +3,10 @@
 import pytest
 from consumers_stream import Collector, batch_end, snapshots_of_training
 
-from offloop import consumers
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger, Runner
-
-
-def test_public_names_are_listed_by_the_package() -> None:
-    assert all(getattr(consumers, name).__name__ == name for name in consumers.__all__)
 
 
 def test_a_callback_requests_the_events_whose_methods_it_overrides() -> None:

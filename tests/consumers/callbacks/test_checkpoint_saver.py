@@ -125,17 +125,6 @@ def test_they_are_those_of_the_trainer_byte_for_byte(
     assert contents(tmp_path / "out") == inside
 
 
-def test_a_training_that_is_stopped_is_saved_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(event: Event, state: State, logger: object) -> None:
-        if state.timestamp.values[2] in (4, 5):
-            state.stop_training()
-
-    both(tmp_path, monkeypatch, "3ba", algorithms=[Act(stop, Event.AFTER_LOSS)], max_duration="9ep")
-    inside = contents(tmp_path / "in")
-    assert len(inside) == 3
-    assert contents(tmp_path / "out") == inside
-
-
 def test_when_no_memory_is_free_it_comes_after_the_next_batch_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -242,15 +242,6 @@ def test_a_part_of_the_inputs_is_named() -> None:
     assert all((image == 1).all() for image in entry.images)
 
 
-def test_a_mapping_whose_masks_go_by_another_name_than_targets() -> None:
-    callback = ImageVisualizer("1ba", "segmentation", input_key="image", target_key="mask")
-    classes = np.zeros((2, 3, 4, 4), np.float32)
-    inputs = {"image": LEFT, "mask": RIGHT.astype(np.int64)}
-    targets, outputs = {"label": np.arange(2)}, {"outputs": classes}
-    (entry,) = logged(callback, before_forward(inputs=inputs, targets=targets, outputs=outputs))
-    assert all((mask == 1).all() for mask in entry.masks["ground_truth"])
-
-
 def test_a_part_that_cannot_be_told_is_said_to_be_so() -> None:
     with pytest.raises(ConfigurationError, match="left, right"):
         logged(ImageVisualizer("1ba", input_key="image"), before_forward(inputs={"left": LEFT, "right": RIGHT}))

@@ -64,11 +64,6 @@ def test_evaluations_have_a_usual_time_of_their_own() -> None:
     assert [metrics["stall/seconds"] for _, _, metrics in calls] == [39.0, 4.0]
 
 
-@pytest.mark.parametrize("event", [Event.INIT, Event.EVAL_STANDALONE_END])
-def test_nothing_is_expected_between_calls_of_the_trainer(event: Event) -> None:
-    assert calls_of(StallMonitor(min_seconds=1), [*steps(1, 1, 1), at(event, 4), at(Event.FIT_START, 5000)]).calls == []
-
-
 def test_the_evaluation_after_the_end_of_a_training_ends_with_nothing_expected() -> None:
     last = [at(Event.FIT_END, 3), at(Event.EVAL_BEFORE_ALL, 3), at(Event.EVAL_AFTER_ALL, 4)]
     assert calls_of(StallMonitor(min_seconds=1), [*steps(1, 1), *last, at(Event.FIT_START, 5000)]).calls == []

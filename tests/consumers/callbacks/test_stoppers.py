@@ -3,7 +3,6 @@
 import json
 import math
 import operator
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -151,19 +150,6 @@ def test_nan_and_what_is_hardly_better_are_no_improvement(
     assert asked == [(Event.EVAL_END, 2 * epoch) for epoch in asks]
 
 
-@pytest.mark.parametrize("monitor", ["MyAccuracy", "metrics/eval/MyAccuracy"])
-def test_a_metric_may_be_given_by_its_full_or_short_name(monitor: str) -> None:
-    stopper, asked = ThresholdStopper(monitor, "eval", threshold=0.5), []
-    for batch, value in ((2, 0.4), (4, 0.6)):
-        hand(stopper, snapshot_of(["EVAL_END", "eval", 1, batch, value], "MyAccuracy", asked))
-    assert len(asked) == 1
-    with pytest.raises(CannotWorkError):
-        hand(
-            ThresholdStopper("test/MyAccuracy", "eval", 0.5),
-            snapshot_of(["EVAL_END", "eval", 1, 2, 0.1], "MyAccuracy", []),
-        )
-
-
 def test_a_label_that_does_not_come_is_an_error_at_the_end_of_the_first_evaluation() -> None:
     stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
     hand(stopper, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))
@@ -219,10 +205,6 @@ def test_a_comparison_is_a_word_or_a_function_of_python_torch_or_numpy(comp: Any
     for batch, value in enumerate((0.4, 0.3, 0.2)):
         hand(stopper, snapshot_of(["EVAL_END", "eval_a", 0, batch, value], "Score", asked))
     assert asked == [(Event.EVAL_END, 2)]
-
-
-def test_a_stopper_with_a_function_of_torch_goes_to_another_process() -> None:
-    assert pickle.loads(pickle.dumps(EarlyStopper("a", "b", comp=torch.greater))).comp_func is operator.gt
 
 
 @pytest.mark.parametrize(("value", "stops"), [(0.3, False), (float(np.float32(0.3)), False), (0.30000001, True)])

@@ -46,14 +46,6 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_options_are_converted_to_the_types_of_the_constructor(tmp_path: Path) -> None:
-    texts = ["speed.window_size=1", "speed.gpu_flops_available=1e12", "speed.time_unit=seconds"]
-    [speed], _ = create_selected(["speed"], [], texts)
-    assert vars(speed)["_gpu_flops_available"] == 1e12
-    assert vars(speed)["_divider"] == 1
-    assert vars(speed)["_batches"].maxlen == 2
-
-
 @pytest.mark.parametrize(
     ("callback", "options", "hint"),
     [
@@ -90,9 +82,3 @@ def test_errors_of_a_constructor_and_abstract_classes_are_reported(plugin: Path)
         create_selected([f"{plugin.name}:Fussy"], [], ["Fussy.size=3"])
     with pytest.raises(ConfigurationError, match="measure"):
         create_selected([f"{plugin.name}:Unfinished"], [], [])
-
-
-def test_an_error_in_a_callback_file_is_reported_with_the_file(plugin: Path) -> None:
-    plugin.write_text("class Peaks(:\n")
-    with pytest.raises(ConfigurationError, match=r"plugin_under_test.py: SyntaxError"):
-        create_selected([f"{plugin.name}:Peaks"], [], [])

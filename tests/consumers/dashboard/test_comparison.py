@@ -1,8 +1,5 @@
 """Runs of a page in groups, and beside a baseline, without a browser."""
 
-import math
-
-from offloop.bus.types.units import difference
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look
@@ -63,17 +60,6 @@ def test_a_browser_is_sent_means_and_ranges_and_single_runs_only_if_it_wants_the
     assert [list(line["y"]) for line in again if line["r"] == "group lr = 1"] == [[2, 3]]
     with_singles = lines.news(LOSS, runs, LOOK, compared(runs, group="lr", singles=True))
     assert [line["r"] for line in with_singles] == [0, 1, 2]
-
-
-def test_the_difference_to_a_baseline_says_what_is_better_by_more_than_its_colour():
-    assert difference("min", 0.5, 0.75, ()) == ("-0.25", "better")
-    assert difference("min", 1.0, 0.75, ()) == ("+0.25", "worse")
-    assert difference("max", 0.912, 0.9, ()) == ("+0.012", "better")
-    assert difference("max", 0.9, 0.9, ()) == ("±0", "")
-    assert difference(None, 0.912, 0.9, ()) == ("+0.012", "")
-    assert difference("min", math.nan, 1.0, ()) == ("", "")
-    assert difference("min", 1.0, math.inf, ()) == ("", "")
-    assert difference("min", 1.0, None, ()) == ("", "")
 
 
 def test_a_baseline_has_a_line_of_its_own_and_all_else_is_compared_with_it():

@@ -41,10 +41,3 @@ def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duratio
     assert set(said) == {(ending, 5)}
     assert len(said) == 10
     assert watched.error == ("it broke" if ending == "failed" else None)
-
-
-@pytest.mark.parametrize(("lines", "parts"), [(1, 512), (10, 320), (5000, 64)])
-def test_many_lines_of_a_chart_have_fewer_points_each(lines, parts):
-    from offloop.consumers.dashboard.web.charts import Look
-
-    assert Look(visible={"loss": 1000}).buckets("loss", lines) == parts

@@ -13,7 +13,6 @@ from helpers import wait_for
 from offloop.bus import Event, Publisher, Recording, Subscriber
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, Topic, event_encoder, pack_map
 from offloop.bus.recording import records
-from offloop.bus.recording import summary as summaries
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.summary import Summarizer
 from offloop.bus.recording.writer import RecordingWriter
@@ -304,16 +303,3 @@ def test_hyperparameters_reach_every_destination_once(recording: Path, is_beside
     assert len(found) == 1
     assert run.hyperparameters == found[0] != {}
     assert run.history is not None
-
-
-def test_events_that_are_kept_are_evenly_spread(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries, "MAX_EVENTS", 32)
-    summarizer = Summarizer(recording, "run", 1, None)
-    summarizer.work(math.inf)
-    kept = summarizer.summary.events
-    assert 16 <= len(kept["batch_end"].events) <= 32
-    assert len(kept["eval_end"].events) == BATCHES // PER_EPOCH
-    assert kept.keys() == {"init", "fit_start", "batch_end", "eval_end", "$checkpoint", "$command", "fit_end"}
-    offsets = [one.offset for _, one in sorted(kept["batch_end"].events.items())]
-    assert offsets == sorted(offsets)
-    assert all(isinstance(one.body, bytes) for one in kept["init"].events.values())

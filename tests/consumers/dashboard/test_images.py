@@ -5,7 +5,7 @@ import pytest
 
 from offloop.consumers.api.logger import Images
 from offloop.consumers.dashboard.view import images as view_images
-from offloop.consumers.dashboard.view.images import OF_ONE_STEP, ImageHistory
+from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.panels import galleries_of
 
@@ -62,13 +62,6 @@ def test_names_share_the_room_and_none_loses_its_newest(monkeypatch):
     monkeypatch.setattr(view_images, "MAX_NAMES", 2)
     history.take(logged(1, "third"))
     assert set(history.steps()) == {"rare", "third"}
-
-
-def test_some_of_many_images_at_once_are_kept_and_the_number_is_told():
-    history = ImageHistory()
-    history.take(logged(1, count=OF_ONE_STEP + 3))
-    assert len(history.at("a", 1).pixels) == OF_ONE_STEP
-    assert history.steps() == {"a": [(1, OF_ONE_STEP + 3)]}
 
 
 @pytest.mark.parametrize("count", [1, 3])

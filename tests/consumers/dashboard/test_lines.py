@@ -1,17 +1,13 @@
 """What a browser is sent of the charts, without a browser."""
 
-import io
 import math
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.bus.types.units import number_text, scale_of
-from offloop.consumers.api.images import as_bytes, as_png
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.view.run_view import ProgressView, PublishingView, RunView, labels_of
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, charts_of
@@ -155,14 +151,6 @@ def test_of_each_run_the_phases_of_one_chosen_rank_are_sent():
     assert not has_chart(runs[0], "phases", 1)
 
 
-def test_a_browser_that_goes_back_to_an_axis_is_sent_only_what_is_new_there():
-    browser = Browser()
-    browser.log(0, [1.0, 2.0, 3.0])
-    assert [browser.look(), browser.look(Look("time", None, LOOK.visible)), browser.look()] == [3, 3, 0]
-    browser.log(3, [4.0])
-    assert [browser.look(), browser.look(Look("time", None, LOOK.visible))] == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -192,10 +180,3 @@ def test_facts_are_told_in_words():
     told = facts(progress._replace(max_duration="8325ba"), PublishingView(None, None), "live")
     assert told == "epoch 3 · batch 1,234 of 8,325 · 2m05s elapsed · about 1h01m left"
     assert facts(progress, PublishingView(None, None), "waiting") == "no event has come yet"
-
-
-@pytest.mark.parametrize("channels", [1, 4])
-def test_images_become_png(channels):
-    pixels = np.arange(2 * 3 * channels, dtype=np.uint8).reshape(2, 3, channels)
-    read = np.asarray(Image.open(io.BytesIO(as_png(as_bytes(pixels)))))
-    assert np.array_equal(read.reshape(pixels.shape), pixels)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from many_hosts import many_hosts
 
-from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, HostWindow, summarize
+from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
@@ -91,20 +91,6 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
         assert low < high
         one.map().slowest(LOSS, 2)
         assert one.map().median(LOSS) == one.map().median(LOSS) or not np.isfinite(one.map().values(LOSS)).any()
-
-
-def test_a_rank_that_begins_later_takes_its_place() -> None:
-    def of(host: str, ranks: tuple[int, ...], last: int) -> HostWindow:
-        losses = {LOSS: summarize(LOSS, ranks, [[100.0 + rank] for rank in ranks])}
-        return HostWindow(host, 1, ranks, 6, last - 1, last, last, 1.0, (last,) * len(ranks), quantities=losses)
-
-    ranks = RankTiming()
-    ranks.add_windows([of("a", (1, 3), 2), of("b", (2, 4), 2)])
-    ranks.add_windows([of("b", (0, 2, 4), 4), of("a", (1, 3, 5), 4), of("a", (1, 3, 5), 6)])
-    shown = ranks.map()
-    assert [host.name for host in shown.hosts] == ["b", "a"]
-    assert ranks.count == len(shown) == 6
-    assert list(shown.values(LOSS)) == [100.0 + rank for rank in shown.ranks]
 
 
 def test_a_browser_is_sent_little_and_can_read_every_value() -> None:

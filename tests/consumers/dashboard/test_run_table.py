@@ -9,7 +9,6 @@ from run_tables import ACCURACY, entry, table
 
 from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.entry import RunEntry, unreadable_entry
-from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.home import CompareLook, TableLook, window
 from offloop.consumers.runner.places import FolderRuns
 
@@ -35,14 +34,6 @@ def test_a_run_that_cannot_be_read_is_the_last_row_and_says_why():
 def test_a_name_that_is_not_utf8_is_written_out():
     (row,) = window(table(entry("a\udcff")), TableLook())["rows"]
     assert row["run"].encode() == b"a\\udcff"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [None, {"find": 1}, {"count": 10**9}, {"compare": {"toggled": [2]}}],
-)
-def test_a_message_in_another_form_is_the_default_look(message):
-    assert look_in(message, TableLook) == TableLook()
 
 
 def rated(name: str, lr: float | None, accuracy: float, **values: Any) -> RunEntry:

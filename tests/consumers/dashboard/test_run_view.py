@@ -291,10 +291,6 @@ def test_the_rank_that_arrives_last_is_found_from_the_events_of_one_host() -> No
     assert view.rank_map().row(0).batch == 3
 
 
-def test_no_rank_is_a_straggler_where_they_take_turns() -> None:
-    assert view_of_ranks([0, 1, 2] * 10, 3).rank_map().waiting is None
-
-
 # -- progress, state, log ---------------------------------------------------------------------------------------------
 
 
@@ -365,13 +361,6 @@ def test_a_command_that_is_answered_late_has_its_effect() -> None:
         "'pause' was sent and has not taken effect yet",
         "'pause' took effect at batch 1 (batch_checkpoint)",
     ]
-
-
-def test_what_algorithms_log_is_that_of_the_first_rank() -> None:
-    view = RunView("run")
-    view.see(batch_of(1, logged=[[1, {"weight": 1.0}]]))
-    view.see(batch_of(1, rank=1, logged=[[1, {"weight": 2.0}]]))
-    assert points_of(view, "weight") == {1: 1.0}
 
 
 def test_events_are_told_in_words_once_and_not_those_of_every_batch() -> None:

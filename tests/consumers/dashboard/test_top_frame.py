@@ -91,15 +91,6 @@ def test_how_a_run_ended_stands_first(ending: str, begins: str) -> None:
     assert "S stop" not in drawn(view)[-1]
 
 
-def test_wide_letters_move_nothing() -> None:
-    view = trained()
-    view.log_rows([Row(1, 0.0, {"精度/訓練": 1.0, f"精度/{'損失' * 30}": 1.0, "ascii/name": 1.0})])
-    lines = drawn(view, height=60)
-    ends = [cell_len(line.partition("  ▅")[0]) for line in lines if line.endswith(" 1  ▅")]
-    assert len(ends) == 3
-    assert len(set(ends)) == 1
-
-
 def test_what_stands_out_among_ranks_is_said() -> None:
     lines = drawn(trained(ranks=2, slow=1), height=40)
     place = next(number for number, line in enumerate(lines) if line.startswith("── 2 ranks "))

@@ -415,21 +415,6 @@ def test_entries_sent_at_close_are_not_sent_again(context: RunContext) -> None:
     assert second.steps == []
 
 
-def test_an_interrupted_consumer_keeps_undelivered_entries(
-    context: RunContext, capsys: pytest.CaptureFixture[str], hanging: tuple[Fault, threading.Event]
-) -> None:
-    down = Server(hanging[0])
-    down.drain_seconds = 0.01
-    spool = opened(context, down)
-    state = log_committed(spool, 1, 2)
-    spool.close()
-    assert "2 of 2 entries did not arrive" in capsys.readouterr().err
-    server = Server()
-    again = go_on(state, server, context)
-    again.close()
-    assert server.steps == [1, 2]
-
-
 def test_delivered_entries_are_removed_from_the_disk(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offloop.consumers.delivery.spool_file._FILE_BYTES", 1000)
     may_take = threading.Semaphore(0)
@@ -472,21 +457,6 @@ def sent_and_deleted(directory: Path) -> int | None:
     return int(sent) if min(bases) == base else None
 
 
-class Last(Callback):
-    def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
-
-    def close(self, state: Snapshot, logger: Logger) -> None:
-        logger.log_metrics({"last": 1.0})
-
-
-def test_entries_logged_at_close_arrive(tmp_path: Path) -> None:
-    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(4)) / "recording-1.mcap")
-    server = Server()
-    with StateFile(tmp_path / "state", "sender", "demo", 1) as progress:
-        Runner(recording, [Last()], [wrap_in_spool(server)], progress=progress).run()
-    assert server.steps == [4]
-
-
 def test_kept_files_are_deleted_after_delivery(context: RunContext, model: Path) -> None:
     for server in (Server(), Unsafe()):
         spool = opened(context, server)
@@ -506,37 +476,6 @@ def test_a_missing_spool_is_reported(context: RunContext) -> None:
     shutil.rmtree(state["path"])
     with pytest.raises(ConfigurationError, match=state["path"]):
         go_on(state, Server(), context)
-
-
-def test_a_stream_without_a_directory_is_spooled_in_a_temporary_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    server = Server()
-    spool = Spool(server)
-    spool.open(RunContext("demo", 1, None))
-    log(spool, 1)
-    assert len(list(tmp_path.glob("offloop-Server-1-*"))) == 1
-    spool.close()
-    assert server.steps == [1]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_unusual_entries_are_delivered(context: RunContext, tmp_path: Path) -> None:
-    target = tmp_path / "weights-5"
-    target.write_bytes(b"weights")
-    link = tmp_path / "latest"
-    link.symlink_to(target.name)
-    server = Server()
-    spool = opened(context, server)
-    state = batch_end(1)
-    spool.log_hyperparameters({"name": "\udc80"}, state)
-    spool.log_entry(Upload("latest", link, False), state)
-    log(spool, 1)
-    spool.close()
-    assert server.others == [{"name": "?"}, ("latest", b"weights", False)]
-    assert server.steps == [1]
-    assert spool.problem is None
 
 
 def close_while_it_works(spool: Spool, working: threading.Event, go_on: threading.Event) -> None:
@@ -567,35 +506,6 @@ def test_pending_entries_of_a_destination_are_awaited(context: RunContext) -> No
     wait_for(lambda: server.steps == [1, 2], "both rows")
     close_while_it_works(spool, closing, go_on)
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
-
-
-def test_a_slow_image_or_file_is_awaited_at_the_end(context: RunContext, model: Path) -> None:
-    uploading, go_on = threading.Event(), threading.Event()
-
-    def wait(method: str) -> None:
-        if method == "upload_file":
-            uploading.set()
-            assert go_on.wait(60)
-
-    server = Server(wait)
-    server.drain_seconds, server.finish_seconds = 0.01, 30.0
-    spool = opened(context, server)
-    spool.log_entry(Upload("model.pt", model, False), batch_end(1))
-    close_while_it_works(spool, uploading, go_on)
-    assert (server.others, spool.problem) == ([("model.pt", b"weights", False)], None)
-
-
-def test_a_file_that_always_fails_is_abandoned(context: RunContext, model: Path) -> None:
-    def refuse(method: str) -> None:
-        if method == "upload_file":
-            raise TimeoutError("no answer")
-
-    server = Server(refuse)
-    server.drain_seconds, server.finish_seconds = 0.01, 3600.0
-    spool = opened(context, server, no_pause)
-    spool.log_entry(Upload("model.pt", model, False), batch_end(1))
-    spool.close()
-    assert spool.problem == "lacks 1 of 1 entries"
 
 
 def test_entries_kept_before_the_disk_was_full_arrive(
@@ -697,23 +607,3 @@ def test_undelivered_entries_are_kept_while_another_destination_replays(
     server = Server()
     assert run(server, None) == []
     assert server.steps == [*range(1, 9)]
-
-
-def test_a_failed_destination_does_not_affect_another(tmp_path: Path) -> None:
-    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(40)) / "recording-1.mcap")
-
-    class Waits(LogsLoss):
-        def batch_end(self, state: Snapshot, logger: Logger) -> None:
-            super().batch_end(state, logger)
-            if state.timestamp.values[2] == 30 and full_at is not None:
-                wait_for(lambda: server.steps[-1:] >= [20], "what was logged after the failure")
-
-    steps: list[int] = []
-    for full_at in (5, None):
-        server = Server()
-        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
-            destinations = [Full(full_at), wrap_in_spool(server)]
-            statistics = Runner(recording, [Waits()], destinations, progress=progress, commit_every=2).run()
-        assert not any(statistics.errors.values())
-        steps += server.steps
-    assert steps == [*range(1, 41)]

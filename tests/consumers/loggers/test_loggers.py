@@ -32,7 +32,6 @@ from offloop.consumers import (
     WandBLogger,
 )
 from offloop.consumers.api.logger import Row, RunContext
-from offloop.consumers.loggers.console import format_value
 from offloop.consumers.loggers.jsonl import _lines as jsonl_lines
 
 
@@ -199,20 +198,6 @@ def test_console_prints_one_line_a_second_of_training_time_and_the_last_row(
         ["step", "11", "epoch", "2", "loss", "0.09091"],
     ]
     assert len({len(line) for line in lines}) == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0312345, "0.03123"),
-        (1797, "1797"),
-        (10**12, "1e+12"),
-        (math.nan, "nan"),
-        (True, "True"),
-    ],
-)
-def test_numbers_are_short(value: Any, text: str) -> None:
-    assert format_value(value) == text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import logger_job
 import numpy as np
 import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
@@ -13,15 +12,11 @@ from logged import Everything
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.entities import Run as MlflowRun
-from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run
-from offloop.consumers import TrainerMetrics
 from offloop.consumers.api.logger import Row, RunContext, Upload
 from offloop.consumers.delivery.spool import wrap_in_spool
 from offloop.consumers.loggers.mlflow import MLFlowLogger
@@ -58,21 +53,6 @@ def artifacts(database: str, run: MlflowRun) -> dict[str, bytes]:
 def send_all(stream: Any, database: str, file: Path) -> None:
     statistics = Runner(stream, [Everything(file)], [wrap_in_spool(MLFlowLogger(tracking_uri=database))]).run()
     assert statistics.problems == []
-
-
-def test_runs_of_one_name_from_two_folders_are_two_runs_and_attempts_are_one(database: str, tmp_path: Path) -> None:
-    for folder, loss in (("here", 1.0), ("there", 2.0), ("there", 3.0)):
-        with Publisher("twice", runs_dir=tmp_path / folder, resume=True) as publisher:
-            publisher.publish("batch_end", batch=int(loss), loss=loss)
-        logger = MLFlowLogger(tracking_uri=database)
-        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [wrap_in_spool(logger)]).run().problems == []
-    client = MlflowClient(database)
-    found = {
-        run.data.tags["offloop.run_id"]: [one.value for one in history(database, run, "loss/train/total")]
-        for run in client.search_runs(["1"], "tags.`offloop.run` = 'twice'")
-    }
-    here, there = (find_run("twice", tmp_path / folder).id for folder in ("here", "there"))
-    assert found == {here: [1.0], there: [2.0, 3.0]}
 
 
 def test_a_replay_into_the_same_run_adds_nothing(database: str, tmp_path: Path) -> None:
@@ -124,18 +104,6 @@ def pixels(png: bytes) -> Any:
         return np.asarray(image).tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_after_a_kill_no_step_is_missing_or_twice(database: str, tmp_path: Path) -> None:
-    recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"
-    logger_job.send_and_die("mlflow", recording, database)
-    run = only_run(database, "killed")
-    assert run.info.status == "RUNNING"
-    logger_job.send("mlflow", str(recording), database)
-    assert [one.step for one in history(database, run, "loss")] == [*range(1, 61)]
-    assert only_run(database, "killed").info.status == "FINISHED"
-
-
 def send(database: str, context: RunContext, metrics: Mapping[int, float]) -> None:
     logger = MLFlowLogger(tracking_uri=database)
     logger.open(context)
@@ -154,6 +122,10 @@ def test_a_later_attempt_logs_to_the_same_run_and_no_step_twice(database: str) -
     found = [(one.step, one.value) for one in history(database, run, "loss")]
     assert found == [(1, 0.1), (2, 0.2), (3, 0.3), *((step, 1 / step) for step in range(4, 1502))]
     assert run.data.tags["offloop.attempt"] == "2"
+    # Of that name in another folder.
+    send(database, RunContext("resumed", 1, None, run_id="other"), {1: 0.9})
+    client = MlflowClient(database)
+    assert len(client.search_runs([run.info.experiment_id], "tags.`offloop.run` = 'resumed'")) == 2
 
 
 def test_hyperparameters_that_changed_become_tags(database: str) -> None:
@@ -189,23 +161,6 @@ def test_files_stay_within_the_run_and_are_replaced_on_request(database: str, tm
         logger.upload_file(Upload(f"kept-{overwrite}.pt", file, overwrite), batch_end(1))
     found = artifacts(database, only_run(database, "files"))
     assert found == {"_/latest.pt": b"3", "kept-False.pt": b"1", "kept-True.pt": b"3"}
-
-
-def test_a_file_may_take_longer_than_other_requests(
-    database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    allowed = []
-    for name in ("log_artifact", "log_batch"):
-        monkeypatch.setattr(MlflowClient, name, lambda *_, **__: allowed.append(MLFLOW_HTTP_REQUEST_TIMEOUT.get()))
-    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
-    file = tmp_path / "model.pt"
-    file.write_bytes(b"weights")
-    logger = MLFlowLogger(tracking_uri=database)
-    logger.open(RunContext("large", 1, None))
-    logger.log_rows([Row(1, 1.0, {"loss": 1.0})], batch_end(1))
-    logger.upload_file(Upload("model.pt", file, True), batch_end(1))
-    logger.log_rows([Row(2, 2.0, {"loss": 1.0})], batch_end(2))
-    assert allowed == [20, 600, 20]
 
 
 def test_an_error_of_mlflow_is_a_configuration_error(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

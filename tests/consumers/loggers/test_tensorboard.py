@@ -16,10 +16,7 @@ from tensorboard.plugins.hparams import metadata as hparams
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.publisher.publisher import Publisher
-from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run
-from offloop.consumers import Runner, TrainerMetrics
+from offloop.consumers import Runner
 from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.loggers.tensorboard import TensorboardLogger
 
@@ -143,21 +140,14 @@ def test_a_consumer_killed_at_any_moment_resumes_to_equal_bytes(tmp_path: Path) 
     goes_on_after_every_kill(stream, lambda place: TensorboardLogger(str(place)), tmp_path, commit_every=2)
 
 
-def test_runs_of_one_name_have_separate_folders(tmp_path: Path) -> None:
-    folders = {}
-    for folder in ("here", "there", "here"):
-        with Publisher("demo", runs_dir=tmp_path / folder, resume=True) as publisher:
-            publisher.publish("batch_end", batch=1, loss=0.5)
-        logger = TensorboardLogger(str(tmp_path / "logs"))
-        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [logger]).run().problems == []
-        folders[folder] = find_run("demo", tmp_path / folder).id
-    written = {path.name: len(list(path.glob("events.out*"))) for path in (tmp_path / "logs").iterdir()}
-    assert written == {f"demo-{folders['here'][:6]}": 2, f"demo-{folders['there'][:6]}": 1}
-
-
 def test_an_existing_folder_is_refused_with_an_alternative(tmp_path: Path) -> None:
     log(tmp_path, batch_end(1, rows=[[1, {"x": 1}]]))
     with pytest.raises(ConfigurationError, match=r"tensorboard\.overwrite=true.*-o tensorboard\.log_dir=DIR"):
         log(tmp_path, batch_end(1, rows=[[1, {"x": 1}]]))
     with pytest.raises(ConfigurationError, match=r"-o tensorboard\.log_dir=DIR"):
         TensorboardLogger().open(RunContext("run", 1, None))
+    # Of that name in another folder.
+    other = TensorboardLogger(str(tmp_path))
+    other.open(RunContext("run", 1, None, run_id="0123456789"))
+    other.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run-012345"}

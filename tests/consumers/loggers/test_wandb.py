@@ -15,10 +15,7 @@ from consumers_stream import batch_end, record_run, snapshots_of_training
 from logged import Everything
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run
-from offloop.consumers import TrainerMetrics
 from offloop.consumers.api.logger import Row, RunContext, Upload
 from offloop.consumers.delivery.spool import wrap_in_spool
 from offloop.consumers.loggers.wandb import WandBLogger
@@ -111,24 +108,11 @@ def _comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.timeout(180)
 def test_after_a_kill_no_step_is_missing_or_twice(tmp_path: Path) -> None:
     recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"
-    logger_job.send_and_die("wandb", recording, str(tmp_path / "sent"))
-    logger_job.send("wandb", str(recording), str(tmp_path / "sent"))
+    logger_job.send_and_die(recording, str(tmp_path / "sent"))
+    logger_job.send(str(recording), str(tmp_path / "sent"))
     rows = history(records(tmp_path / "sent"))
     assert [row["step"] for row in rows] == [*range(1, 61)]
     assert [row["_step"] for row in rows] == [*range(60)]
-
-
-def test_runs_of_one_name_from_two_folders_are_two_runs(tmp_path: Path) -> None:
-    for folder in ("here", "there"):
-        with Publisher("demo", runs_dir=tmp_path / folder) as publisher:
-            publisher.publish("batch_end", batch=1, loss=0.5)
-        logger = WandBLogger(mode="offline", dir=tmp_path)
-        assert Runner(Recording(publisher.recording), [TrainerMetrics()], [wrap_in_spool(logger)]).run().problems == []
-    runs = [record["run"] for record in records(tmp_path) if record["type"] == "run"]
-    ids = [find_run("demo", tmp_path / folder).id for folder in ("here", "there")]
-    assert sorted(run["run_id"] for run in runs) == sorted(f"{one}-1" for one in ids)
-    assert {run["display_name"] for run in runs} == {"demo"}
-    assert sorted(run["run_group"] for run in runs) == sorted(f"demo-{one[:6]}" for one in ids if one)
 
 
 class OnlineRun:
@@ -151,8 +135,13 @@ class OnlineRun:
 
 
 def send_online(monkeypatch: pytest.MonkeyPatch, logger: WandBLogger, run: OnlineRun, steps: Sequence[int]) -> None:
-    monkeypatch.setattr("wandb.init", lambda **options: run)
-    logger.open(RunContext("demo", 1, None))
+    def init(**options: Any) -> OnlineRun:
+        # Runs of that name in other folders are others.
+        assert (options["id"], options["name"], options["group"]) == ("0123456789-1", "demo", "demo-012345")
+        return run
+
+    monkeypatch.setattr("wandb.init", init)
+    logger.open(RunContext("demo", 1, None, run_id="0123456789"))
     state = batch_end(1)
     logger.log_rows([Row(step, state.time, {"loss": 0.5}) for step in steps], state)
     logger.close()

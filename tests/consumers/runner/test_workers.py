@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -126,36 +125,11 @@ def test_a_waiting_asynchronous_callback_needs_no_thread(recording):
     assert all(one.is_closed for one in waiting)
 
 
-@pytest.mark.parametrize(("on_error", "count"), [("continue", 8), ("disable", 1)])
-def test_an_error_of_an_asynchronous_callback_is_counted_and_shown_once(recording, capsys, on_error, count):
-    waiting, rows = Waiting(ValueError("no answer")), Rows()
-    callbacks = [waiting, Releasing(waiting)]
-    _, statistics = run_session(lambda callbacks, after: recording(), callbacks, [rows], on_error=on_error)
-    assert statistics.errors == {"Waiting": count, "Releasing": 0}
-    assert len(rows.rows) == 8
-    assert capsys.readouterr().err.count("callback Waiting raised at batch_end") == 1
-
-
 def test_with_on_error_stop_an_asynchronous_callback_ends_the_others(recording):
     waiting, rows = Waiting(ValueError("no answer")), Rows()
     with pytest.raises(CallbackError, match="callback Waiting raised ValueError"):
         run_session(lambda callbacks, after: recording(), [waiting, Releasing(waiting)], [rows], on_error="stop")
     assert (waiting.is_closed, rows.closed) == (True, 1)
-
-
-async def test_a_runner_that_is_cancelled_ends_asynchronous_callbacks_that_wait(recording):
-    waiting, rows = Waiting(), Rows()
-    runner = Runner(recording(), [Quick()], [rows])
-    runner.run_beside("Waiting", waiting, recording())
-    running = asyncio.create_task(runner.run_async())
-    async with asyncio.timeout(30):
-        while len(rows.rows) < 8 or not waiting.threads:
-            await asyncio.sleep(0.01)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert (waiting.is_closed, rows.closed) == (True, 1)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 SNAILS = """
@@ -195,15 +169,3 @@ def test_a_named_consumer_resumes_each_of_its_streams(runs_dir, tmp_path):
     for kind in ("thread", "task"):
         assert [row[kind] for row in rows if kind in row] == list(range(1, 81))
     assert [row["step"] for row in rows if "lr-SGD/group0" in row] == list(range(1, 81))
-
-
-def test_an_offloop_error_is_one_line_with_the_users_line(recording, capsys):
-    class Curious(Callback):
-        def batch_end(self, state, logger):
-            state.no_such_field  # noqa: B018
-
-    run_session(lambda callbacks, after: recording(), [Curious()], [])
-    [line] = capsys.readouterr().err.splitlines()
-    assert "callback Curious raised at batch_end" in line
-    assert "no_such_field" in line
-    assert re.search(r"test_workers\.py:\d+\)$", line)

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +115,6 @@ def test_a_simulated_training_equals_a_recorded_one() -> None:
     assert times == sorted(times)
 
 
-def test_inner_events_are_those_of_a_recorded_one() -> None:
-    made = MemoryStream(batches_per_epoch=8, evaluation={"eval": {}})
-    made.train(8)
-    made.finish()
-    recorded = Counter(one.event for one in Recording(RECORDINGS / "0.1.0" / "fields.mcap"))
-    # There each batch had two microbatches.
-    halved = {event: n // 2 if n == 16 else n for event, n in recorded.items()}
-    assert Counter(one.event for one in made) == halved
-
-
 def test_losses_rates_fields_and_metrics_are_functions_of_the_batch() -> None:
     stream = MemoryStream(
         loss=lambda batch: 1 / batch,
@@ -234,9 +223,3 @@ async def test_within_an_event_loop_callbacks_log_the_same_and_raise() -> None:
     assert replay(Loss(), stream).rows == (await asyncio.to_thread(replay, Loss(), stream)).rows
     with pytest.raises(ValueError, match="a bug"):
         replay(Raises("batch_end"), stream)
-
-
-async def test_a_simulated_training_supports_async_for() -> None:
-    stream = MemoryStream()
-    stream.train(batches=2)
-    assert [snapshot.seq async for snapshot in stream] == [snapshot.seq for snapshot in stream]

@@ -109,11 +109,10 @@ async def test_a_failing_callback(replay):
 )
 
 
-@pytest.mark.parametrize("mode", ["auto", "strict"])
-def test_the_fixtures_work_in_asynchronous_tests(project: pytest.Pytester, mode: str) -> None:
+def test_the_fixtures_work_in_asynchronous_tests(project: pytest.Pytester) -> None:
     (project.path / "it.mcap").write_bytes(EVALUATED.read_bytes())
     project.makepyfile(ASYNC_TESTS)
-    result = project.runpytest_inprocess(f"--asyncio-mode={mode}", "--offloop-update-golden")
+    result = project.runpytest_inprocess("--asyncio-mode=strict", "--offloop-update-golden")
     result.assert_outcomes(passed=3, failed=1)
     assert re.search(r"^>\s+return state\.loss / 0  # here$", lines(result), re.MULTILINE)
     assert re.search(r"^E\s+ZeroDivisionError", lines(result), re.MULTILINE)
