@@ -51,7 +51,6 @@ class _Folder:
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
         self._index = RunIndex(where)
         self.root = self._index.root
-        self.series = self._index.series
         # Users of notebooks close nothing.
         weakref.finalize(self, self._index.close)
         self.refresh()
@@ -151,11 +150,10 @@ class Runs(Sequence["Run"]):
         return as_table(table, library(to))
 
     def plot(self, metric: str, ax: Any = None) -> Any:
-        """Draw a metric of these runs with matplotlib, some hundred points each with extremes, and return the axes."""
+        """Draw a metric of these runs at all steps with matplotlib, and return the axes."""
         names = self._folder.table.known.metric_names
         name = names.find(metric, "no run has the metric")
-        series = {run.name: self._folder.series(run.name, name) for run in self}
-        drawn = {run: tuple(zip(*points, strict=True)) for run, points in series.items() if points}
+        drawn = {run.name: run._history(name, None)[name] for run in self if name in run._entry.metrics}
         return _draw(drawn, names.short(name), ax)
 
     @property

@@ -14,16 +14,14 @@ from offloop.bus.checkpoints.announced import ANNOUNCED
 from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
 from offloop.bus.index.entry import RunEntry, make_entry, unreadable_entry
-from offloop.bus.index.store import Stamp, read_series, read_stored, store_entry
+from offloop.bus.index.store import Stamp, read_stored, store_entry
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.summary import Point, Summarizer, Summary
+from offloop.bus.recording.summary import Summarizer, Summary
 from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, names_in, read_run
 from offloop.bus.runs.directory import runs_dir as chosen_runs_dir
-from offloop.bus.types.metrics import is_of_evaluation, shown_step
 
 _log = logging.getLogger("offloop.index")
 
-_MAX_BUCKETS = 100
 _MOST_NAMED = 3
 _STAMPED = (BROKER_FILE, ANNOUNCED.name, ANNOTATIONS.name)
 
@@ -69,22 +67,6 @@ class RunIndex:
             left -= self._read(run, found[run], until)
         self.unknown = sum(not self._is_clear(run) for run in waiting)
         return left
-
-    def series(self, run: str, metric: str) -> list[Point]:
-        entry = self._entries.get(run)
-        if entry is None or metric not in entry.metrics:
-            return []
-        followed = self._followed.get(run)
-        if followed is not None:
-            return followed.series(metric)
-        stored = read_series(self.root / run, self._stamps.get(run), metric)
-        if stored is not None:
-            return stored
-        # It may just have been deleted or damaged.
-        with contextlib.closing(_FollowedRun()) as read, contextlib.suppress(RunDirectoryError):
-            read.read(read_run(self.root / run), math.inf)
-            return read.series(metric)
-        return []
 
     def close(self) -> None:
         for followed in self._followed.values():
@@ -132,7 +114,7 @@ class RunIndex:
             self._stamps[run] = stamp
         if is_read and not entry.is_going_on:
             try:
-                store_entry(path, stamp, entry, followed.all_series())
+                store_entry(path, stamp, entry)
             except RunDirectoryError as error:
                 self.problem = str(error)
             else:
@@ -166,7 +148,7 @@ def add_run(run: Path, seconds: float) -> None:
         try:
             stamp, info = _stamp(str(run)), read_run(run)
             if followed.read(info, time.monotonic() + seconds) and not (entry := followed.entry(info)).is_going_on:
-                store_entry(run, stamp, entry, followed.all_series())
+                store_entry(run, stamp, entry)
         except (OffloopError, OSError) as error:
             _log.info("the entry of run %s is not stored: %s", run.name, error)
 
@@ -224,19 +206,6 @@ class _FollowedRun:
                     self._settled.add(attempt.number)
             self.is_newest_read |= is_read
         return is_read
-
-    def series(self, metric: str) -> list[Point]:
-        """Return a metric over all attempts, by step; a later attempt replaces the same steps of an earlier one."""
-        found: list[Point] = []
-        for summary in self.summaries:
-            if metric in summary.metrics:
-                later = summary.metrics[metric].thinned(_MAX_BUCKETS).points()
-                found = [*(point for point in found if point[0] < later[0][0]), *later] if later else found
-        return [(shown_step(metric, step), value) for step, value in found] if is_of_evaluation(metric) else found
-
-    def all_series(self) -> Iterator[tuple[str, list[Point]]]:
-        for name in dict.fromkeys(name for summary in self.summaries for name in summary.metrics):
-            yield name, self.series(name)
 
     def close(self) -> None:
         for one in self._attempts.values():

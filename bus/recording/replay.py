@@ -61,11 +61,6 @@ class Pace:
         while left := self.due_in(at):
             await asyncio.sleep(left)
 
-    def rewind(self) -> None:
-        """Restart with the next event, wherever it is in the recording."""
-        with self._lock:
-            self._head = None
-
 
 class Replay(RunStream):
     """Snapshots of a recording at a chosen speed; iterate with ``async for``.

@@ -141,11 +141,6 @@ class Metric(msgspec.Struct, array_like=True):
                 found.merge(self.buckets[place])
         return found
 
-    def thinned(self, most: int) -> "Metric":
-        copy = Metric(self.width, {place: msgspec.structs.replace(one) for place, one in self.buckets.items()})
-        copy.widen(most)
-        return copy
-
 
 class Tick(NamedTuple):
     """Counts and times at the last batch of a bucket, to convert between batches, samples, epochs and times."""

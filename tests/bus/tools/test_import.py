@@ -101,7 +101,8 @@ def test_a_training_of_lightning(runs_dir, lightning_logs, source):
     assert logged.hyperparameters == {"width": 4}
     with RunIndex(runs_dir) as index:
         index.refresh()
-        assert index.series(log.name, "metrics/val/loss") == list(logged.metrics["metrics/val/loss"])
+        values = index.entries[log.name].metrics["metrics/val/loss"]
+        assert (values.last_step, values.last) == logged.metrics["metrics/val/loss"][-1]
     assert [state.timestamp.epoch.value for state in states if state.event is Event.EVAL_END] == [0, 1]
     assert [state.event for state in states[:2]] == [Event.INIT, Event.FIT_START]
     assert (states[-1].event, states[-1].timestamp.batch) == (Event.FIT_END, 19)
