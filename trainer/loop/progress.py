@@ -1,13 +1,13 @@
 """The progress of a training: a bar on a terminal, plain lines elsewhere."""
 
+import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from offloop.bus.printing import GAP, escape, wrap
-from offloop.bus.screen import Screen
+from offloop.bus.printing import GAP, LOGGERS, AboveLastLine, escape, is_screen, wrap
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.time import TimeUnit
 from offloop.trainer.device.device import DeferredNumbers
@@ -18,10 +18,13 @@ _SECOND = 1_000_000_000
 _BAR_EVERY = _SECOND // 10
 _LINE_EVERY = 5 * _SECOND
 _BAR_WIDTH = 20
+_ERASE = "\r\x1b[J"
 
 
 class ProgressDisplay:
     """Shows the progress: on a terminal a bar, at most ten times a second, elsewhere a line every 5 seconds.
+
+    While there is a bar, what this process prints appears above it.
 
     Without a stream it shows nothing. The training loop compares its clock with :attr:`next_draw` after each batch,
     which is the only cost then."""
@@ -30,8 +33,9 @@ class ProgressDisplay:
         self._state = state
         self._clock = clock
         self._stream = stream
-        self._has_bar = stream is not None and stream.isatty()
-        self._screen: Screen | None = None
+        self._has_bar = stream is not None and is_screen(stream)
+        self._is_drawn = False
+        self._replaced: dict[str, AboveLastLine] = {}
         self._every = _BAR_EVERY if self._has_bar else _LINE_EVERY
         self._began = clock()
         self._share_before = 0.0
@@ -61,15 +65,32 @@ class ProgressDisplay:
             return
         filled = round(self._share() * _BAR_WIDTH)
         bar = "=" * filled + "." * (_BAR_WIDTH - filled)
-        if self._screen is None:
-            self._screen = Screen(self._stream)
-        self._screen.draw([_fitted([f"[{bar}]", *map(escape, parts)])])
+        if not self._is_drawn:
+            self._is_drawn = True
+            for name in LOGGERS:
+                logging.getLogger(name).addFilter(self._make_way)
+            for name in ("stdout", "stderr"):
+                stream = getattr(sys, name)
+                if is_screen(stream) and not isinstance(stream, AboveLastLine):
+                    stream.flush()
+                    self._replaced[name] = AboveLastLine(stream)
+                    setattr(sys, name, self._replaced[name])
+        self._write(f"\r{_fitted([f'[{bar}]', *map(escape, parts)])}\x1b[K")
 
     def note(self, line: str) -> None:
-        if self._screen is not None:
-            self._screen.leave([escape(line)])
-        elif self._stream is not None:
-            self._stream.write(f"{escape(line)}\n")
+        if self._is_drawn and self._stream is not None:
+            AboveLastLine(self._stream).write(f"{escape(line)}\n")
+        else:
+            self._write(f"{escape(line)}\n")
+
+    def _make_way(self, _record: logging.LogRecord) -> bool:
+        # A handler may hold the terminal from before the bar. The next drawing restores the bar.
+        self._write(_ERASE)
+        return True
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(text)
             self._stream.flush()
 
     def epoch_end(self) -> None:
@@ -91,9 +112,16 @@ class ProgressDisplay:
             self._write_line([f"{how}: {counts}", *self._results()])
 
     def close(self) -> None:
-        if self._screen is not None:
-            self._screen.close()
-            self._screen = None
+        for name, stream in self._replaced.items():
+            stream.close()
+            if getattr(sys, name) is stream:
+                setattr(sys, name, stream.stream)
+        self._replaced = {}
+        if self._is_drawn:
+            self._is_drawn = False
+            for name in LOGGERS:
+                logging.getLogger(name).removeFilter(self._make_way)
+            self._write(_ERASE)
 
     def _plan(self) -> None:
         if self._stream is not None:

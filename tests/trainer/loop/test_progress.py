@@ -60,13 +60,13 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     assert progress.next_draw == 100_000_000
     state.timestamp = state.timestamp.advance_batch(6, 0, 10)
     progress.draw()
-    assert terminal.getvalue() == "[=====...............]   25%  epoch 0  batch 1  0s left  loss 1.25"
+    assert terminal.getvalue() == "\r[=====...............]   25%  epoch 0  batch 1  0s left  loss 1.25\x1b[K"
     clock.seconds = 2
     progress.draw()
     assert progress.next_draw == 2_100_000_000
     progress.close()
     progress.close()
-    assert terminal.getvalue().endswith("loss 1.25\r\x1b[J")
+    assert terminal.getvalue().endswith("loss 1.25\x1b[K\r\x1b[J")
     assert "\n" not in terminal.getvalue()
 
 
