@@ -73,8 +73,7 @@ def list_runs(
         listed = {run.run: run for run in NatsConnection.at(stream).runs()}
         entries, place = [listed_entry(run) for run in listed.values()], f"at {stream}"
     else:
-        # The table shows runs before all their attempts are read.
-        entries = read_index(runs_dir, is_whole=any((where, sort, columns, as_json)))
+        entries = read_index(runs_dir)
         listed, place = {}, f"in {chosen(runs_dir)}"
         if not entries:
             place += "; 'trainer digits' makes one"
@@ -96,8 +95,8 @@ def list_runs(
         say(f"no {'live ' if live else ''}runs {place}")
 
 
-def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry]":
-    """Return every run of a folder, the newest first, by default with all metrics. Reports a long read."""
+def read_index(runs_dir: str | None) -> "list[RunEntry]":
+    """Return every run of a folder, the newest first. Reports a long read."""
     from offloop.bus.index.entry import newest_first
     from offloop.bus.index.index import RunIndex
 
@@ -105,7 +104,7 @@ def read_index(runs_dir: str | None, *, is_whole: bool = True) -> "list[RunEntry
         left = index.refresh(_QUIET_SECONDS)
         if left and index.problem:
             say(f"{index.problem}, so the runs are read anew each time", err=True)
-        while left if is_whole else index.unknown:
+        while left:
             say(f"reading {left:,} more run{'s' * (left > 1)} ...", err=True)
             left = index.refresh(_REPORT_SECONDS)
         return newest_first(index.entries.values())

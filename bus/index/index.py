@@ -14,7 +14,7 @@ from offloop.bus.checkpoints.announced import ANNOUNCED
 from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
 from offloop.bus.index.entry import RunEntry, make_entry, unreadable_entry
-from offloop.bus.index.store import Stamp, read_stored, store_entry
+from offloop.bus.index.store import read_stored, store_entry
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Summarizer, Summary
 from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, names_in, read_run
@@ -36,8 +36,7 @@ class RunIndex:
         self.root = chosen_runs_dir(runs_dir)
         self.problem: str | None = None  # why entries cannot be stored
         self._entries: dict[str, RunEntry] = {}
-        self._stamps: dict[str, Stamp] = {}
-        self.unknown = 0  # number of runs whose newest attempt is not read yet
+        self._stamps: dict[str, str] = {}
         self._followed: dict[str, _FollowedRun] = {}
 
     @property
@@ -47,7 +46,7 @@ class RunIndex:
     def refresh(self, seconds: float = math.inf) -> int:
         """Read changes for at most that many seconds, and return how many runs are left. Raises RunDirectoryError."""
         until = time.monotonic() + seconds
-        found: dict[str, Stamp] = {}
+        found: dict[str, str] = {}
         for name in names_in(self.root):
             with contextlib.suppress(OSError):
                 found[name] = _stamp(f"{self.root}/{name}")
@@ -65,7 +64,6 @@ class RunIndex:
             if time.monotonic() >= until:
                 break
             left -= self._read(run, found[run], until)
-        self.unknown = sum(not self._is_clear(run) for run in waiting)
         return left
 
     def close(self) -> None:
@@ -80,23 +78,20 @@ class RunIndex:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _is_clear(self, run: str) -> bool:
-        followed = self._followed.get(run)
-        return run in self._stamps if followed is None else followed.is_newest_read
-
     def _leave(self, run: str) -> None:
         followed = self._followed.pop(run, None)
         if followed is not None:
             followed.close()
 
-    def _read(self, run: str, stamp: Stamp, until: float) -> bool:
+    def _read(self, run: str, stamp: str, until: float) -> bool:
         """Read a run; return whether it is complete for now."""
         path = self.root / run
         if not _is_text(run):
             _log.warning("%s is left out: its name is not UTF-8; 'offloop edit --rename' gives it another one", path)
             self._stamps[run] = stamp
             return True
-        if run not in self._followed and self._is_known(run, stamp):
+        if run not in self._followed and (stored := read_stored(path)) is not None and stored.stamp == stamp:
+            self._entries[run], self._stamps[run] = stored.entry, stamp
             return True
         try:
             info = read_run(path)
@@ -122,19 +117,6 @@ class RunIndex:
             self._leave(run)
         return is_read
 
-    def _is_known(self, run: str, stamp: Stamp) -> bool:
-        known, before = self._entries.get(run), self._stamps.get(run)
-        if known is None or before is None or before.recorded != stamp.recorded:
-            stored = read_stored(self.root / run)
-            if stored is None or stored.stamp.recorded != stamp.recorded:
-                return False
-            before, known = stored
-        if before != stamp:
-            # Only its annotations have changed.
-            known = known.annotated(read_annotations(self.root / run))
-        self._entries[run], self._stamps[run] = known, stamp
-        return True
-
 
 def read_entry(run: RunInfo) -> RunEntry:
     with contextlib.closing(_FollowedRun()) as followed:
@@ -155,7 +137,6 @@ def add_run(run: Path, seconds: float) -> None:
 
 class _FollowedRun:
     def __init__(self) -> None:
-        self.is_newest_read = False
         self._attempts: dict[int, Summarizer | Summary] = {}
         self._problems: dict[int, str] = {}
         self._settled: set[int] = set()  # attempts that no longer grow and have been read, or cannot be
@@ -179,7 +160,6 @@ class _FollowedRun:
     def read(self, run: RunInfo, until: float) -> bool:
         """Read new events, the newest attempt first, until a ``time.monotonic``; return whether all are read."""
         is_read = True
-        self.is_newest_read = False
         for attempt in reversed(run.attempts):
             one = self._attempts.get(attempt.number)
             if attempt is not run.last:
@@ -204,7 +184,6 @@ class _FollowedRun:
                 self._problems[attempt.number] = str(error)
                 if attempt is not run.last:
                     self._settled.add(attempt.number)
-            self.is_newest_read |= is_read
         return is_read
 
     def close(self) -> None:
@@ -221,7 +200,8 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _stamp(run: str) -> Stamp:
+def _stamp(run: str) -> str:
+    """Return a stamp of a run's files, greater for later runs."""
     known = os.lstat(f"{run}/{RUN_FILE}")
     stamps: dict[str, str] = {}
     # A later broker may resume an attempt, checkpoints may follow, and a damaged recording may be restored.
@@ -232,6 +212,5 @@ def _stamp(run: str) -> Stamp:
                 about = entry.stat(follow_symlinks=entry.is_symlink() and os.path.exists(entry.path))
                 # A restored file may have its old modification time; the time of the change cannot be set.
                 stamps[entry.name] = f"{about.st_mtime_ns}-{about.st_ctime_ns}-{about.st_size}-{about.st_ino}"
-    said = stamps.pop(ANNOTATIONS.name, "")
     recorded = repr((known.st_size, known.st_ino, sorted(stamps.items()))).encode()
-    return Stamp(f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}", said)
+    return f"{known.st_mtime_ns:020}.{hashlib.blake2b(recorded, digest_size=16).hexdigest()}"

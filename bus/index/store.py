@@ -15,15 +15,8 @@ _MAGIC = b"OFLIDX5\n"
 _MAX_BYTES = 64 << 20
 
 
-class Stamp(NamedTuple):
-    """Times and sizes of a run's files; greater for later runs."""
-
-    recorded: str
-    annotated: str
-
-
 class StoredEntry(NamedTuple):
-    stamp: Stamp  # stamp of the files that it was read from
+    stamp: str  # stamp of the files that it was read from
     entry: RunEntry
 
 
@@ -40,7 +33,7 @@ def read_stored(run: Path) -> StoredEntry | None:
     return None
 
 
-def store_entry(run: Path, stamp: Stamp, entry: RunEntry) -> None:
+def store_entry(run: Path, stamp: str, entry: RunEntry) -> None:
     """Store the entry of a run. Safe for several processes. Raises RunDirectoryError if that is impossible."""
     content = _MAGIC + _encode(StoredEntry(stamp, entry))
     if len(content) > _MAX_BYTES:
