@@ -6,6 +6,7 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 DATA = TESTS / "data"
+RECORDINGS = DATA / "recordings"
 ROOT = TESTS.parent
 FOLDERS = {
     "composer": Path(sys.prefix) / "composer",

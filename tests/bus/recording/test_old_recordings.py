@@ -1,12 +1,17 @@
 """Recordings of every released version: this one reads them, and callbacks log the same numbers as ever."""
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from make_recordings import FACTS, RECORDINGS, facts_of
+from paths import RECORDINGS
 
+from offloop.bus.recording.recording import Recording
+from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import (
     ActivationMonitor,
     Callback,
@@ -26,7 +31,7 @@ from offloop.consumers.testing import Golden, Logged
 
 FACTS_OF = {
     f"{facts.parent.name}/{name}": told
-    for facts in sorted(RECORDINGS.glob(f"*/{FACTS}"))
+    for facts in sorted(RECORDINGS.glob("*/facts.json"))
     for name, told in json.loads(facts.read_text()).items()
 }
 STOPPERS = {"EarlyStopper", "ThresholdStopper"}
@@ -49,6 +54,31 @@ def callbacks() -> list[Callback]:
         EarlyStopper("MulticlassAccuracy", "eval", min_delta=0.5),
         ThresholdStopper("CrossEntropy", "eval", 1.5, comp="less"),
     ]
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What every version is to find in a recording."""
+    recording = Recording(path)
+    counts: dict[int, Counter[str]] = {}
+    on_demand: Counter[str] = Counter()
+    for snapshot in recording:
+        on_demand.update(snapshot.on_demand)
+        counts.setdefault(snapshot.rank, Counter())[snapshot.event.value] += 1
+        last: Timestamp = snapshot.timestamp
+    return {
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "run": recording.run_name,
+        "attempt": recording.attempt,
+        "ending": [recording.ending.status, recording.ending.error] if recording.ending else None,
+        "damaged": recording.damage is not None,
+        "gaps": [list(gap) for gap in recording.gaps],
+        "commands": [
+            [str(outcome.command), outcome.event, outcome.batch, outcome.error] for outcome in recording.read_commands()
+        ],
+        "events": {str(rank): dict(sorted(counts[rank].items())) for rank in sorted(counts)},
+        "on_demand": dict(sorted(on_demand.items())),
+        "last": list(last.values),
+    }
 
 
 def path_of(name: str) -> Path:

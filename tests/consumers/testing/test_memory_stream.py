@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_recordings import RECORDINGS
+from paths import RECORDINGS
 
 from offloop.bus.errors import ClosedError, FieldNotAvailableError, OffloopError
 from offloop.bus.protocol.snapshot import Snapshot

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from make_recordings import RECORDINGS
-from paths import ROOT
+from paths import RECORDINGS, ROOT
 
 pytest_plugins = ["pytester"]
 
