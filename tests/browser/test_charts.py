@@ -1,6 +1,5 @@
 """What charts of a run show in a real browser, and what people do with them."""
 
-import csv
 import math
 import random
 import re
@@ -196,19 +195,3 @@ def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
         with visit(browser, page.url, viewport=LARGE) as other:
             are_set(other)
             assert other.page.locator("body.body--dark").count() == 0, "a theme is of who looks"
-
-
-def test_all_values_are_saved_as_csv(served, browser, tmp_path):
-    with visit(browser, served.url, viewport=LARGE, color_scheme="dark") as there:
-        _sees_the_whole_run(there)
-        with there.page.expect_download() as download:
-            _choose(there, LOSS, "Save all values as CSV")
-        path = tmp_path / download.value.suggested_filename
-        download.value.save_as(path)
-    assert path.name == "marked-loss-train-total.csv"
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(int(row["batch"]), int(row["sample"])) for row in rows] == [(b, SAMPLES * b) for b in range(BATCHES)]
-    assert [float(row["value"]) for row in rows[BEST : BEST + 2]] == [0.125, 2 + math.cos((BEST + 2) / 100)]
-    assert {row["run"] for row in rows} == {"marked"}
-    assert float(rows[250]["epoch"]) == 2.5

@@ -117,29 +117,6 @@ def test_the_dockerfile_names_existing_files_and_extras() -> None:
         assert set(asked.split(",")) <= set(extras), asked
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_services_have_minimal_rights(name: str) -> None:
-    service = SERVICES[name]
-    assert service["read_only"]
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert "privileged" not in service
-    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    assert "healthcheck" in service or "ports" not in service
-    # Only dashboards have keys.
-    assert ("keys" in mounts(service).values()) == ("with-keys" in words(service.get("command", "")))
-
-
-def test_the_checkpoint_consumer_can_map_the_trainers_memory() -> None:
-    """Both see the same process numbers, which outlive them, and are the same user."""
-    together = [name for name, service in SERVICES.items() if service.get("pid") == "service:pause"]
-    watching = [name for name in SERVICES if mounts(SERVICES[name]).get("/runs") == "runs"]
-    assert together == watching
-    assert {"trainer", "checkpoint"} <= set(together)
-    assert len({SERVICES[name]["hostname"] for name in together}) == 1
-    assert all("user" not in SERVICES[name] for name in together)
-
-
 def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_training(tmp_path: Path) -> None:
     offloop = tmp_path / "offloop"
     offloop.write_text('#!/bin/sh\necho "offloop $*"\n')

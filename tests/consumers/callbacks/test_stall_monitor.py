@@ -144,9 +144,7 @@ class Commanded(RunStream):
     ("commands", "stalls"),
     [
         ({}, [60.0]),
-        ({3.5: "pause", 23.5: "resume"}, [40.0]),
         ({3.5: "pause", 23.5: "resume", 30.0: "pause", 40.0: "resume"}, [30.0]),
-        ({3.5: "checkpoint"}, [60.0]),
     ],
 )
 def test_the_time_of_a_pause_is_no_stall(commands: dict[float, str], stalls: list[float]) -> None:

@@ -1,6 +1,5 @@
 """Tests of callbacks without a training: ``replay`` and ``MemoryStream``."""
 
-import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -183,10 +182,7 @@ def test_every_rank_publishes_every_event() -> None:
     "mistake",
     [
         lambda: MemoryStream(ranks=0),
-        lambda: MemoryStream(run_name="a b"),
         lambda: MemoryStream().train(),
-        lambda: MemoryStream().batch(of_rank={1: {}}),
-        lambda: MemoryStream().finish("done"),
         lambda: MemoryStream().emit("batch_ends"),
     ],
 )
@@ -215,11 +211,3 @@ def test_a_finished_training_accepts_nothing() -> None:
     ended = Ended()
     assert isinstance(replay(ended, stream), Logged)
     assert str(ended.ending) == "failed: out of memory"
-
-
-async def test_within_an_event_loop_callbacks_log_the_same_and_raise() -> None:
-    stream = MemoryStream(loss=lambda batch: 3.0 - batch)
-    stream.train(batches=2)
-    assert replay(Loss(), stream).rows == (await asyncio.to_thread(replay, Loss(), stream)).rows
-    with pytest.raises(ValueError, match="a bug"):
-        replay(Raises("batch_end"), stream)
