@@ -27,7 +27,7 @@ def view() -> RunView:
 
 @pytest.fixture
 def url(view: RunView) -> Iterator[str]:
-    site = Site(Listening("127.0.0.1", 0, None, None, None, False), [], [view], 10)
+    site = Site(Listening("127.0.0.1", 0, None, None, None, False), None, [view])
     site.start()
     try:
         yield site.url

@@ -1,15 +1,13 @@
 """What tests of destinations share: a callback that logs what its events say, and consumers that are killed."""
 
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers import Callback, Logger, LoggerDestination, Runner
-from offloop.consumers.runner.state_file import StateFile
+from offloop.consumers import Callback, Logger, LoggerDestination
 
 
 class LogsWhatItSees(Callback):
@@ -54,14 +52,13 @@ class Everything(Callback):
 class Photographer(LoggerDestination):
     """Copies the directory whenever it is asked for anything: each copy is what ``kill -9`` at that moment leaves."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory
         self.copies: list[Path] = []
-        self.open_for_copies = True
 
     def shoot(self) -> None:
-        if self.open_for_copies:
-            self.copies.append(self.directory.with_name(f"{self.directory.name}-{len(self.copies)}"))
+        if self.directory is not None:
+            self.copies.append(self.directory.with_name(f"copy-{len(self.copies)}"))
             shutil.copytree(self.directory, self.copies[-1])
 
     def log_rows(self, rows: Any, state: Snapshot) -> None:
@@ -78,25 +75,3 @@ class Photographer(LoggerDestination):
 def contents(directory: Path) -> dict[str, bytes]:
     """Every file below the directory, by its path there."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
-def goes_on_after_every_kill(
-    stream: Sequence[Snapshot], make: Callable[[Path], LoggerDestination], directory: Path, commit_every: int
-) -> None:
-    """Runs a destination that writes below the directory it is made with; kills it at every moment; and finds that each
-    time the consumer that goes on leaves the same files, byte for byte."""
-
-    def run(place: Path, photographer: Photographer) -> None:
-        with StateFile(place / "state", "mine", "run", 1) as progress:
-            destinations = [make(place / "logged"), photographer]
-            Runner(stream, [LogsWhatItSees()], destinations, progress=progress, commit_every=commit_every).run()
-
-    undisturbed = directory / "undisturbed"
-    undisturbed.mkdir(parents=True)
-    photographer = Photographer(undisturbed)
-    run(undisturbed, photographer)
-    photographer.open_for_copies = False
-    assert len(photographer.copies) > len(stream)
-    for copy in photographer.copies:
-        run(copy, photographer)
-        assert contents(copy / "logged") == contents(undisturbed / "logged")

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from consumers_stream import batch_end, record_run, snapshots_of_training
 from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged import Photographer
 from training import Act, gold_trainer
 
 from offloop.bus import Event
@@ -33,7 +33,6 @@ from offloop.consumers import (
     CsvLogger,
     JsonlLogger,
     Logger,
-    LoggerDestination,
     LRMonitor,
     Runner,
     SpeedMonitor,
@@ -71,29 +70,6 @@ class Averages(Callback):
         self.sums, self.count = state["sums"], state["count"]
 
 
-class Photographer(LoggerDestination):
-    """Copies the directory whenever it is asked for anything: each copy is what ``kill -9`` at that moment leaves."""
-
-    def __init__(self, directory: Path | None) -> None:
-        self.directory = directory
-        self.copies: list[Path] = []
-
-    def shoot(self) -> None:
-        if self.directory is not None:
-            self.copies.append(self.directory.with_name(f"copy-{len(self.copies)}"))
-            shutil.copytree(self.directory, self.copies[-1])
-
-    def log_rows(self, rows: Any, state: Snapshot) -> None:
-        self.shoot()
-
-    def state_dict(self) -> dict[str, Any]:
-        self.shoot()
-        return {}
-
-    def close(self) -> None:
-        self.shoot()
-
-
 def run_named(
     stream: Any,
     directory: Path,
@@ -106,7 +82,7 @@ def run_named(
     made = callbacks or [SpeedMonitor(window_size=3), Averages(), TrainerMetrics()]
     loggers = [
         JsonlLogger(str(directory / "metrics.jsonl")),
-        photographer or Photographer(None),
+        photographer or Photographer(),
         CsvLogger(str(directory / "metrics.csv")),
     ]
     with StateFile(directory, "mine", "run", 1) as progress:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from consumers_stream import batch_end
-from logged import LogsWhatItSees, goes_on_after_every_kill
+from logged import LogsWhatItSees, Photographer, contents
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -19,6 +19,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import Runner
 from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.loggers.tensorboard import TensorboardLogger
+from offloop.consumers.runner.state_file import StateFile
 
 
 def log(directory: Path, *snapshots: Snapshot) -> EventAccumulator:
@@ -137,7 +138,20 @@ def test_a_resumed_attempt_has_no_step_twice(behind: int, hyperparameters: dict[
 def test_a_consumer_killed_at_any_moment_resumes_to_equal_bytes(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"a": 1.0}, {"a": 2.0, "b": "text"}, {}, {"b": 3.0}, {"a": 5.0}]
     stream = [batch_end(n, rows=[[n, row]], text={"text": str(n), "name": "t"}) for n, row in enumerate(rows, 1)]
-    goes_on_after_every_kill(stream, lambda place: TensorboardLogger(str(place)), tmp_path, commit_every=2)
+
+    def run(directory: Path, photographer: Photographer) -> dict[str, bytes]:
+        destinations = [TensorboardLogger(str(directory / "logged")), photographer]
+        with StateFile(directory / "state", "mine", "run", 1) as progress:
+            Runner(stream, [LogsWhatItSees()], destinations, progress=progress, commit_every=2).run()
+        return contents(directory / "logged")
+
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    photographer = Photographer(undisturbed)
+    expected = run(undisturbed, photographer)
+    assert len(photographer.copies) > len(stream)
+    for copy in photographer.copies:
+        assert run(copy, Photographer()) == expected
 
 
 def test_an_existing_folder_is_refused_with_an_alternative(tmp_path: Path) -> None:
