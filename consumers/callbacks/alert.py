@@ -1,6 +1,5 @@
 """Alerts people when a rule about a run's values holds."""
 
-import http.client
 import json
 import math
 import operator
@@ -9,14 +8,10 @@ import re
 import shutil
 import signal
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import urlsplit
 
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import say
@@ -38,7 +33,6 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 _say = partial(say, err=True)
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}  # fields that are present without a request
 _LOSSES, _METRICS = "loss/", "metrics/"
-_PAUSES = (1.0, 2.0)  # seconds between the attempts to reach a webhook
 
 
 _RULE = re.compile(
@@ -180,8 +174,8 @@ class Notice(NamedTuple):
 class Alert(Callback):
     """Alerts when a rule holds, and again when it no longer does.
 
-    On standard error, to a command or a web address, and on the page of the run, by ``alerts.json`` in its directory. A
-    rule is one of ::
+    On standard error, to a command, and on the page of the run, by ``alerts.json`` in its directory. A rule is one
+    of ::
 
         METRIC < NUMBER           also <=, >, >=, ==, !=
         METRIC is nan             also inf, finite, not finite
@@ -204,16 +198,15 @@ class Alert(Callback):
 
     At the end of the consumer, standard error names the rules whose metric never had a value.
 
-    ``webhook`` is a web address to which a JSON object is posted, in three attempts of at most ``timeout`` seconds:
-    ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``, ``attempt``, ``epoch``,
-    ``batch``, ``time`` and ``id``. ``command`` is a program and its arguments, run without a shell for at most
-    ``timeout`` seconds, with that object on its standard input, and ``ALERT_STATUS``, ``ALERT_RULE`` and so on in its
-    environment. Failures are reported on standard error, without the address, which may be a secret. A consumer that is
-    killed and resumes may repeat a notice, with the same ``id``. ``dump`` writes the flight recorder of a live run, see
-    ``docs/flight.md``.
+    ``command`` is a program and its arguments, run without a shell for at most ``timeout`` seconds. Its standard input
+    is a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``,
+    ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``, its environment has ``ALERT_STATUS``, ``ALERT_RULE`` and so
+    on. ``curl,-fsS,--json,@-,ADDRESS`` posts it to a web address. Failures are reported on standard error. A consumer
+    that is killed and resumes may repeat a notice, with the same ``id``. ``dump`` writes the flight recorder of a live
+    run, see ``docs/flight.md``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), an invalid
-    ``webhook``, and a missing ``command``."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), and a missing
+    ``command``."""
 
     background: ClassVar[bool] = True
 
@@ -221,7 +214,6 @@ class Alert(Callback):
         self,
         rules: Sequence[str],
         console: bool = True,
-        webhook: str | None = None,
         command: Sequence[str] | None = None,
         timeout: float = 10.0,
         every: int = 1,
@@ -233,9 +225,6 @@ class Alert(Callback):
         if not timeout > 0:
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
         self._is_shown = console
-        if webhook is not None and not (urlsplit(webhook).hostname and webhook.startswith(("https://", "http://"))):
-            raise ConfigurationError("webhook is not a web address: use one that begins with https:// or http://")
-        self._webhook = webhook
         self._command = None if command is None else _checked(_listed(command))
         self._timeout = timeout
         asked = (rule.field for rule in self._rules)
@@ -310,10 +299,8 @@ class Alert(Callback):
             _dump(notice, run)
         if self._is_shown:
             _say(str(notice))
-        if self._webhook and (problem := _post(notice, self._webhook, self._timeout)):
-            _say_failure(f"webhook {urlsplit(self._webhook).hostname}", notice, problem)
         if self._command and (problem := _give(notice, self._command, self._timeout)):
-            _say_failure(f"command {self._command[0]}", notice, problem)
+            _say(f"command {self._command[0]} failed for the notice of {notice.rule!r} ({notice.status}): {problem}")
 
 
 def _dump(notice: Notice, run: RunContext) -> None:
@@ -352,35 +339,6 @@ def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
     return f"exit code {process.returncode}" if process.returncode else None
 
 
-def _post(notice: Notice, address: str, timeout: float) -> str | None:
-    """POST a notice, in up to three attempts; return the problem of the last one."""
-    headers = {"Content-Type": "application/json", "User-Agent": "offloop"}
-    request = urllib.request.Request(address, notice.to_json(), headers, method="POST")
-    problem = None
-    for pause in (0.0, *_PAUSES):
-        time.sleep(pause)
-        try:
-            _WITHOUT_REDIRECTS.open(request, timeout=timeout).close()
-            return None
-        except urllib.error.HTTPError as error:
-            error.close()
-            problem = f"it answered {error.code} {error.reason}"
-            if error.code < 500 and error.code not in (408, 429):
-                break
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            problem = str(getattr(error, "reason", "")) or type(error).__name__
-    return problem
-
-
-class _RefusedRedirect(urllib.request.HTTPRedirectHandler):
-    # urllib would follow with a GET, without the notice.
-    def redirect_request(self, *arguments: Any, **more: Any) -> None:
-        return None
-
-
-_WITHOUT_REDIRECTS = urllib.request.build_opener(_RefusedRedirect)
-
-
 def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
     if rule.name is None:
         return [(name, value) for name, value in logged.items() if name.startswith((_LOSSES, _METRICS))]
@@ -393,10 +351,6 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
     if rule.key is not None:
         name, value = f"{name}[{rule.key}]", value.get(rule.key) if isinstance(value, Mapping) else None
     return [(name, value)] if isinstance(value, float | int) else []
-
-
-def _say_failure(name: str, notice: Notice, problem: str) -> None:
-    _say(f"{name} failed for the notice of {notice.rule!r} ({notice.status}): {problem}")
 
 
 def _listed(given: Iterable[str]) -> list[str]:

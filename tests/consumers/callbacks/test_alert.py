@@ -3,11 +3,7 @@
 import json
 import math
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
@@ -22,7 +18,6 @@ from offloop.bus.runs.alerts import read_alerts
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger, NaNMonitor, Runner
-from offloop.consumers.callbacks import alert as alert_module
 from offloop.consumers.callbacks.alert import Alert, Notice
 
 
@@ -155,72 +150,6 @@ def test_rules_that_were_never_judged_are_named_once(capsys: pytest.CaptureFixtu
     second.close(fit_end(), Logger())
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" was")[0] for line in said] == ["rule 'los > 3'", "rule 'new > 1'"]
-
-
-# -- webhook ----------------------------------------------------------------------------------------------------------
-
-
-class Receiver(HTTPServer):
-    """A web server that answers with the given codes, then with 200."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[int] = []
-        self.got: list[dict[str, Any]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}/hook?secret=1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        assert self.headers["Content-Type"] == "application/json"
-        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
-        self.send_header("Location", "/elsewhere")
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.server.got.append({"redirected": self.path})
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(alert_module, "_PAUSES", (0.01, 0.02))
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def test_a_webhook_is_posted_what_happened(receiver: Receiver) -> None:
-    alert = Alert(["nan"], console=False, webhook=receiver.url)
-    calls_of(alert, [batch_end(1, loss=math.nan), batch_end(2, loss=1.0)])
-    fired, resolved = receiver.got
-    assert (fired["id"], fired["metric"]) == ("run-1-1-0-loss/train/total", "loss/train/total")
-    assert (fired["status"], fired["value"], fired["batch"]) == ("firing", "NaN", 1)
-    assert (resolved["status"], resolved["value"]) == ("resolved", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("answers", "times", "said"), [([503, 429], 3, ""), ([500, 500, 500], 3, "it answered 500"), ([302], 1, "302")]
-)
-def test_a_webhook_that_fails_is_tried_again_within_bounds_and_not_named(
-    answers: list[int], times: int, said: str, receiver: Receiver, capsys: pytest.CaptureFixture[str]
-) -> None:
-    receiver.answers = answers
-    calls_of(Alert(["nan"], console=False, webhook=receiver.url), [batch_end(1, loss=math.nan)])
-    assert len(receiver.got) == times
-    err = capsys.readouterr().err
-    assert said in err
-    assert bool(said) == bool(err)
-    assert "secret" not in err
 
 
 # -- command ----------------------------------------------------------------------------------------------------------
