@@ -1,6 +1,7 @@
 """Channel of a reader to the hosts of runs; the host's side is :mod:`offloop.bus.jetstream.relay`."""
 
 import asyncio
+import threading
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,7 @@ from nats.aio.msg import Msg
 from offloop.bus.errors import BrokerError, ProtocolError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
-from offloop.bus.jetstream.nats_connection import NatsConnection, Wakeup
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
 _MOST_ANSWERS = 1000
@@ -30,7 +31,7 @@ class StreamChannel:
         self._subscription: Any = None
         self._subscribing = asyncio.Lock()
         self._answers: deque[Control] = deque(maxlen=_MOST_ANSWERS)
-        self._has_come = Wakeup()
+        self._has_come = threading.Event()
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
         """Send a message to the host of the first rank. Without a bridge it is refused."""
@@ -46,10 +47,6 @@ class StreamChannel:
     def wait(self, seconds: float) -> bool:
         self._has_come.clear()
         return bool(self._answers) or self._has_come.wait(seconds)
-
-    async def wait_async(self, seconds: float) -> bool:
-        self._has_come.clear()
-        return bool(self._answers) or await self._has_come.wait_async(seconds)
 
     def close(self, linger: float = 0.0) -> None:
         if self._subscription is not None and self._connection.is_connected:

@@ -28,9 +28,6 @@ class Channel(Protocol):
     def wait(self, seconds: float) -> bool:
         """Wait that many seconds, or until an answer arrives; return whether one has."""
 
-    async def wait_async(self, seconds: float) -> bool:
-        """Do the same while the event loop runs."""
-
     def close(self, linger: float = 0.0) -> None:
         """Close it; sent messages have ``linger`` seconds to be read. Further calls have no effect."""
 
@@ -60,9 +57,6 @@ class SocketChannel(Channel):
 
     def wait(self, seconds: float) -> bool:
         return bool(self._socket.poll(max(0, int(1000 * seconds))))
-
-    async def wait_async(self, seconds: float) -> bool:
-        return await wait_readable(self._socket, seconds)
 
     def close(self, linger: float = 0.0) -> None:
         in_use.discard(self)

@@ -40,25 +40,10 @@ def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
     with contextlib.closing(channel):
         channel.send("command", exchange.begin(time.monotonic()))
         while channel.wait(exchange.deadline - time.monotonic()):
-            if outcome := _outcome_in(channel, exchange):
-                return outcome
+            while (answer := channel.receive()) is not None:
+                if (outcome := exchange.take(answer, time.monotonic())) is not None:
+                    return outcome
         return exchange.give_up(channel.peer)
-
-
-async def perform_async(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    with contextlib.closing(channel):
-        channel.send("command", exchange.begin(time.monotonic()))
-        while await channel.wait_async(exchange.deadline - time.monotonic()):
-            if outcome := _outcome_in(channel, exchange):
-                return outcome
-        return exchange.give_up(channel.peer)
-
-
-def _outcome_in(channel: Channel, exchange: "CommandExchange") -> Outcome | None:
-    while (answer := channel.receive()) is not None:
-        if (outcome := exchange.take(answer, time.monotonic())) is not None:
-            return outcome
-    return None
 
 
 class CommandExchange:

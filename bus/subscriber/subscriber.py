@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +18,7 @@ from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.directory import find_run
-from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, perform, perform_async
+from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, perform
 from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
 from offloop.bus.subscriber.source import LocalRun, RunSource
 from offloop.bus.subscriber.subscription import LiveSubscription
@@ -248,19 +247,14 @@ class Subscriber(RunStream):
             ConfigurationError: The command is unknown, or the run is not live.
             BrokerError: The broker does not answer, or refuses.
         """
-        exchange = self._exchange(name, arguments, wait, reason)
-        return perform(self._source.open_channel(), exchange)
-
-    def _exchange(self, name: str, arguments: tuple[Argument, ...], wait: float, reason: str | None) -> CommandExchange:
         command = check_command(name, arguments, reason)
         if not self._takes_commands:
             raise ConfigurationError(f"run {self.run_name!r} is not live: 'offloop runs --live' lists live runs")
-        return CommandExchange(self.run_name, command, wait, self._timeouts)
+        return perform(self._source.open_channel(), CommandExchange(self.run_name, command, wait, self._timeouts))
 
     @property
     def commander(self) -> Callable[..., Outcome]:
-        """Equal to :meth:`command`, for callers with any kind of stream."""
-        return partial(Subscriber.command, self)
+        return self.command
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -432,8 +426,8 @@ class Subscriber(RunStream):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> "AsyncSubscriber":
-        return AsyncSubscriber(self)
+    async def __aenter__(self) -> "Subscriber":
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         # Without waiting, so that a cancelled task closes it too.
@@ -450,21 +444,3 @@ def _open_source(
     from offloop.bus.subscriber.stream_run import StreamRun
 
     return StreamRun(stream, None if run is None else str(run))
-
-
-class AsyncSubscriber(Subscriber):
-    """The stream of ``async with Subscriber(...)``: a subscriber whose :meth:`command` is awaited."""
-
-    def __init__(self, opened: Subscriber) -> None:
-        # Both objects are the same stream.
-        self.__dict__ = opened.__dict__
-
-    async def command(  # type: ignore[override]
-        self, name: str, *arguments: Argument, wait: float = WAIT_SECONDS, reason: str | None = None
-    ) -> Outcome:
-        """Send a command as :meth:`Subscriber.command`, while the event loop runs. Cancellation does not revoke it."""
-        exchange = self._exchange(name, arguments, wait, reason)
-        return await perform_async(self._source.open_channel(), exchange)
-
-    def __del__(self) -> None:
-        """Leave the stream open: it is closed with the entered subscriber."""

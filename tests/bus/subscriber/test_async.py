@@ -6,14 +6,8 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
-from helpers import wait_for
 
 from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber
-from offloop.bus.errors import BrokerError
-from offloop.bus.protocol.order import CheckpointMark
-from offloop.bus.subscriber.subscriber import AsyncSubscriber
-from offloop.bus.types.timeouts import Timeouts
-from offloop.bus.types.timestamp import Timestamp
 
 
 def publish(publisher: Publisher, first: int, last: int) -> None:
@@ -103,7 +97,7 @@ async def test_a_timed_out_task_leaves_nothing_open_and_the_stream_continues(
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_command_is_awaited_while_the_stream_is_read(training: Publisher) -> None:
+async def test_a_command_of_another_thread_is_done_while_the_stream_is_read(training: Publisher) -> None:
     seen = []
 
     async def follow(stream: Subscriber) -> None:
@@ -113,74 +107,17 @@ async def test_a_command_is_awaited_while_the_stream_is_read(training: Publisher
     async with asyncio.timeout(30), Subscriber("r", events=[Event.BATCH_END]) as stream:
         following = asyncio.create_task(follow(stream))
         publish(training, 1, 7)
-        outcome = await stream.command("stop", reason="enough")
+        outcome = await asyncio.to_thread(stream.command, "stop", reason="enough")
         assert (outcome.event, outcome.batch, outcome.error, outcome.command.reason) == ("batch_end", 7, None, "enough")
         assert training.stop_requested
         with pytest.raises(ConfigurationError, match="'stap' is unknown: did you mean stop"):
-            await stream.command("stap")
-        refused = await asyncio.to_thread(stream.commander, "pause")
+            stream.command("stap")
+        refused = await asyncio.to_thread(stream.command, "pause")
         assert refused.error == "this training loop accepts only the command 'stop'"
         publish(training, 8, 9)
         await asyncio.to_thread(training.close)
         await following
         assert [one.command.name for one in stream.answered()] == ["stop", "pause"]
         with pytest.raises(ConfigurationError, match="is not live"):
-            await stream.command("stop")
+            stream.command("stop")
     assert batches(seen) == list(range(1, 10))
-
-
-async def test_a_command_that_is_cancelled_or_too_late_leaves_nothing_open(runs_dir: object) -> None:
-    with Publisher("r") as publisher:  # which does not look for commands
-        publish(publisher, 1, 1)
-        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the event on disk")
-        before = what_is_open()
-        async with Subscriber("r") as stream:
-            outcome = await stream.command("stop", wait=0.1)
-            assert (outcome.event, outcome.error) == (None, None)
-        assert what_is_open() == before
-        async with Subscriber("r") as stream:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(stream.command("stop", wait=30), 0.2)
-        assert what_is_open() == before
-        async with Subscriber("r") as stream:
-            commanding = asyncio.create_task(stream.command("stop", wait=30))
-            await asyncio.sleep(0)
-            commanding.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await commanding
-        assert what_is_open() == before
-
-
-async def test_a_command_to_a_missing_broker_is_an_error_and_leaves_nothing_open(training: Publisher) -> None:
-    publish(training, 1, 1)
-    wait_for(lambda: training.poll() or training.recorded_all, "the event on disk")
-    before = what_is_open()
-    async with Subscriber("r", timeouts=Timeouts(answer=0.3)) as stream:
-        stream._source._control_endpoint = "tcp://127.0.0.1:9"
-        with pytest.raises(BrokerError, match=r"broker at tcp://127\.0\.0\.1:9 does not answer"):
-            await stream.command("stop")
-    assert what_is_open() == before
-
-
-# -- one stream by two names ------------------------------------------------------------------------------------------
-
-
-async def test_async_with_returns_a_stream_of_the_same_subscriber(runs_dir: object) -> None:
-    with Publisher("r") as publisher:
-        publish(publisher, 1, 3)
-        publisher.mark_checkpoint("save", Timestamp(batch=3).values)
-    marks: list[CheckpointMark] = []
-    subscriber = Subscriber("r")
-    async with subscriber:
-        # The block's own name for the stream was dropped, and nothing is closed with it.
-        assert batches([snapshot async for snapshot in subscriber]) == [1, 2, 3]
-    with pytest.raises(ClosedError):
-        await anext(aiter(subscriber))
-    subscriber = Subscriber("r")
-    async with subscriber as stream:
-        assert isinstance(stream, AsyncSubscriber)
-        stream.on_checkpoint = marks.append
-        assert batches([snapshot async for snapshot in subscriber]) == [1, 2, 3]
-        assert stream.ending == subscriber.ending is not None
-        assert stream.statistics().given == 3
-    assert [mark.action for mark in marks] == ["save"]
