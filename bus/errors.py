@@ -119,10 +119,6 @@ class BrokerError(OffloopError):
     """Address of the broker."""
 
 
-class ReplacedError(OffloopError):
-    """Another process now works under the consumer's name."""
-
-
 class RankError(OffloopError):
     """A process of a distributed training did not arrive, or is gone."""
 

@@ -18,7 +18,7 @@ from offloop.bus.jetstream.asking import Asking
 from offloop.bus.jetstream.connection import PASSING, NatsServers, answer_of, connected
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy, ShorterError
 from offloop.bus.jetstream.relay import Relay
-from offloop.bus.jetstream.run_stream import POSITIONS_BYTES, RunFileStream, open_bucket
+from offloop.bus.jetstream.run_stream import RunFileStream, open_runs
 from offloop.bus.protocol.frames import decode_whole_event
 from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.growing import GrowingRecording
@@ -150,7 +150,7 @@ class Bridge:
             copied = client, self._run.name, self._run.id, self._identity, self._replicas
             self._stream = RunFileStream(*copied, self._max_bytes)
             self._windows_stream = RunFileStream(*copied, has_windows=True)
-            await self._asking.until_answered(self._make)
+            await self._asking.until_answered(self._stream.make)
             async with Relay(client, self._path, self._run.name, self._host) as relay:
                 self._relay = relay
                 await self._copy_all(self._asking)
@@ -158,12 +158,6 @@ class Bridge:
     @property
     def _replicas(self) -> int:
         return self._wanted_replicas or (_CLUSTER_REPLICAS if self._client.is_in_cluster else 1)
-
-    async def _make(self) -> None:
-        await self._stream.make()
-        # The account may have no room for the bucket. The recording is more important.
-        with suppress(*PASSING):
-            await open_bucket(self._client, names.POSITIONS_BUCKET, self._replicas, POSITIONS_BYTES)
 
     async def _copy_all(self, asking: Asking) -> None:
         done: set[int] = set()
@@ -315,7 +309,7 @@ class Bridge:
     async def _put_description(self) -> None:
         reached = None if self._progress is None else self._progress.reached()
         listed = list_run(self._run, self._host, self.status, reached)
-        bucket = await open_bucket(self._client, names.RUNS_BUCKET, self._replicas)
+        bucket = await open_runs(self._client, self._replicas)
         await bucket.put(names.key(listed.run, listed.attempt, self._host), msgspec.json.encode(listed))
 
     def _write_status(self) -> None:

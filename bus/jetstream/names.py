@@ -6,8 +6,6 @@ from offloop.bus.protocol.frames import check_run_name
 
 RUNS_BUCKET = "ol_runs"  # key-value bucket with the entries of runs
 
-POSITIONS_BUCKET = "ol_pos"  # key-value bucket with the positions of named consumers
-
 OFFSET = "Ol-Offset"  # header: offset of the range of a recording in the message
 BRIDGE = "Ol-Bridge"  # header: identity of the bridge that sent the message
 RUN_ID = "Ol-Run-Id"  # header: identity of the run, if it has one
@@ -60,7 +58,7 @@ def dump_subject(run: str) -> str:
 
 
 def key(*parts: str | int) -> str:
-    """Return a key: (run, attempt, host) of an entry, (run, name) of a holder, (run, name, attempt) of a position."""
+    """Return a key: (run, attempt, host) of an entry."""
     return ".".join(token(str(part)) for part in parts)
 
 

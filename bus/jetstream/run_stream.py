@@ -2,10 +2,10 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError
+from nats.js.kv import KeyValue
 
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
@@ -20,14 +20,14 @@ _TOO_FEW_SERVERS = 10005  # at the moment there are fewer servers than replicas
 _NO_CLUSTER = 10074
 
 _WINDOWS_SECONDS = 86_400.0  # how long windows are kept; older ones stay on the hosts
-POSITIONS_BYTES = 64 << 20  # limit of the bucket of positions, to which an account's readers may write
 
 
-async def open_bucket(client: NatsClient, bucket: str, replicas: int, max_bytes: int | None = None) -> Any:
+async def open_runs(client: NatsClient, replicas: int) -> KeyValue:
+    """Return the bucket with the entries of runs."""
     try:
-        return await client.js.key_value(bucket)
+        return await client.js.key_value(names.RUNS_BUCKET)
     except BucketNotFoundError:
-        return await client.js.create_key_value(bucket=bucket, replicas=replicas, max_bytes=max_bytes)
+        return await client.js.create_key_value(bucket=names.RUNS_BUCKET, replicas=replicas)
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,16 @@ class RunFileStream:
 
 
 async def remove_run(client: NatsClient, run: str) -> list[str]:
-    """Remove a run from the servers; return the removed streams, and keys in buckets."""
+    """Remove a run from the servers; return the removed streams and entries."""
     removed = []
     for stream in (names.stream_of(run), names.windows_stream_of(run)):
         with suppress(NotFoundError):
             await client.js.delete_stream(stream)
             removed.append(stream)
-    for bucket in (names.RUNS_BUCKET, names.POSITIONS_BUCKET):
-        stream, prefix = f"KV_{bucket}", f"$KV.{bucket}."
-        subjects = await list_subjects(client, stream, f"{prefix}{names.token(run)}.>")
-        for one in await last_of_each(client, stream, subjects):
-            if "KV-Operation" not in one.headers:
-                await (await client.js.key_value(bucket)).purge(one.subject.removeprefix(prefix))
-                removed.append(one.subject.removeprefix("$KV."))
+    stream, prefix = f"KV_{names.RUNS_BUCKET}", f"$KV.{names.RUNS_BUCKET}."
+    subjects = await list_subjects(client, stream, f"{prefix}{names.token(run)}.>")
+    for one in await last_of_each(client, stream, subjects):
+        if "KV-Operation" not in one.headers:
+            await (await client.js.key_value(names.RUNS_BUCKET)).purge(one.subject.removeprefix(prefix))
+            removed.append(one.subject.removeprefix("$KV."))
     return removed

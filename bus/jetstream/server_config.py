@@ -24,9 +24,7 @@ _DATA = ("ol.r.>", "ol.w.>", "ol.d.>")
 _RUNS = f"$KV.{names.RUNS_BUCKET}.>"
 
 # Readers create nothing in the servers: no stream, no bucket, no consumer.
-_VIEW = UserPermissions(
-    publish=(*_READ_STREAMS, f"$KV.{names.POSITIONS_BUCKET}.>", "ol.v.>"), subscribe=(*_DATA, _RUNS)
-)
+_VIEW = UserPermissions(publish=(*_READ_STREAMS, "ol.v.>"), subscribe=(*_DATA, _RUNS))
 
 # Permissions by role. ``command`` and ``remove`` include those of ``view``.
 ROLES = {

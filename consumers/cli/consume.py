@@ -28,7 +28,6 @@ from offloop.consumers.runner.checkpoint_states import STATE_DIR, CheckpointStat
 from offloop.consumers.runner.entries import Subscription, requested_events, unique_names
 from offloop.consumers.runner.places import (
     FoundRun,
-    NatsRuns,
     Stream,
     find_or_wait,
     live_or_wait,
@@ -36,7 +35,7 @@ from offloop.consumers.runner.places import (
     place_of,
 )
 from offloop.consumers.runner.runner import run_session
-from offloop.consumers.runner.state_file import StateBucket, StateFile, StateStore, check_name
+from offloop.consumers.runner.state_file import StateFile, check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +84,8 @@ class ConsumerOptions:
             raise click.UsageError("--loop starts again each time, --name resumes: give one of them")
         if self.name is not None:
             check_name(self.name)
+            if self.stream and not self.state_dir:
+                raise click.UsageError("--name keeps the position in the run's folder; with --stream give --state-dir")
         elif self.state_dir:
             raise click.UsageError("--state-dir is the folder of the position that '--name' keeps: give --name too")
         if self.max_delay is not None:
@@ -188,14 +189,10 @@ class _Streams:
         return replay
 
 
-def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateStore:
-    """Return the store of a consumer's progress: in ``directory``, or in the run's own, or in NATS for a run there.
-
-    Raises ConfigurationError, RunDirectoryError or BrokerError."""
+def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateFile:
+    """Return the file of a consumer's progress: in ``directory``, or in the run's own."""
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
-    if directory is None and isinstance(found.place, NatsRuns):
-        return StateBucket(found.place.address, name, found.name, found.attempt, say)
     return StateFile(directory or Path(found.key) / STATE_DIR, name, found.name, found.attempt)
 
 

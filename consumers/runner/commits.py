@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offloop.bus.errors import ConfigurationError, ReplacedError, RunDirectoryError
+from offloop.bus.errors import ConfigurationError, RunDirectoryError
 from offloop.bus.printing import say
 from offloop.bus.protocol.order import Ending
 from offloop.consumers.api.callback import Callback
@@ -12,7 +12,7 @@ from offloop.consumers.api.logger import LoggerDestination
 from offloop.consumers.delivery.commit import CallbackState, Committed, DestinationState, pack_snapshot, unpack_snapshot
 from offloop.consumers.delivery.fanout import Fanout
 from offloop.consumers.runner.dispatcher import Dispatcher
-from offloop.consumers.runner.state_file import StateStore
+from offloop.consumers.runner.state_file import StateFile
 from offloop.consumers.runner.statistics import RunnerStatistics
 from offloop.consumers.runner.worker import CallbackWorker
 
@@ -29,7 +29,7 @@ class Commits:
 
     def __init__(
         self,
-        progress: StateStore | None,
+        progress: StateFile | None,
         every: int,
         shared: Dispatcher,
         workers: Sequence[CallbackWorker],
@@ -91,9 +91,7 @@ class Commits:
             self.commit()
 
     def commit(self, ending: Ending | None = None) -> None:
-        """Commit; ``ending`` says that nothing is left to do. A failure is shown once and tried again.
-
-        Raises ReplacedError: another consumer has taken over the name."""
+        """Commit; ``ending`` says that nothing is left to do. A failure is shown once and tried again."""
         try:
             self.store(ending)
             self.problem = None
@@ -105,8 +103,8 @@ class Commits:
     def store(self, ending: Ending | None = None) -> None:
         """Commit, or raise where :meth:`commit` shows the failure.
 
-        Raises RunDirectoryError: it cannot be stored now; ReplacedError: another consumer has taken over the name;
-        ConfigurationError: the state of a callback or a destination cannot be stored."""
+        Raises RunDirectoryError: it cannot be stored now; ConfigurationError: the state of a callback or a destination
+        cannot be stored."""
         self._handled_at_commit = self._shared.handled
         self._next_commit = time.monotonic() + _COMMIT_SECONDS
         if self._progress is None or self._shared.fatal is not None:
@@ -142,12 +140,7 @@ class Commits:
                 workers=tuple(worker.progress for worker in self._workers),
                 named=tuple(sorted(self._fanout.named)),
             )
-            try:
-                self._progress.commit(committed)
-            except ReplacedError as error:
-                # The other consumer sends what is held back.
-                self._shared.fail(error)
-                raise
+            self._progress.commit(committed)
             self._fanout.commit()
 
     @property

@@ -24,7 +24,7 @@ from offloop.consumers.runner.commits import Commits
 from offloop.consumers.runner.dispatcher import AtCheckpoint, Dispatcher, Handling
 from offloop.consumers.runner.entries import partition, unique_names
 from offloop.consumers.runner.places import Stream
-from offloop.consumers.runner.state_file import StateStore
+from offloop.consumers.runner.state_file import StateFile
 from offloop.consumers.runner.statistics import RunnerStatistics
 from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 
@@ -64,7 +64,7 @@ class Runner:
         callbacks: Sequence[Callback | tuple[str, Callback]],
         destinations: Sequence[LoggerDestination] = (),
         on_error: OnError = "continue",
-        progress: StateStore | None = None,
+        progress: StateFile | None = None,
         commit_every: int = COMMIT_EVENTS,
         at_checkpoint: AtCheckpoint | None = None,
     ) -> None:
@@ -235,7 +235,7 @@ def run_session(
     callbacks: Sequence[Callback],
     destinations: Sequence[LoggerDestination],
     on_error: OnError = "continue",
-    progress: StateStore | None = None,
+    progress: StateFile | None = None,
     commit_every: int = COMMIT_EVENTS,
     on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
     checkpoint_states: CheckpointStates | None = None,

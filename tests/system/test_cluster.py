@@ -148,12 +148,23 @@ def test_a_named_consumer_under_roles_continues_where_it_was_when_a_server_dies(
         publish(300)
         bridge = begin("publish", "offloop.bus", "server", "bridge", "r", "--runs-dir", runs_dir)
         logging = ("--callbacks", "metrics,lr", "-l", "jsonl", "-o", f"jsonl.path={path}")
-        named = ("view", "offloop.consumers", "--wait", "--run", "r", *logging, "--name", "mine")
+        named = (
+            "view",
+            "offloop.consumers",
+            "--wait",
+            "--run",
+            "r",
+            *logging,
+            "--name",
+            "mine",
+            "--state-dir",
+            tmp_path,
+        )
         first = begin(*named)
         wait_for(lambda: lines() >= 300, "the first 300 lines", 60)
         first.send_signal(signal.SIGINT)
         assert first.wait(30) == 0, first.stdout.read()
-        assert {cluster.replicas_of(stream) for stream in ("ol_r", "KV_ol_runs", "KV_ol_pos")} == {3}
+        assert {cluster.replicas_of(stream) for stream in ("ol_r", "KV_ol_runs")} == {3}
         cluster.servers.kill("n1")
         second = begin(*named)
         publish(300)

@@ -39,9 +39,9 @@ from offloop.consumers import (
     TrainerMetrics,
 )
 from offloop.consumers.api.logger import RunContext
-from offloop.consumers.delivery.commit import Committed, unseal
+from offloop.consumers.delivery.commit import Committed
 from offloop.consumers.runner.dispatcher import CallbackError
-from offloop.consumers.runner.state_file import StateFile, StateStore
+from offloop.consumers.runner.state_file import StateFile
 from offloop.consumers.runner.statistics import RunnerStatistics
 
 FILES = ("metrics.jsonl", "metrics.csv")
@@ -163,25 +163,23 @@ def test_a_failed_destination_gets_everything_after_a_restart(tmp_path: Path) ->
     assert contents(tmp_path / "full") == contents(tmp_path / "good")
 
 
-class Store(StateStore):
-    """Keeps progress in memory; refuses some of the commits."""
+class Store(StateFile):
+    """Counts the commits, and refuses some."""
 
-    def __init__(self, *fail_at: int) -> None:
-        super().__init__("store", "run", 1, "memory")
+    def __init__(self, directory: Path, *fail_at: int) -> None:
+        super().__init__(directory, "store", "run", 1)
         self.fail_at = fail_at
         self.attempts = 0
         self.handled: list[int] = []
 
-    def _read(self) -> None:
+    def load(self) -> None:
         return None
 
-    def _write(self, packed: bytes) -> None:
+    def commit(self, committed: Committed) -> None:
         self.attempts += 1
         if self.attempts in self.fail_at:
             raise RunDirectoryError("the disk is full")
-        self.handled.append(unseal(packed, Committed).handled)
-
-    def close(self) -> None: ...
+        self.handled.append(committed.handled)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +187,7 @@ class Store(StateStore):
     [(0.0, [0, 4, 8, 10]), (0.5, [0, 2, 4, 6, 8, 10, 10]), (1.0, [*range(11), 10])],
 )
 def test_a_consumer_commits_after_commit_every_events_or_a_second(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, handled: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, handled: list[int]
 ) -> None:
     clock = [100.0]
 
@@ -198,22 +196,25 @@ def test_a_consumer_commits_after_commit_every_events_or_a_second(
             clock[0] += seconds
 
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    store = Store()
-    Runner([batch_end(batch) for batch in range(1, 11)], [Works()], progress=store, commit_every=4).run()
+    with Store(tmp_path) as store:
+        Runner([batch_end(batch) for batch in range(1, 11)], [Works()], progress=store, commit_every=4).run()
     assert store.handled == handled
 
 
-def test_a_state_that_cannot_be_written_is_reported_and_retried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_that_cannot_be_written_is_reported_and_retried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stream = [batch_end(batch) for batch in range(1, 6)]
 
-    def run(store: Store) -> RunnerStatistics:
-        return Runner(stream, [LRMonitor()], progress=store, commit_every=1).run()
+    def run(*fail_at: int) -> RunnerStatistics:
+        with Store(tmp_path, *fail_at) as store:
+            return Runner(stream, [LRMonitor()], progress=store, commit_every=1).run()
 
-    assert run(Store(2, 3)).problems == []
+    assert run(2, 3).problems == []
     assert capsys.readouterr().err.count("the disk is full") == 1
-    assert run(Store(*range(2, 99))).problems == ["the disk is full"]
+    assert run(*range(2, 99)).problems == ["the disk is full"]
     with pytest.raises(RunDirectoryError):
-        run(Store(1))
+        run(1)
 
 
 def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:

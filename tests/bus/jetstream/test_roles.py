@@ -123,32 +123,32 @@ def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
 
 
 SUBJECTS = """
-    ol.q.r.lease ol.q.r.command ol.q.r.fetch.host ol.v.r.lease ol.r.r.1.host ol.w.r.1.host ol.d.r
-    $KV.ol_runs.r.1.host $KV.ol_pos.r.name $JS.API.INFO $JS.API.STREAM.NAMES $JS.API.STREAM.LIST
-    $JS.API.STREAM.INFO.ol_r $JS.API.STREAM.CREATE.ol_r $JS.API.STREAM.CREATE.KV_ol_pos $JS.API.STREAM.UPDATE.ol_r
+    ol.q.r.lease ol.q.r.command ol.q.r.statistics.host ol.v.r.lease ol.r.r.1.host ol.w.r.1.host ol.d.r
+    $KV.ol_runs.r.1.host $JS.API.INFO $JS.API.STREAM.NAMES $JS.API.STREAM.LIST
+    $JS.API.STREAM.INFO.ol_r $JS.API.STREAM.CREATE.ol_r $JS.API.STREAM.CREATE.KV_ol_runs $JS.API.STREAM.UPDATE.ol_r
     $JS.API.STREAM.DELETE.ol_r $JS.API.STREAM.PURGE.ol_r $JS.API.STREAM.MSG.GET.ol_r $JS.API.STREAM.MSG.DELETE.ol_r
     $JS.API.CONSUMER.CREATE.ol_r $JS.API.CONSUMER.CREATE.ol_r.name.subject $JS.API.CONSUMER.DURABLE.CREATE.ol_r.name
     $JS.API.CONSUMER.DELETE.ol_r.name $JS.API.CONSUMER.MSG.NEXT.ol_r.name $JS.API.CONSUMER.INFO.ol_r.name
-    $JS.API.STREAM.PURGE.KV_ol_pos $JS.API.STREAM.SNAPSHOT.ol_r $JS.API.SERVER.REMOVE _INBOX.other.x
+    $JS.API.STREAM.PURGE.KV_ol_runs $JS.API.STREAM.SNAPSHOT.ol_r $JS.API.SERVER.REMOVE _INBOX.other.x
 """
 TRIED = SUBJECTS.split()
 HEARD = (
-    *("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>", "$KV.ol_pos.>"),
+    *("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"),
     *("_INBOX.>", "_INBOX.other.>", ">", "$JS.API.>", "$SYS.>"),
 )
-VIEWED = {"$KV.ol_pos.r.name", "ol.v.r.lease", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"}
+VIEWED = {"ol.v.r.lease", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"}
 MAY = {
     "publish": (
         {
             *("ol.r.r.1.host", "ol.w.r.1.host", "ol.d.r", "$KV.ol_runs.r.1.host", "_INBOX.other.x"),
             *(f"$JS.API.STREAM.{what}.ol_r" for what in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
-            "$JS.API.STREAM.CREATE.KV_ol_pos",
+            "$JS.API.STREAM.CREATE.KV_ol_runs",
         },
         {"ol.q.>", "ol.v.>", "ol.d.>"},
     ),
     "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"}),
     "command": (
-        {*VIEWED, "ol.q.r.lease", "ol.q.r.command", "ol.q.r.fetch.host"},
+        {*VIEWED, "ol.q.r.lease", "ol.q.r.command", "ol.q.r.statistics.host"},
         {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
     ),
     "remove": (
@@ -256,7 +256,7 @@ async def _misuse(roles, host):
         await client.publish("ol.v.r.statistics", encode_control("statistics", {"run": "r"}), reply=reply)
     # Answers of the servers where hosts write and take requests.
     for reply in ("ol.q.r.command", f"$KV.ol_runs.{names.key('r', 1, host)}", recording):
-        for source in ("ol_r", "KV_ol_pos"):
+        for source in ("ol_r", "KV_ol_runs"):
             await client.publish(f"$JS.API.STREAM.MSG.GET.{source}", json.dumps({"seq": 1}).encode(), reply=reply)
     for _ in range(3):
         await client.publish("$JS.API.STREAM.INFO.ol_r", b"", reply=recording)
