@@ -256,7 +256,7 @@ class ControlHandler:
 
         self._reply(request, "accepted", {"ranks": len(run.ranks)})
         reason = str(command.arguments[0]) if command.arguments else ASKED
-        run.flight.ask(reason, command.reason or "", answer, command.id)
+        run.flight.ask(reason, command.reason or "", answer)
 
     def _report_outcome(self, request: _Request, outcome: OutcomeMessage) -> None:
         is_publisher = self._broker.publisher(request.identity) is not None

@@ -24,7 +24,7 @@ from offloop.bus.protocol.order import BASE_STEPS
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
 from offloop.bus.runs.directory import new_run_id
-from offloop.bus.runs.flight import ANNOUNCED_DUMPS, MOST_DUMPS, AnnouncedDump, dump_path
+from offloop.bus.runs.flight import MOST_DUMPS, dump_path
 from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -33,7 +33,6 @@ from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
 _log = logging.getLogger("offloop.broker")
 
 ASKED, FAILED, LOST, NAN, STALLED = "asked", "failed", "lost", "nan", "stalled"
-_ONCE = (FAILED, LOST, NAN, STALLED)  # reasons for one dump in an attempt; STALLED again after all ranks continued
 ALERT_PAUSE = 60.0  # seconds between two dumps because of alerts
 STALLED_SECONDS = 300.0  # a training rank without an event for this long counts as stalled
 # After these events the user's program may do anything.
@@ -74,7 +73,6 @@ class FlightRecorder:
         self._attempt = attempt
         self._alerted = -math.inf
         self._met: set[str] = set()
-        self._announced: list[AnnouncedDump] = []
         self._looked = -math.inf
         self._stalled: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "offloop-flight")
@@ -132,8 +130,8 @@ class FlightRecorder:
                     if STALLED not in self._met:
                         self._dump(STALLED, f"rank {number} has done nothing for {STALLED_SECONDS:g} s")
 
-    def ask(self, reason: str, detail: str, answer: Answer, identity: str | None = None) -> None:
-        """Write the rings for a peer's request with that ``identity``, or raise BrokerError if that is impossible."""
+    def ask(self, reason: str, detail: str, answer: Answer) -> None:
+        """Write the rings for a peer's request, or raise BrokerError if that is impossible."""
         if not self.rings:
             raise BrokerError(
                 f"run {self._run!r} has no flight recorder: start the training with flight_recorder='200ba', or "
@@ -143,10 +141,7 @@ class FlightRecorder:
         if reason == "alert" and now - self._alerted < ALERT_PAUSE:
             answer(None, f"it was written for another alert less than {ALERT_PAUSE:g} s ago")
             return
-        if reason in _ONCE and reason in self._met:
-            answer(None, f"it was already written for the reason {reason!r}")
-            return
-        if (problem := self._dump(reason, detail, answer, identity)) is not None:
+        if (problem := self._dump(reason, detail, answer)) is not None:
             raise BrokerError(problem)
         if reason == "alert":
             self._alerted = now
@@ -156,7 +151,7 @@ class FlightRecorder:
         """A dump is being written, or its answer is pending."""
         return bool(self._writing)
 
-    def _dump(self, reason: str, detail: str, answer: Answer | None = None, identity: str | None = None) -> str | None:
+    def _dump(self, reason: str, detail: str, answer: Answer | None = None) -> str | None:
         """Start a dump, or return why it is not allowed."""
         if not self.rings:
             return None
@@ -174,11 +169,6 @@ class FlightRecorder:
             _log.warning("%s", problem)
             return problem
         detail = detail[:_MOST_DETAIL]
-        self._announced.append(AnnouncedDump(identity or new_run_id(), self._attempt, reason, detail, time.time()))
-        try:
-            ANNOUNCED_DUMPS.write(self._directory.path, self._announced[-MOST_DUMPS:])
-        except OffloopError as error:
-            _log.warning("run %s: other hosts do not learn of a dump: %s", self._run, error)
         about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}
         self._writing[number] = self._thread.submit(self._write, number, about, dict(self.rings)), answer
         return None

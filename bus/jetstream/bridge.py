@@ -151,7 +151,7 @@ class Bridge:
             self._stream = RunFileStream(*copied, self._max_bytes)
             self._windows_stream = RunFileStream(*copied, has_windows=True)
             await self._asking.until_answered(self._stream.make)
-            async with Relay(client, self._path, self._run.name, self._host) as relay:
+            async with Relay(client, self._path, self._run.name) as relay:
                 self._relay = relay
                 await self._copy_all(self._asking)
 

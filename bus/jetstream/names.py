@@ -52,11 +52,6 @@ def request_subject(run: str, kind: str, *, may_command: bool = True) -> str:
     return f"ol.{'q' if may_command else 'v'}.{token(run)}.{kind}"
 
 
-def dump_subject(run: str) -> str:
-    """Return the subject on which a host announces a flight recorder's dump; the other hosts then write theirs."""
-    return f"ol.d.{token(run)}"
-
-
 def key(*parts: str | int) -> str:
     """Return a key: (run, attempt, host) of an entry."""
     return ".".join(token(str(part)) for part in parts)

@@ -20,7 +20,7 @@ class UserPermissions(NamedTuple):
 
 _API = "$JS.API"
 _READ_STREAMS = (f"{_API}.STREAM.INFO.*", f"{_API}.STREAM.MSG.GET.*")
-_DATA = ("ol.r.>", "ol.w.>", "ol.d.>")
+_DATA = ("ol.r.>", "ol.w.>")
 _RUNS = f"$KV.{names.RUNS_BUCKET}.>"
 
 # Readers create nothing in the servers: no stream, no bucket, no consumer.
@@ -38,7 +38,7 @@ ROLES = {
             "_INBOX.>",
             _RUNS,
         ),
-        subscribe=("ol.q.>", "ol.v.>", "ol.d.>"),
+        subscribe=("ol.q.>", "ol.v.>"),
     ),
     "view": _VIEW,
     "command": UserPermissions(publish=(*_VIEW.publish, "ol.q.>"), subscribe=_VIEW.subscribe),

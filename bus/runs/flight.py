@@ -2,27 +2,11 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-
-from offloop.bus.run_files import JsonFile
 
 MOST_DUMPS = 20  # maximum number of files for an attempt
 
 _FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
-
-
-@dataclass(frozen=True)
-class AnnouncedDump:
-    id: str  # the same on all hosts that make one for the same reason
-    attempt: int
-    reason: str
-    detail: str
-    time: float
-
-
-ANNOUNCED_DUMPS = JsonFile("flight.json", list[AnnouncedDump])
-"""The newest dumps of its broker, written when they are decided on, for bridges to inform other hosts."""
 
 
 def dump_path(run: Path, attempt: int, number: int) -> Path:

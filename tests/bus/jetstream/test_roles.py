@@ -123,7 +123,7 @@ def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
 
 
 SUBJECTS = """
-    ol.q.r.lease ol.q.r.command ol.q.r.statistics.host ol.v.r.lease ol.r.r.1.host ol.w.r.1.host ol.d.r
+    ol.q.r.lease ol.q.r.command ol.q.r.statistics.host ol.v.r.lease ol.r.r.1.host ol.w.r.1.host
     $KV.ol_runs.r.1.host $JS.API.INFO $JS.API.STREAM.NAMES $JS.API.STREAM.LIST
     $JS.API.STREAM.INFO.ol_r $JS.API.STREAM.CREATE.ol_r $JS.API.STREAM.CREATE.KV_ol_runs $JS.API.STREAM.UPDATE.ol_r
     $JS.API.STREAM.DELETE.ol_r $JS.API.STREAM.PURGE.ol_r $JS.API.STREAM.MSG.GET.ol_r $JS.API.STREAM.MSG.DELETE.ol_r
@@ -133,27 +133,27 @@ SUBJECTS = """
 """
 TRIED = SUBJECTS.split()
 HEARD = (
-    *("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"),
+    *("ol.q.>", "ol.v.>", "ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"),
     *("_INBOX.>", "_INBOX.other.>", ">", "$JS.API.>", "$SYS.>"),
 )
 VIEWED = {"ol.v.r.lease", "$JS.API.STREAM.INFO.ol_r", "$JS.API.STREAM.MSG.GET.ol_r"}
 MAY = {
     "publish": (
         {
-            *("ol.r.r.1.host", "ol.w.r.1.host", "ol.d.r", "$KV.ol_runs.r.1.host", "_INBOX.other.x"),
+            *("ol.r.r.1.host", "ol.w.r.1.host", "$KV.ol_runs.r.1.host", "_INBOX.other.x"),
             *(f"$JS.API.STREAM.{what}.ol_r" for what in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
             "$JS.API.STREAM.CREATE.KV_ol_runs",
         },
-        {"ol.q.>", "ol.v.>", "ol.d.>"},
+        {"ol.q.>", "ol.v.>"},
     ),
-    "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"}),
+    "view": (VIEWED, {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"}),
     "command": (
         {*VIEWED, "ol.q.r.lease", "ol.q.r.command", "ol.q.r.statistics.host"},
-        {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
+        {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"},
     ),
     "remove": (
         {*VIEWED, "$KV.ol_runs.r.1.host", "$JS.API.STREAM.DELETE.ol_r"},
-        {"ol.r.>", "ol.w.r.*.*", "ol.d.>", "$KV.ol_runs.>"},
+        {"ol.r.>", "ol.w.r.*.*", "$KV.ol_runs.>"},
     ),
 }
 
