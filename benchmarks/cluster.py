@@ -347,7 +347,7 @@ def measure_hosts(report: Report, where: Path, sizes: Sizes) -> None:
                     time.sleep(1)
                     status = read_bridge(folder)
                     assert status is not None
-                    lags.append(status.lag_seconds)
+                    lags.append(status.lag / 1024)
                 seen = watcher.ask()
             copied = status.copied - copied
             told = hosts.ask()
@@ -359,7 +359,7 @@ def measure_hosts(report: Report, where: Path, sizes: Sizes) -> None:
         report.add(f"{what}: {name}, memory", cost.mebibytes, "MiB")
         report.add(f"{what}: {name}", cost.percent, "% of a core")
     report.add(f"{what}: recording copied", copied / sizes.seconds / 1024, "KiB/s")
-    report.add(f"{what}: a bridge behind its recording", lags, "s")
+    report.add(f"{what}: a bridge behind its recording", lags, "KiB")
     report.add(f"{what}: end of a batch to a callback elsewhere", float(delays.read_text()) / 1000, "s", LATE)
     add_lags(report, what, told, seen)
 

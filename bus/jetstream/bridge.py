@@ -298,8 +298,6 @@ class Bridge:
         status, recording, at = self.status, self._shown.file, self._shown.at
         recording.look()
         status.size, status.copied = recording.end, min(at.offset, recording.end)
-        status.lag_events = recording.backlog.drop(at.offset)
-        status.lag_seconds = recording.backlog.seconds
 
     async def _put_done(self) -> None:
         # Readers stop waiting when they see that all is copied.

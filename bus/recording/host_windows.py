@@ -11,7 +11,6 @@ import msgpack
 from offloop.bus.errors import ProtocolError, RecordingError
 from offloop.bus.files import open_file
 from offloop.bus.protocol.host_windows import MAX_WINDOW, HostWindow, decode_window, encode_window
-from offloop.bus.recording.growing import Backlog
 from offloop.bus.recording.records import FileSource
 
 _READ_BYTES = 4 * MAX_WINDOW
@@ -71,8 +70,6 @@ class GrowingWindows:
         self.path = path
         self._file: FileSource | None = None
         self.end = 0  # offset of the end of the last whole window
-        self.backlog = Backlog()
-        self._total = 0
 
     @property
     def size(self) -> int:
@@ -93,8 +90,7 @@ class GrowingWindows:
                     window = decode_window(data[at : at + size])
                 except ProtocolError:
                     return
-                self.end, self._total = self.end + size, self._total + 1
-                self.backlog.add(self.end, self._total)
+                self.end += size
                 yield window
             if self.end == begin:
                 return

@@ -27,14 +27,17 @@ class BridgeStatus:
     attempt: int = 0
     size: int = 0  # bytes of the recording that can be copied
     copied: int = 0  # bytes in the stream
-    lag_events: int = 0
-    lag_seconds: float = 0.0  # seconds since the oldest event that is not in the stream was recorded
     resent: int = 0  # bytes sent again because the servers lost them
     time: float = 0.0
 
     @classmethod
     def of_this_process(cls, servers: str, host: str) -> "BridgeStatus":
         return cls(servers, host, os.getpid(), start_time(os.getpid()), "connecting")
+
+    @property
+    def lag(self) -> int:
+        """Bytes of the recording that are not in the stream."""
+        return self.size - self.copied
 
     def has_all(self, attempt: int) -> bool:
         """Return whether all of a run that ended with that attempt is in the stream."""
@@ -50,8 +53,7 @@ class BridgeStatus:
         return self.state not in ("done", "failed") and processes.is_running(self.pid, self.started)
 
     def __str__(self) -> str:
-        behind = f"{self.size - self.copied:,} bytes and {self.lag_events:,} events behind"
-        lag = f", {behind} ({self.lag_seconds:.1f} s)" if self.size > self.copied else ""
+        lag = f", {self.lag:,} bytes behind" if self.lag > 0 else ""
         resent = f", {self.resent:,} bytes sent again" if self.resent else ""
         return f"{self.state}{f' ({self.reason})' if self.reason else ''}, to {self.servers}{lag}{resent}"
 

@@ -1,31 +1,15 @@
 """What a bridge, and a reader that begins within a file, know of it by the heads of its records."""
 
-import tracemalloc
 from pathlib import Path
 
 import pytest
 from recording_files import append
 
-from offloop.bus.recording.growing import Backlog, GrowingRecording
+from offloop.bus.recording.growing import GrowingRecording
 from offloop.bus.recording.records import next_check_record
 from offloop.bus.recording.writer import RecordingWriter
 
 PARTS = 6
-
-
-@pytest.mark.parametrize("parts", [1, 30_000])
-def test_a_backlog_of_days_takes_little_memory(parts: int) -> None:
-    tracemalloc.start()
-    backlog = Backlog()
-    for number in range(1, parts + 1):
-        backlog.add(100 * number, 7 * number)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4e6
-    assert backlog.drop(0) == 7 * parts
-    assert backlog.drop(100 * (parts - 1)) == 7
-    assert backlog.drop(100 * parts) == 0
-    assert backlog.seconds == 0.0
 
 
 @pytest.fixture
