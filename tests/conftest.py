@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paths import FOLDERS, TESTS
 
@@ -44,16 +44,12 @@ TOOLS = {
 SLOW_FOLDERS = ("browser", "project", "system")
 """All tests in these are marked ``slow``."""
 
-_notes = pytest.StashKey[dict[str, str]]()
-"""Lines for the end of the summary: which tests were left out, and why."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-tools", action="store_true", help="fail if a program that tests need is not installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_notes] = {}
     config.addinivalue_line("markers", "needs(*programs): left out where one of these programs is not installed")
     config.addinivalue_line("markers", "slow: takes long, so 'make test' leaves it to 'make test-all'")
     config.addinivalue_line("markers", "gpu: needs a GPU, so it runs with 'make gpu' alone")
@@ -105,55 +101,26 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if _is_for_gpu(config):
-        for item in on_gpu:
-            # Which torch there is, and what it warns of, is not up to us there.
-            item.add_marker(pytest.mark.filterwarnings("default"))
-    elif on_gpu:
-        _note(config, "gpu", f"{_tests(on_gpu, 'gpu ')} left for 'make gpu', on a machine with a GPU")
-        config.hook.pytest_deselected(items=on_gpu)
-        items[:] = [item for item in items if item not in on_gpu]
-    soaks = [item for item in items if item.get_closest_marker("soak")]
-    if soaks and config.option.markexpr != "soak":
-        _note(config, "soak", f"{_tests(soaks, 'soak ')} left for 'make soak'")
-        config.hook.pytest_deselected(items=soaks)
-        items[:] = [item for item in items if item not in soaks]
-    needs = [{name for marker in item.iter_markers("needs") for name in marker.args} for item in items]
-    missing = sorted(name for name in set().union(*needs) if not _is_installed(name))
-    left_out = [item for item, needed in zip(items, needs, strict=True) if needed.intersection(missing)]
-    if left_out:
-        _note(config, "programs", f"{_tests(left_out)} left out, {_how_to_install(missing)}")
+    kind = config.option.markexpr
+    missing = {name for name in TOOLS if not _is_installed(name)}
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if any((item.get_closest_marker(name) and kind != name) for name in ("gpu", "soak")):
+            return True
+        return any(missing.intersection(marker.args) for marker in item.iter_markers("needs"))
+
+    if left_out := [item for item in items if is_left_out(item)]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            # Which torch there is, and what it warns of, is not up to us there.
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    config = items[0].config
-    # What -m leaves out comes after what -k leaves out, and before what needs programs.
-    if config.option.markexpr == "not slow" and all(item.get_closest_marker("slow") for item in items):
-        _note(config, "slow", f"{_tests(items, 'slow ')} left for 'make test-all'")
-
-
-def _tests(items: list[pytest.Item], kind: str = "") -> str:
-    return f"{len(items)} {kind}test{'s' if len(items) > 1 else ''}"
-
-
-def _note(config: pytest.Config, about: str, line: str) -> None:
-    config.stash[_notes][about] = line
-    # Where several processes run the tests, another one ends with the summary.
-    if hasattr(config, "workeroutput"):
-        config.workeroutput["notes"] = config.stash[_notes]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    node.config.stash[_notes].update(getattr(node, "workeroutput", {}).get("notes", {}))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line in config.stash[_notes].values():
-        terminalreporter.write_line(line)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if missing := [name for name in TOOLS if not _is_installed(name)]:
+        terminalreporter.write_line(f"without tests of {_how_to_install(missing)}")
 
 
 @pytest.fixture(autouse=True)

@@ -119,7 +119,7 @@ def test_a_run_is_waited_for_and_goes_on_without_its_browsers_and_its_broker_but
             os.kill(json.loads((runs_dir / "later" / "broker.json").read_text())["pid"], signal.SIGKILL)
             goes_on(200)
             stays.page.locator(".status", has_text="live").wait_for()
-            run.process.kill()
+            run.kill()
             stays.page.locator(".status-lost").wait_for(timeout=30_000)
             assert not stays.page.get_by_role("button", name="stop", exact=True).is_visible()
         assert len(served.said) == 2, served.said

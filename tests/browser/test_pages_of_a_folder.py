@@ -1,6 +1,7 @@
 """A consumer with its dashboard, and ``offloop ui`` of runs and of folders, lead to the same pages."""
 
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -52,4 +53,5 @@ def test_from_the_page_of_a_run_a_link_leads_to_all_runs_of_its_folder_and_to_ea
             there.waits_for(lambda: [y for _, y in there.points(LOSS)] == pytest.approx([2.0, 1.0, 2 / 3]), "its loss")
             there.page.get_by_role("link", name="all runs").click()
             there.waits_for(lambda: len(names(there)) == 3, "all of them again")
-        assert served.leave() in (0, 130)
+        served.process.send_signal(signal.SIGINT)
+        assert served.close() in (0, 130)

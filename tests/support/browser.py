@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,50 +20,29 @@ CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 # All pages in one process, which stays: none begins or ends with a test.
 FLAGS = ["--headless=new", "--no-sandbox", "--renderer-process-limit=1", "--disable-site-isolation-trials"]
 
-LOOP = textwrap.dedent("""
-    import math, sys, time
-    from offloop.bus import Event, Publisher
+LOOP = """
+import math, sys, time
+from offloop.bus import Event, Publisher
 
-    name, batches, pause, odd = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
-    def loss_at(batch):
-        if f"nan@{batch}" in odd:
-            return math.nan
-        return 100.0 if f"peak@{batch}" in odd else 2 * math.exp(-batch / 400)
-
-    with Publisher(name) as publisher:
-        publisher.publish(Event.FIT_START, max_duration=f"{batches}ba")
-        for batch in range(1, batches + 1):
-            at = {"epoch": batch // 100, "batch": batch, "sample": 8 * batch, "max_duration": f"{batches}ba"}
-            publisher.publish(Event.BATCH_END, **at, loss=loss_at(batch), lr={"SGD": [0.1]}, batch_size=8)
-            if pause:
-                time.sleep(pause)
-            if publisher.stop_requested:
-                publisher.close("stopped")
-                break
-        print("trained", batch, flush=True)
-""")
-"""A loop of somebody's own, in its own process: name, batches, pause in seconds, and batches with odd losses."""
-
-
-class Run:
-    """A training in a process of its own."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-
-    def end(self) -> str:
-        """Waits until it is over; returns what it printed."""
-        out, _ = self.process.communicate(timeout=30)
-        return out
+with Publisher(sys.argv[1]) as publisher:
+    publisher.publish(Event.FIT_START, max_duration="100000ba")
+    for batch in range(1, 100_001):
+        at = {"epoch": batch // 100, "batch": batch, "sample": 8 * batch, "max_duration": "100000ba"}
+        publisher.publish(Event.BATCH_END, **at, loss=2 * math.exp(-batch / 400), lr={"SGD": [0.1]}, batch_size=8)
+        time.sleep(0.01)
+        if publisher.stop_requested:
+            publisher.close("stopped")
+            break
+    print("trained", batch, flush=True)
+"""
 
 
 @contextlib.contextmanager
-def running(name: str, batches: int = 100_000, pause: float = 0.01, *odd: str) -> Iterator[Run]:
-    """A training that goes on until it is through, or until the end."""
-    command = [sys.executable, "-c", LOOP, name, str(batches), str(pause), *odd]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def running(name: str) -> Iterator["subprocess.Popen[str]"]:
+    """A loop of somebody's own, in its own process, that goes on until it is stopped or until the end."""
+    process = subprocess.Popen([sys.executable, "-c", LOOP, name], stdout=subprocess.PIPE, text=True)
     try:
-        yield Run(process)
+        yield process
     finally:
         if process.poll() is None:
             process.terminate()
@@ -106,12 +84,6 @@ class Dashboard:
     def port(self) -> int:
         """The port of that address."""
         return int(urlsplit(self.url).port or 0)
-
-    def leave(self) -> int:
-        """Presses Ctrl-C; returns the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        return self.close()
 
     def close(self) -> int:
         """Waits until it has ended; returns the exit code."""

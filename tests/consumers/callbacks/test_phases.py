@@ -161,18 +161,6 @@ def test_a_straggler_is_named_with_what_it_costs_and_why() -> None:
     assert last(heard)["data"] == 5
 
 
-def test_ranks_that_take_turns_are_no_stragglers() -> None:
-    streams = [RankStream(rank, 2) for rank in (0, 1)]
-    turns = [stream.event(Event.FIT_START) for stream in streams]
-    for batch in range(8):
-        for stream in streams:
-            is_late = batch % 2 == stream.rank
-            turns += steps(
-                stream, 1, ("data", 13.0 if is_late else 1.0), ("forward", 10), ("backward", 13 if is_late else 25)
-            )
-    assert verdicts(logged(turns)) == ["compute-bound: 78 % of the step computes"]
-
-
 class WithWindows(RunStream):
     """A stream with what hosts say of their ranks: of so many windows one before each further batch."""
 
@@ -267,19 +255,6 @@ def test_a_rank_that_is_held_up_for_long_is_last_and_a_missing_one_changes_nothi
     missing = data.draw(st.sampled_from(sorted(set(arrivals) - {rank})))
     without = last_to_arrive({other: one for other, one in arrivals.items() if other != missing})
     assert without == (None if len(arrivals) == 2 else (rank, without[1] if without else 0))
-
-
-def test_where_ranks_meet_is_where_they_wait() -> None:
-    # Within the forward pass, as ranks that share the weights out do: they begin the backward pass together.
-    shared = {0: Arrival(0, (100,), 200), 1: Arrival(80, (100,), 200)}
-    assert last_to_arrive(shared) == (1, 80)
-    # At the last microbatch: the second one, slow in the later ones, was the first to come to the first.
-    later = {0: Arrival(0, (50, 60), 200), 1: Arrival(0, (45, 150), 200)}
-    assert last_to_arrive(later) == (1, 90)
-    # Slower data, made up for by a faster forward pass: nobody waits for as long as the data took.
-    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(30, (60,), 200)}) == (1, 10)
-    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(0, (), 200)}) is None
-    assert last_to_arrive({0: Arrival(0, (50,), 200), 1: Arrival(0, (50,), 200)}) is None
 
 
 # -- options and going on ---------------------------------------------------------------------------------------------

@@ -9,9 +9,6 @@ import pytest
 from many_hosts import many_hosts
 
 from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
-from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.event import Event
-from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.dashboard.view.ranks import FirstNan, RankTiming, Waiting
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.frames import look_in
@@ -115,17 +112,3 @@ def test_a_browser_may_say_anything(told: object) -> None:
     look = look_in(told, RanksLook)
     assert look == RanksLook()
     assert len(ranks_frame([view], ["run"], RanksLook(True, 99, "unknown"))["rows"]) == 16
-
-
-def test_ranks_of_one_host_are_shown_as_those_of_many_are() -> None:
-    view = RunView("run")
-    for batch in range(1, 20):
-        for rank in range(24):
-            at = Timestamp.from_values([0, 0, batch, *[0] * 11])
-            view.see(Snapshot.build(Event.BATCH_END, rank=rank, seq=batch, timestamp=at, time_ns=batch * 10**9))
-    frame = ranks_frame([view], ["run"], RanksLook(seen=True))
-    assert frame["hosts"] == [["", 24, 0]]
-    assert frame["quantity"] == STEP
-    assert frame["map"]["medianText"] == "1 s"
-    assert [row[0] for row in frame["rows"]] == [str(rank) for rank in range(20)]
-    assert "host" not in frame["columns"]

@@ -3,7 +3,6 @@
 import math
 import threading
 from collections import defaultdict
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
 from offloop.consumers.api.logger import Images, Row, RunContext, Text
-from offloop.consumers.callbacks import LRMonitor, RuntimeEstimator, SpeedMonitor, TrainerMetrics
+from offloop.consumers.callbacks import LRMonitor, SpeedMonitor, TrainerMetrics
 from offloop.consumers.dashboard.view import metrics as view_metrics
 from offloop.consumers.dashboard.view import run_view
 from offloop.consumers.dashboard.view.phases import PHASES, RankPhases
@@ -292,33 +291,6 @@ def test_the_rank_that_arrives_last_is_found_from_the_events_of_one_host() -> No
 
 
 # -- progress, state, log ---------------------------------------------------------------------------------------------
-
-
-def test_what_is_left_is_what_the_runtime_estimator_says() -> None:
-    view, collector = RunView("run"), Collector()
-    stream = [batch_of(batch) for batch in range(1, 21)]
-    stream.insert(
-        10,
-        Snapshot.build(
-            Event.EVAL_END,
-            time_ns=stream[9].time_ns,
-            timestamp=stream[9].timestamp,
-            eval_timestamp=Timestamp(batch=3, total_wct=timedelta(seconds=1)),
-            max_duration="5ep",
-            dataloader_len=3,
-            dataloader_label="eval",
-        ),
-    )
-    for snapshot in stream:
-        view.see(snapshot)
-    Runner(stream, [RuntimeEstimator(time_unit="seconds")], [collector]).run()
-    progress = view.progress()
-    assert (progress.epoch, progress.batch, progress.sample, progress.token) == (1, 20, 160, 0)
-    assert progress.elapsed == 19
-    assert progress.max_duration == "5ep"
-    assert progress.fraction == pytest.approx(20 / 50)
-    assert progress.seconds_left == collector.rows[-1].metrics["time/remaining_estimate"]
-    assert 25 < progress.seconds_left < 35
 
 
 def test_the_state_follows_the_run_and_its_commands() -> None:

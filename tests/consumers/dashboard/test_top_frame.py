@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
@@ -115,19 +114,6 @@ def test_a_curve_in_a_line_is_as_long_as_it_may_be_and_shows_what_is_not_finite(
     curve = sparkline(points(*values), width).plain
     assert len(curve) == min(len(values), width)
     assert ("!" in curve) == any(not math.isfinite(value) for value in values)
-
-
-def test_a_long_line_of_the_log_is_marked_where_it_is_cut_and_whole_on_its_own_page() -> None:
-    view = trained()
-    view.note("note", "before")
-    view.note("note", f"wide 損失 {'x' * 200} the end")
-    cut = next(line for line in drawn(view) if "wide" in line)
-    assert cut.endswith("xx…")
-    assert cell_len(cut) == 80
-    whole = drawn(view, Shown(page="log"))[3:8]
-    assert [line[:9].strip() != "" for line in whole] == [True, True, False, False, False]
-    assert "before" in whole[0]
-    assert "".join(line[9:] for line in whole[1:]) == f"wide 損失 {'x' * 200} the end"
 
 
 def test_what_people_look_at_first_comes_first_and_norms_last() -> None:

@@ -14,19 +14,17 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
+from consumers_stream import Collector, batch_end, snapshots_of_training
 from helpers import wait_for
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from offloop.consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
 from offloop.consumers.loggers.files import append_whole
 from offloop.consumers.runner.runner import Runner
-from offloop.consumers.runner.state_file import StateFile
 
 Fault = Callable[[str], None]
 
@@ -379,25 +377,6 @@ def log_committed(spool: Spool, *steps: int) -> dict[str, Any]:
     return state
 
 
-def test_a_consumer_resumed_in_another_directory_finds_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    here = RunContext("demo", 1, Path("run"))
-    first = opened(here, Server())
-    state = first.state_dict()
-    first.close()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    server = Server()
-    second = go_on(state, server, here)
-    log(second, 1)
-    second.state_dict()
-    second.on_commit()
-    second.close()
-    assert server.steps == [1]
-
-
 def test_entries_sent_at_close_are_not_sent_again(context: RunContext) -> None:
     first = Server()
     spool = opened(context, first)
@@ -583,27 +562,3 @@ def test_a_destination_that_has_failed_is_closed_like_the_others(capsys: pytest.
     assert statistics.failed_destinations == ("Full", "Broken")
     assert [destination.closed for destination in destinations] == [True, True, True]
     assert "still no space" not in capsys.readouterr().err
-
-
-def test_undelivered_entries_are_kept_while_another_destination_replays(
-    tmp_path: Path,
-) -> None:
-    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
-
-    def run(server: Server, full_at: int | None) -> list[str]:
-        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
-            destinations = [Full(full_at), wrap_in_spool(server)]
-            return Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run().problems
-
-    def refuse(method: str) -> None:
-        raise ConnectionError("refused")
-
-    down = Server(refuse)
-    down.drain_seconds = 0.01
-    assert run(down, 5) == [
-        "destination Full failed and lacks all later values",
-        "destination Server lacks 8 of 8 entries",
-    ]
-    server = Server()
-    assert run(server, None) == []
-    assert server.steps == [*range(1, 9)]

@@ -125,19 +125,6 @@ def test_links_and_pipes_in_a_run_directory_are_refused(
 # -- csv --------------------------------------------------------------------------------------------------------------
 
 
-def test_csv_adds_a_column_for_a_new_metric(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    log(CsvLogger(str(path)), {"a": 1.5, "text": 'one, "two"\nthree'}, {"b": 2, "a": math.inf}, {"c": True, "b": 3})
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["step", "time", "a", "text", "b", "c"]
-    assert [row["step"] for row in rows] == ["1", "2", "3"]
-    assert [row["a"] for row in rows] == ["1.5", "inf", ""]
-    assert [row["b"] for row in rows] == ["", "2", "3"]
-    assert rows[0]["text"] == 'one, "two"\nthree'
-    assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(), min_size=1), min_size=1, max_size=5))
 def test_csv_round_trip(tmp_path: Path, rows: list[dict[str, float]]) -> None:

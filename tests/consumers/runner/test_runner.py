@@ -132,33 +132,6 @@ def test_an_error_of_a_callback_is_shown_once_counted_and_contained(
     assert "consumers/runner/runner.py" not in shown
 
 
-class Cancelling(Callback):
-    def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        logger.log_metrics({"x": 1.0})
-        raise asyncio.CancelledError
-
-    def close(self, state: Snapshot, logger: Logger) -> None:
-        raise asyncio.CancelledError
-
-
-class CancellingDestination(LoggerDestination):
-    def log_rows(self, rows: Any, state: Snapshot) -> None:
-        raise asyncio.CancelledError
-
-
-def test_a_cancelled_callback_or_destination_is_an_error() -> None:
-    calls: list[str] = []
-    callbacks = [Cancelling(), Witness("b", calls)]
-    collector = Collector()
-    statistics = Runner([batch_end(1), batch_end(2)], callbacks, [CancellingDestination(), collector]).run()
-    assert calls == ["batch_end b", "batch_end b", "close b", "post_close b"]
-    assert [row.step for row in collector.rows] == [1, 2]
-    assert statistics.problems == [
-        "callback Cancelling raised 3 times",
-        "destination CancellingDestination failed and lacks all later values",
-    ]
-
-
 async def test_a_cancelled_consumer_ends_while_a_callback_waits() -> None:
     class Waiting(Callback):
         async def batch_end(self, state: Snapshot, logger: Logger) -> None:

@@ -3,8 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -146,21 +144,6 @@ def test_golden_files_are_requested_written_and_compared(project: pytest.Pyteste
     result = project.runpytest_inprocess("--offloop-update-golden")
     assert "golden files: none had to be written" in lines(result)
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-
-
-# -- no trouble for anybody else --------------------------------------------------------------------------------------
-
-IMPORTED = """
-import sys
-import offloop.pytest_plugin
-ours = {"offloop.bus", "offloop.trainer", "offloop.consumers"}
-heavy = ({"torch", "numpy", "zmq", "msgpack", "msgspec", "mcap", "click", "asyncio"} | ours) & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-def test_the_plug_in_imports_little() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTED], check=True, timeout=100)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
