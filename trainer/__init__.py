@@ -8,10 +8,6 @@ from offloop.bus.lazy import lazy_exports
 from offloop.trainer.arguments import explain_missing
 
 if TYPE_CHECKING:
-    from offloop.trainer.arguments.config import CheckpointConfig as CheckpointConfig
-    from offloop.trainer.arguments.config import ComputeConfig as ComputeConfig
-    from offloop.trainer.arguments.config import EvalConfig as EvalConfig
-    from offloop.trainer.arguments.config import StreamConfig as StreamConfig
     from offloop.trainer.data.evaluator import Evaluator as Evaluator
     from offloop.trainer.data.models import Classifier as Classifier
     from offloop.trainer.data.models import LanguageModel as LanguageModel

@@ -1,12 +1,11 @@
-"""All arguments of ``Trainer``, single or in groups. Does not import torch."""
+"""All arguments of ``Trainer``. Does not import torch."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.time import TimeInput
 from offloop.trainer.arguments.checks import check_function, check_subset
 from offloop.trainer.arguments.config import (
@@ -66,12 +65,7 @@ class _OwnArguments(ArgumentGroup):
     clock: Annotated[Callable[[], int] | None, partial(check_function, call="()")] = None
 
 
-GROUPS: Mapping[str, type[ArgumentGroup]] = {
-    "evaluation": EvalConfig,
-    "compute": ComputeConfig,
-    "checkpoints": CheckpointConfig,
-    "stream": StreamConfig,
-}
+GROUPS: Sequence[type[ArgumentGroup]] = (EvalConfig, ComputeConfig, CheckpointConfig, StreamConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,27 +96,21 @@ class TrainerArguments(StreamConfig, CheckpointConfig, ComputeConfig, EvalConfig
         scale_schedule_ratio: stretches the times of time-aware schedulers, and ``max_duration``.
         progress_bar: whether to show the progress on standard error, on the first rank: the run, its recording, how to
             watch it, and why it was stopped.
-        clock: returns nanoseconds since 1970, for tests.
-        evaluation, compute, checkpoints, stream: a whole group, instead of its arguments one by one."""
-
-    evaluation: EvalConfig | None = None
-    compute: ComputeConfig | None = None
-    checkpoints: CheckpointConfig | None = None
-    stream: StreamConfig | None = None
+        clock: returns nanoseconds since 1970, for tests."""
 
 
 _Given = ParamSpec("_Given")
 
 
-def accept_groups(
+def accept_arguments(
     arguments: Callable[_Given, TrainerArguments],
 ) -> Callable[[Callable[[Any, TrainerArguments], None]], Callable[Concatenate[Any, _Given], None]]:
-    """Decorate an ``__init__`` of :class:`TrainerArguments` to accept its arguments singly or in groups."""
+    """Decorate an ``__init__`` of :class:`TrainerArguments` to accept its arguments."""
     signature = inspect.signature(arguments)
 
     def decorate(init: Callable[[Any, TrainerArguments], None]) -> Callable[Concatenate[Any, _Given], None]:
         def __init__(self: Any, /, *args: _Given.args, **kwargs: _Given.kwargs) -> None:
-            init(self, TrainerArguments(**expand_groups(signature.bind(*args, **kwargs).arguments)))
+            init(self, TrainerArguments(**signature.bind(*args, **kwargs).arguments))
 
         types = {one.name: one.type for one in arguments_of(TrainerArguments)}
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -131,22 +119,3 @@ def accept_groups(
         return __init__
 
     return decorate
-
-
-def expand_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace groups by their arguments, and refuse an argument beside its group."""
-    expanded = {name: value for name, value in arguments.items() if name not in GROUPS}
-    for name, kind in GROUPS.items():
-        group = arguments.get(name)
-        if group is None:
-            continue
-        if not isinstance(group, kind):
-            raise ConfigurationError(f"{name} is {group!r}: give an offloop.trainer.{kind.__name__}(...)", name=name)
-        for one in vars(group):
-            if one in arguments:
-                raise ConfigurationError(
-                    f"{one} is given twice: as {one}=... and in {name}={kind.__name__}(...); give it in one of them",
-                    name=one,
-                )
-        expanded |= vars(group)
-    return expanded

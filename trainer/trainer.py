@@ -12,7 +12,7 @@ from offloop.bus.errors import ClosedError, ConfigurationError, RankError
 from offloop.bus.publisher.publisher import ending_for
 from offloop.bus.types.time import TimeInput
 from offloop.trainer.arguments.checks import check_function, check_path, check_subset
-from offloop.trainer.config import TrainerArguments, accept_groups
+from offloop.trainer.config import TrainerArguments, accept_arguments
 from offloop.trainer.control.interrupts import Interruption, defer_signals
 from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.control.settings import make_settings
@@ -30,12 +30,9 @@ from offloop.trainer.setup import Setup
 class Trainer:
     """Trains a model, evaluates it, and publishes its events for consumers.
 
-    It takes its own arguments, listed in :class:`offloop.trainer.config.TrainerArguments`, and those of
-    :class:`offloop.trainer.EvalConfig`, :class:`offloop.trainer.ComputeConfig`,
-    :class:`offloop.trainer.CheckpointConfig` and :class:`offloop.trainer.StreamConfig`, one by one or as a group::
+    Its arguments are those of :class:`offloop.trainer.config.TrainerArguments`::
 
         Trainer(model, data, optimizers=sgd, max_duration="5ep", save_folder="saved", save_interval="1ep")
-        Trainer(model, data, optimizers=sgd, max_duration="5ep", checkpoints=CheckpointConfig(save_folder="saved"))
 
     Use it as a context manager, or call :meth:`close` at the end. An exception that ends :meth:`fit`, :meth:`eval` or
     :meth:`predict` ends the run as failed.
@@ -48,7 +45,7 @@ class Trainer:
 
     Reference: ``composer/trainer/trainer.py``."""
 
-    @accept_groups(TrainerArguments)
+    @accept_arguments(TrainerArguments)
     def __init__(self, given: TrainerArguments) -> None:
         self._setup = setup = Setup(given)
         self.state = state = setup.state

@@ -23,7 +23,6 @@ from offloop.bus.errors import CheckpointError, ConfigurationError, InvalidRunNa
 from offloop.bus.terminal import HELP, CliCommand, handle_signals, run_command, write_options
 from offloop.trainer.arguments import missing_extra
 from offloop.trainer.cli.options import COMMON_OPTIONS, OPTION_NAMES, check_together, trainer_arguments
-from offloop.trainer.config import expand_groups
 from offloop.trainer.distributed.launcher import report_failure
 from offloop.trainer.tasks import BUILT_IN, Task, find_task
 
@@ -303,7 +302,7 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
     for option in task.options:
         if option.required and option.name not in options:
             raise ConfigurationError(f"task {task.name!r} needs {option.opts[0]}: give it")
-    arguments = {"seed": seed, **expand_groups(task.arguments(**options)), **settings, "config": {**config, **options}}
+    arguments = {"seed": seed, **task.arguments(**options), **settings, "config": {**config, **options}}
     check_together(values, arguments)
     if arguments.get("run_name") is None:
         prefix = re.sub(r"[^A-Za-z0-9._-]", "-", task.name.rpartition(":")[2]).lstrip("._-") or "run"

@@ -53,7 +53,7 @@ def _read_texts(_context: click.Context, _parameter: click.Parameter, values: Se
 
 COMMON_OPTIONS: dict[str, list[click.Option]] = {
     "Training": [],
-    **{group.heading: [] for group in GROUPS.values()},
+    **{group.heading: [] for group in GROUPS},
     "Algorithms": [
         click.Option(
             ["--algorithms"],
@@ -77,7 +77,7 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
 _ARGUMENTS: dict[str, tuple[Argument, Option]] = {}
 
 for _argument in arguments_of(TrainerArguments):
-    _home = next((one.heading for one in GROUPS.values() if _argument.name in one.__dataclass_fields__), "Training")
+    _home = next((one.heading for one in GROUPS if _argument.name in one.__dataclass_fields__), "Training")
     for _form in _argument.options:
         _option = _make_option(_argument, _form)
         COMMON_OPTIONS[_home].append(_option)

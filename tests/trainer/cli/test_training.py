@@ -22,7 +22,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from gold import GoldMLP, gold_loader, gold_optimizer
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, ComputeConfig, StreamConfig
+from offloop.trainer import Algorithm
 
 class Tell(Algorithm):
     """Prints what the training was set to."""
@@ -60,8 +60,9 @@ def tuned():
         "algorithms": Tell(),
         "max_duration": "2ep",
         "run_name": "theirs",
-        "compute": ComputeConfig(precision="amp_bf16", device_train_microbatch_size=3),
-        "stream": StreamConfig(publish=False),
+        "precision": "amp_bf16",
+        "device_train_microbatch_size": 3,
+        "publish": False,
         "iteration_length": "1ep",
         "train_subset_num_batches": 2,
         "eval_subset_num_batches": 3,
