@@ -1,10 +1,9 @@
 """Reads a run on its host, and writes the host's windows beside its recording."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 from offloop.bus.errors import OffloopError
@@ -20,7 +19,6 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.source import Source
 
 PHASES_EVERY = 10  # one of so many batches of a window is measured, as often as the callback ``phases`` measures
-_FRESH_NS = 10_000_000_000
 _LOOK_SECONDS = 1.0
 _AT_ONCE = 256  # events before other tasks run
 
@@ -55,11 +53,9 @@ class _Watching:
             attempt.world_size,
             attempt.local_world_size,
             None if writer.last is None else writer.last.last,
-            self._memory_of,
         )
         self._heard = time.monotonic()
         self._now_ns = 0
-        self._pids: dict[int, int] = {}
         self._has_gpu = False
         self._never: set[str] = set()
         self._asked: int | None = None
@@ -112,20 +108,6 @@ class _Watching:
             raise self._failure
         for window in windows:
             self._writer.append(window)
-
-    def _memory_of(self, rank: int) -> float | None:
-        """Return the present memory of a rank's process on this machine, for recent events."""
-        if self._has_gpu or abs(time.time_ns() - self._now_ns) > _FRESH_NS:
-            return None
-        if rank not in self._pids:
-            with suppress(OffloopError):
-                publishers = read_run(self._path).last.publishers
-                self._pids |= {one["rank"]: one["pid"] for one in publishers if "rank" in one and "pid" in one}
-        try:
-            pages = Path(f"/proc/{self._pids[rank]}/statm").read_text().split()[1]
-        except (KeyError, OSError, IndexError):
-            return None
-        return float(int(pages) * os.sysconf("SC_PAGE_SIZE"))
 
 
 def windows_demand(batches: int, has_gpu: bool, never: Collection[str] = ()) -> Demand:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,8 +43,7 @@ class HostWindows:
 
     A window has the smallest power of two of batches that takes at least a second, by the duration of its own batches,
     and ends with a batch that is divisible by it. It is closed when all ``count`` ranks have finished it, or
-    :data:`LATE_NS` after the first one. ``after`` is the last batch of existing windows. ``memory_of`` returns the
-    memory of a rank's process in bytes, if it is known now."""
+    :data:`LATE_NS` after the first one. ``after`` is the last batch of existing windows."""
 
     def __init__(
         self,
@@ -54,13 +53,11 @@ class HostWindows:
         world_size: int,
         count: int,
         after: int | None = None,
-        memory_of: Callable[[int], float | None] = lambda rank: None,
     ) -> None:
         self._host = host
         self._attempt = attempt
         self._world_size = world_size
         self._count = count
-        self._memory_of = memory_of
         self._ranks = {rank: _Rank() for rank in ranks}
         self._after = self._closed = after or 0
         self._furthest = 0
@@ -167,13 +164,11 @@ class HostWindows:
         """Yield a rank's values in a window: name, number of batches trained, value."""
         batches = self._ranks[rank].batches
         took = samples = 0.0
-        has_memory = False
         for batch in range(first, last + 1):
             here, before = batches.get(batch), batches.get(batch - 1)
             if here is None:
                 continue
             for name, value in here.values.items():
-                has_memory |= name == host_windows.MEMORY
                 yield name, batch, value
             if before is not None:
                 seconds = (here.ended_ns - before.ended_ns) / 1e9
@@ -182,8 +177,6 @@ class HostWindows:
                     took, samples = took + seconds, samples + here.samples
         if took > 0:
             yield host_windows.THROUGHPUT, last, samples / took
-        if not has_memory and (memory := self._memory_of(rank)) is not None:
-            yield host_windows.MEMORY, last, memory
 
 
 def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:

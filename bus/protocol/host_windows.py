@@ -21,7 +21,7 @@ ARRIVAL = "arrival"
 Synchronized ranks end a batch together, so the others waited for the rank with the greatest value. Clocks of different
 hosts are not compared."""
 LOSS = "loss"
-MEMORY = "memory"  # bytes in use on the device, or of the process if there is no such device
+MEMORY = "memory"  # bytes in use on the device
 GRADIENT_NORM = "gradient_norm"
 THROUGHPUT = "throughput"  # samples a second
 PHASE = "phase/"
