@@ -163,34 +163,14 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
         return _BY_NAME[name]
 
     @property
-    def is_before_event(self) -> bool:
-        """True if it opens something, such as ``BATCH_START`` or ``BEFORE_LOSS``."""
-        return "before" in self._words or self._words[-1] == "start"
-
-    @property
-    def is_after_event(self) -> bool:
-        """True if it closes something, such as ``BATCH_END`` or ``AFTER_LOSS``."""
-        return "after" in self._words or self._words[-1] == "end"
-
-    @property
     def is_eval(self) -> bool:
         """True if it belongs to an evaluation, within ``fit()`` or alone."""
-        return self._words[0] == "eval"
+        return self.value.startswith("eval_")
 
     @property
     def is_predict(self) -> bool:
         """True if it belongs to ``predict()``."""
-        return self._words[0] == "predict"
-
-    @property
-    def canonical_name(self) -> str:
-        """The common name of a before event and its after event: ``batch`` for ``BATCH_START`` and ``BATCH_END``."""
-        return "_".join(word for word in self._words if word not in _SIDES)
-
-    @property
-    def _words(self) -> list[str]:
-        return self.value.split("_")
+        return self.value.startswith("predict_")
 
 
-_SIDES = {"before", "after", "start", "end"}
 _BY_NAME = {name.lower(): event for name, event in Event.__members__.items()}
