@@ -31,31 +31,18 @@ from offloop.bus.types.source import IMPORTED
 from offloop.bus.types.timestamp import TrainingTime
 
 _Place = tuple[str, ...]
-"""Destination of a value: ``loss``, ``lr`` with optimizer and group, ``time`` with a counter, ``train`` with a metric,
-``eval`` with label and metric, ``logged`` with its own name."""
+"""Destination of a value: ``loss``, ``epoch``, ``train`` with a metric, ``eval`` with label and metric, ``logged`` with
+its own name."""
 
 _LOSSES = (
     *("loss", "train/loss", "train_loss", "train_loss_step", "train/loss_step"),
     *("loss/train/total", "loss/train", "training/loss", "training_loss"),
 )  # names of the training loss; the first of these in a log counts
 
-_RATES = re.compile(
-    r"(?:train[/_])?(?:lr|learning_rate)|lr-(?P<optimizer>.+?)(?:/(?P<kind>pg|group)(?P<group>\d{1,4}))?"
-)
-_NO_RATES = ("-momentum", "-weight_decay")
 _METRICS = re.compile(r"metrics/(?P<label>[^/]+)/(?P<name>.+)")
-_TIME = "time/"
 _LABELS = "val|valid|validation|eval|evaluation|test"
 _EVALUATED = re.compile(rf"(?i:(?P<label>{_LABELS})[/_](?P<name>.+)|(?P<name_first>.+)/(?P<label_last>{_LABELS}))")
-_COUNTERS = {
-    **dict.fromkeys(("epoch", "train/epoch", "time/epoch"), "epoch"),
-    **dict.fromkeys(("num_tokens", "num_input_tokens_seen"), "token"),
-    **dict.fromkeys(("train/num_tokens", "train/num_input_tokens_seen"), "token"),
-    **{
-        f"{_TIME}{name}": name
-        for name in ("batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
-    },
-}
+_EPOCHS = ("epoch", "train/epoch", "time/epoch")
 _EVENTS = frozenset((Event.INIT, Event.FIT_START, Event.BATCH_END, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END))
 _LARGEST_COUNT = 1 << 53
 _RESERVED = frozenset(("step", "time"))
@@ -184,14 +171,11 @@ def _place(name: str) -> _Place:
     folded = name.casefold()
     if folded in _LOSSES:
         return ("loss",)
-    if counter := _COUNTERS.get(folded):
-        return "time", counter
-    if (found := _RATES.fullmatch(name)) and not name.endswith(_NO_RATES):
-        group = int(found["group"] or 0) - (found["kind"] == "pg")
-        return "lr", found["optimizer"] or "optimizer", str(group)
+    if folded in _EPOCHS:
+        return ("epoch",)
     if found := _METRICS.fullmatch(name):
         return ("train", found["name"]) if found["label"] == "train" else ("eval", found["label"], found["name"])
-    if (found := _EVALUATED.fullmatch(name)) and not name.startswith(_TIME):
+    if found := _EVALUATED.fullmatch(name):
         return "eval", found["label"] or found["label_last"], found["name"] or found["name_first"]
     # Rows of loggers have these names.
     return "logged", f"log/{name}" if name in _RESERVED else name
@@ -266,26 +250,23 @@ class _Stream:
         self._seq = 0
         self._topics: dict[str, tuple[bytes, Any]] = {}
         self._contexts: dict[str | None, bytes] = {}
-        self._counters = {"epoch": 0, "sample": 0, "token": 0}
-        self._counters |= dict.fromkeys(("batch_in_epoch", "sample_in_epoch", "token_in_epoch"), 0)
         self.at = TrainingTime(*[0] * 14)
 
     def step(self, step: int, latest: _Latest) -> None:
         fields: dict[str, Any] = {}
         logged: dict[str, float] = {}
-        rates: dict[str, dict[int, tuple[str, float]]] = {}
         evaluated: dict[str, dict[str, float]] = {}
         times: dict[str | None, float] = {}
         for name, (value, time) in latest.items():
             kind, *key = self._places[name]
             label = None
-            if kind == "time":
-                if not self._count(key[0], value, step):
+            if kind == "epoch":
+                if 0 <= value < _LARGEST_COUNT:
+                    self.at = self.at._replace(epoch=int(value))
+                if value != self.at.epoch:
                     logged[name] = value
             elif kind == "loss":
                 fields["loss"] = float(value)
-            elif kind == "lr":
-                rates.setdefault(key[0], {})[int(key[1])] = name, float(value)
             elif kind == "train":
                 fields.setdefault("train_metrics", {})[key[0]] = value
             elif kind == "eval":
@@ -295,29 +276,15 @@ class _Stream:
                 logged[key[0]] = value
             if time is not None:
                 times[label] = min(time, times.get(label, time))
-        for optimizer, groups in rates.items():
-            if sorted(groups) == list(range(len(groups))):
-                fields.setdefault("lr", {})[optimizer] = [groups[group][1] for group in range(len(groups))]
-            else:
-                logged.update(groups.values())
         if logged:
             fields["logged"] = [[step, logged]]
-        self.at = self.at._replace(batch=step, **self._counters)
+        self.at = self.at._replace(batch=step)
         if fields:
             self.send(Event.BATCH_END, fields, times.get(None))
         for label, metrics in evaluated.items():
             self.send(Event.EVAL_END, {"eval_metrics": {label: metrics}}, times.get(label), label)
         if evaluated:
             self.send(Event.EVAL_AFTER_ALL, {})
-
-    def _count(self, counter: str, value: float, step: int) -> bool:
-        """Set a counter of the training time; false if it does not hold the whole value."""
-        if counter == "batch":
-            return value == step
-        if not 0 <= value < _LARGEST_COUNT:
-            return False
-        self._counters[counter] = int(value)
-        return value == int(value)
 
     def send(self, event: Event, fields: dict[str, Any], time: float | None = None, label: str | None = None) -> None:
         if time is not None:

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from run_folders import write_run
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from torch.utils.tensorboard import SummaryWriter
 from transformers.trainer_callback import TrainerState
@@ -30,7 +29,6 @@ from offloop.bus.tools.export import export
 from offloop.bus.tools.imports import import_logs
 from offloop.consumers.callbacks import EarlyStopper, LRMonitor, SpeedMonitor, TrainerMetrics
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.loggers import CsvLogger, JsonlLogger
 from offloop.consumers.testing import Logged, replay
 
 HOSTILE = "\x1b]0;owned\x07\u202e"
@@ -80,7 +78,7 @@ LOGGED = {
     "val_loss": [(9, 0.75), (19, 0.1)],
     "lr-SGD": [(0, 0.1), (10, 0.01)],
 }
-NAMES = {"train_loss": "loss/train/total", "norm": "norm", "val_loss": "metrics/val/loss", "lr-SGD": "lr-SGD/group0"}
+NAMES = {"train_loss": "loss/train/total", "norm": "norm", "val_loss": "metrics/val/loss", "lr-SGD": "lr-SGD"}
 
 
 @pytest.mark.parametrize("source", ["csv", "tensorboard"])
@@ -262,41 +260,15 @@ def test_the_state_of_a_hugging_face_trainer(runs_dir, tmp_path):
     losses = logged.metrics["loss/train/total"]
     assert [step for step, _ in losses] == [1, 2, 4]
     assert all(same(one, other) for (_, one), other in zip(losses, (1.5, math.nan, 0.5), strict=True))
-    assert logged.metrics["lr-optimizer/group0"] == [(1, 5e-5), (2, 4e-5), (4, 3e-5)]
+    assert logged.metrics["learning_rate"] == [(1, 5e-5), (2, 4e-5), (4, 3e-5)]
+    assert logged.metrics["num_input_tokens_seen"] == [(4, 640)]
     assert logged.metrics["grad_norm"] == [(1, 2.5), (2, math.inf)]
     assert logged.metrics["metrics/eval/loss"] == [(2, 0.75)]
     assert logged.metrics["train_loss"] == [(4, 0.9)]
     assert logged.metrics["epoch"] == [(1, 0.5)]
     assert {"max_steps": 4, "num_train_epochs": 2, "train_batch_size": 8}.items() <= logged.hyperparameters.items()
     last = list(Recording(find_run("out").recording))[-1].timestamp
-    assert (last.epoch.value, last.batch.value, last.token.value) == (2, 4, 640)
-
-
-@pytest.mark.parametrize("source", ["csv", "jsonl"])
-def test_logs_of_our_own_loggers_are_replayed_as_they_were(runs_dir, tmp_path, source):
-    recording = write_run(tmp_path, "trained", [1 / (1 + batch) for batch in range(20)], 0.5) / "recording-1.mcap"
-    files = {"csv": tmp_path / "ours.csv", "jsonl": tmp_path / "ours.jsonl"}
-    loggers = [CsvLogger(str(files["csv"])), JsonlLogger(str(files["jsonl"]))]
-    replay([TrainerMetrics(), LRMonitor(), SpeedMonitor(window_size=2)], recording, loggers=loggers)
-    (done,) = import_logs(source, files[source])
-    assert (done.run, done.notes) == ("ours", ())
-    again = tmp_path / "again.jsonl"
-    replay([TrainerMetrics(), LRMonitor()], find_run("ours").recording, loggers=[JsonlLogger(str(again))])
-
-    def values(path: Path) -> dict[tuple[int, str], Any]:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        return {
-            (record["step"], name): value
-            for record in records
-            if "step" in record
-            for name, value in record.items()
-            if name not in ("step", "time")
-        }
-
-    before, after = values(files["jsonl"]), values(again)
-    assert {name for _, name in before} > {"loss/train/total", "lr-SGD/group0", "metrics/eval/Accuracy"}
-    assert {one: after.get(one) for one in before} == before
-    assert all(name.startswith("time/") for _, name in after.keys() - before.keys())
+    assert (last.epoch.value, last.batch.value) == (2, 4)
 
 
 def test_wandb_s_history(runs_dir, tmp_path):
@@ -322,10 +294,10 @@ def test_wandb_s_history(runs_dir, tmp_path):
 def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
     path = write_csv(
         tmp_path / "table.csv",
-        ",Wall time,Step,Value,lr-Adam/pg1,lr-Adam/pg2,lr-Adam/pg1-momentum,time,val_acc,test/acc,note",
-        "0,1700000000.5,5.0,1,0.1,0.2,0.9,12.5,,,hello",
-        "1,1700000001.5,5,,,,,,0.5,0.75,",
-        "2,1700000009.5,7,2e3,,0.3,,,,,",
+        ",Wall time,Step,Value,lr-Adam,time,val_acc,test/acc,note",
+        "0,1700000000.5,5.0,1,0.1,12.5,,,hello",
+        "1,1700000001.5,5,,,,0.5,0.75,",
+        "2,1700000009.5,7,2e3,,,,,",
     )
     (done,) = import_logs("csv", path)
     assert done.notes == ("'note' is left out where it is not a number, as in line 2",)
@@ -336,11 +308,7 @@ def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
     assert [state.time - 1_700_000_000 for state in states[2:-1]] == [0.5, 1.5, 1.5, 1.5, 9.5]
     logged = replayed("table")
     assert logged.metrics["Value"] == [(5, 1), (7, 2000.0)]
-    assert logged.metrics["lr-Adam/group0"] == [(5, 0.1)]
-    assert logged.metrics["lr-Adam/group1"] == [(5, 0.2)]
-    # The rate of the second group alone cannot stand in a list of rates.
-    assert logged.metrics["lr-Adam/pg2"] == [(7, 0.3)]
-    assert logged.metrics["lr-Adam/pg1-momentum"] == [(5, 0.9)]
+    assert logged.metrics["lr-Adam"] == [(5, 0.1)]
     assert logged.metrics["log/time"] == [(5, 12.5)]
     assert logged.metrics["metrics/val/acc"] == [(5, 0.5)]
     assert logged.metrics["metrics/test/acc"] == [(5, 0.75)]
@@ -396,7 +364,7 @@ def test_a_log_without_times_has_that_of_its_file_and_no_speed(runs_dir, tmp_pat
 
 
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats()
-NAMES_OF_LOGS = "loss train_loss lr lr-SGD/pg1 epoch num_tokens val_loss val/loss metrics/a/b x time"
+NAMES_OF_LOGS = "loss train_loss lr epoch val_loss val/loss metrics/a/b x time"
 names = st.sampled_from(NAMES_OF_LOGS.split()) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=4).filter(
     lambda name: name.casefold() != "step"
 )
@@ -422,16 +390,15 @@ def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_p
         if state.event in (Event.INIT, Event.FIT_START):
             continue
         held = seen.setdefault(state.timestamp.batch.value, [])
-        held += [state.timestamp.epoch.value, state.timestamp.token.value, state.time]
+        held += [state.timestamp.epoch.value, state.time]
         held += [value for _, values in state.fields.get("logged", ()) for value in values.values()]
         held += [value for metrics in state.eval_metrics.values() for value in metrics.values()]
-        held += [rate for rates in state.lr.values() for rate in rates]
         held += [] if state.loss is None else [state.loss]
     for (step, name), value in latest.items():
         is_date = name == "time" and 1e9 <= value < 1e10
-        is_only_time = name in ("epoch", "num_tokens") and step not in seen
+        is_only_time = name == "epoch" and step not in seen
         if not (is_date or is_only_time):
-            # Losses and rates are floats.
+            # Losses are floats.
             assert any(same(value, one) or same(float(value), one) for one in seen[step]), (step, name, value)
 
 
