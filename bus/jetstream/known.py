@@ -3,23 +3,19 @@
 import asyncio
 import math
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-from nats.aio.msg import Msg
 
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import PASSING, NatsClient
-from offloop.bus.jetstream.stored import last_of_each, list_subjects
+from offloop.bus.jetstream.connection import NatsClient
+from offloop.bus.jetstream.stored import Stored, follow_last
 from offloop.bus.runs.listing import ListedRun
 
 FRESH_SECONDS = 5.0  # a bridge without a new entry for this long counts as gone
-_SILENT_SECONDS = 20.0  # entries of live runs without news for this long are looked up again
 _SUBJECTS = f"$KV.{names.RUNS_BUCKET}."
 _STREAM = f"KV_{names.RUNS_BUCKET}"
 _LOOK_SECONDS = 0.05
-_FOLLOW_SECONDS = 0.25
 _FIRST_SECONDS = 2.5  # how long to wait for a new entry of a live run: bridges write one every second
 
 
@@ -39,32 +35,14 @@ class KnownRuns:
     def __init__(self, client: NatsClient) -> None:
         self._client = client
         self._entries: dict[str, _Entry] = {}  # entries by subject
-        self._connection = -1  # number of reconnects before the last complete look-up; -1 before the first one
+        self._are_known = False  # all entries were looked up
 
     async def follow(self) -> None:
-        """Look up all entries after each reconnect, and silent ones of live runs from time to time, until cancelled."""
-        # The client renews the subscription after a reconnect.
-        await self._client.subscribe(f"{_SUBJECTS}>", cb=self._hear)
-        looked = -math.inf
-        while True:
-            with suppress(*PASSING):
-                connection, now = self._client.stats["reconnects"], time.monotonic()
-                subjects: set[str] = set()
-                if connection != self._connection:
-                    subjects = {*await list_subjects(self._client, _STREAM, f"{_SUBJECTS}>"), *self._entries}
-                elif now - looked > _SILENT_SECONDS:
-                    silent = now - _SILENT_SECONDS
-                    subjects = {one for one, entry in self._entries.items() if entry.said.live and entry.heard < silent}
-                    looked = now
-                found = {one.subject: one.data for one in await last_of_each(self._client, _STREAM, subjects)}
-                for subject in subjects:
-                    self._take(subject, found.get(subject, b""), is_heard=False)
-                self._connection = connection
-            await asyncio.sleep(_FOLLOW_SECONDS)
+        await follow_last(self._client, _STREAM, f"{_SUBJECTS}>", self._take_all)
 
     async def until_known(self, run: str | None) -> None:
         """Wait until all entries were looked up, and live runs had time to renew theirs."""
-        while self._connection < 0:
+        while not self._are_known:
             await asyncio.sleep(_LOOK_SECONDS)
         while any(
             entry.said.live and entry.heard < entry.found and time.monotonic() - entry.found < _FIRST_SECONDS
@@ -104,9 +82,14 @@ class KnownRuns:
         bridge = None if newest is None else newest.said.bridge
         return bridge.copied if bridge is not None and bridge.has_all(attempt) else 0
 
-    async def _hear(self, message: Msg) -> None:
-        if message.subject.startswith(_SUBJECTS):  # see names.is_request
-            self._take(message.subject, message.data, is_heard=True)
+    def _take_all(self, messages: list[Stored], are_live: bool) -> None:
+        for message in messages:
+            self._take(message.subject, message.data, are_live)
+        if not are_live:
+            lately, there = time.monotonic() - FRESH_SECONDS, {message.subject for message in messages}
+            for subject in [one for one, entry in self._entries.items() if one not in there and entry.heard < lately]:
+                del self._entries[subject]
+            self._are_known = True
 
     def _take(self, subject: str, value: bytes, is_heard: bool) -> None:
         if not value:  # the entry was removed

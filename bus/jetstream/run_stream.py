@@ -10,7 +10,7 @@ from nats.js.kv import KeyValue
 from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import NatsClient, in_words
-from offloop.bus.jetstream.stored import last_of_each, list_subjects
+from offloop.bus.jetstream.stored import last_of_each
 
 STREAM_FULL = 10077  # the stream has reached its own limit
 FULL = (STREAM_FULL, 10002, 10047, 10023)  # a stream, an account or a server has no room left
@@ -90,8 +90,7 @@ async def remove_run(client: NatsClient, run: str) -> list[str]:
             await client.js.delete_stream(stream)
             removed.append(stream)
     stream, prefix = f"KV_{names.RUNS_BUCKET}", f"$KV.{names.RUNS_BUCKET}."
-    subjects = await list_subjects(client, stream, f"{prefix}{names.token(run)}.>")
-    for one in await last_of_each(client, stream, subjects):
+    for one in await last_of_each(client, stream, f"{prefix}{names.token(run)}.>"):
         if "KV-Operation" not in one.headers:
             await (await client.js.key_value(names.RUNS_BUCKET)).purge(one.subject.removeprefix(prefix))
             removed.append(one.subject.removeprefix("$KV."))

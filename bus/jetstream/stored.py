@@ -1,16 +1,19 @@
 """Reads stored messages from the leader of a stream, one at a time: readers create no consumers."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
+from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from offloop.bus.jetstream import names
-from offloop.bus.jetstream.connection import NatsClient
+from offloop.bus.jetstream.connection import PASSING, NatsClient
 
 _MOST_OTHERS = 1000  # how many messages to search backwards for a range
 _BATCH = 64
+_FOLLOW_SECONDS = 0.25
 
 
 class Stored(NamedTuple):
@@ -58,16 +61,39 @@ async def last_range(client: NatsClient, stream: str, subject: str) -> tuple[Sto
     return found, last.sequence
 
 
-async def list_subjects(client: NatsClient, stream: str, pattern: str) -> list[str]:
+async def last_of_each(client: NatsClient, stream: str, pattern: str) -> list[Stored]:
+    """Return the last message of each subject."""
     try:
-        return list((await client.js.stream_info(stream, pattern)).state.subjects or ())
+        subjects = list((await client.js.stream_info(stream, pattern)).state.subjects or ())
     except NotFoundError:
         return []
-
-
-async def last_of_each(client: NatsClient, stream: str, subjects: Iterable[str]) -> list[Stored]:
-    asked = list(subjects)
     found: list[Stored | None] = []
-    for begin in range(0, len(asked), _BATCH):
-        found += await asyncio.gather(*(get(client, stream, one) for one in asked[begin : begin + _BATCH]))
+    for begin in range(0, len(subjects), _BATCH):
+        found += await asyncio.gather(*(get(client, stream, one) for one in subjects[begin : begin + _BATCH]))
     return [one for one in found if one is not None]
+
+
+async def follow_last(
+    client: NatsClient, stream: str, pattern: str, take: Callable[[list[Stored], bool], object]
+) -> None:
+    """Pass on each subject's last message after every connection, and live ones as they arrive, until cancelled.
+
+    ``take`` receives messages, and whether they are live ones."""
+
+    async def hear(message: Msg) -> None:
+        if message.subject.startswith(pattern.rstrip("*>")):  # see names.is_request
+            take([Stored(message.subject, 0, message.headers or {}, message.data)], True)
+
+    # The client renews the subscription after a reconnect.
+    subscription = await client.subscribe(pattern, cb=hear)
+    seen = -1
+    try:
+        while True:
+            with suppress(*PASSING):
+                if (connection := client.stats["reconnects"]) != seen:
+                    take(await last_of_each(client, stream, pattern), False)
+                    seen = connection
+            await asyncio.sleep(_FOLLOW_SECONDS)
+    finally:
+        with suppress(*PASSING):
+            await subscription.unsubscribe()
