@@ -5,7 +5,6 @@ from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_run_name
-from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
@@ -56,8 +55,6 @@ class Setup:
         self.clock = given.clock or wall_clock()
         self.stream = TrainingStream(given, given.callbacks, given.loggers)
         self.settings = check_settings(given.settings)
-        self.commands = [] if given.commands_from is None else Recording(given.commands_from).read_commands()
-        """Commands of an earlier training, to apply again."""
         self.optimization = Optimization(given.optimizers, given.schedulers, given.scale_schedule_ratio)
 
         # From here on the process changes, and waits for the other ranks.

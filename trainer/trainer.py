@@ -59,7 +59,7 @@ class Trainer:
         self.fields = self._stream.fields
         """Fields that consumers can request. More can be registered, see
         :class:`offloop.trainer.fields.registry.FieldRegistry`."""
-        self._control = RemoteControl(state, self.settings, setup.ranks, setup.commands, self._progress.note)
+        self._control = RemoteControl(state, self.settings, setup.ranks, self._progress.note)
         with self._ending_on_error():
             setup.start(self.logger, self._control, shows=given.progress_bar)
         self.engine = setup.engine

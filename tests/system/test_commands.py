@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 
 import pytest
-import torch
 from helpers import wait_for
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,19 +188,6 @@ def test_repeated_stop_requests_send_one_command_and_report_its_delay(runs_dir, 
     assert outcome.delay == outcome.batch - 5
 
 
-def test_commands_from_applies_the_commands_of_another_run(runs_dir):
-    first, (outcome, _), _ = train(("set", "lr", 0.025), ("stop",))
-    batches = first.state.timestamp.values[2]
-    second = gold_trainer(24, 6, commands_from=runs_dir / "r", max_duration="100000ba", publish=True, run_name="again")
-    with second:
-        second.fit()
-    assert second.state.timestamp.values[2] == batches
-    for ours, theirs in zip(first.state.model.parameters(), second.state.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    recorded = Recording(find_run("again").recording).read_commands()
-    assert [(one.command.name, one.batch, one.event) for one in recorded[:1]] == [("set", outcome.batch, outcome.event)]
-
-
 def test_send_prints_the_outcome(runs_dir):
     def bus(*arguments):
         return subprocess.run(
@@ -249,7 +235,7 @@ def consumer(runs_dir):
 
 
 @pytest.mark.parametrize(("name", "event", "batch"), [("judge", Event.BATCH_END, 7), (None, Event.EVAL_END, 12)])
-def test_a_waiting_trainer_stops_at_the_exact_batch_and_so_does_its_repetition(runs_dir, consumer, name, event, batch):
+def test_a_waiting_trainer_stops_at_the_exact_batch(runs_dir, consumer, name, event, batch):
     options = {"max_duration": "10ep", "eval_dataloader": gold_evaluators(EVALUATORS)}
 
     with gold_trainer(
@@ -261,9 +247,6 @@ def test_a_waiting_trainer_stops_at_the_exact_batch_and_so_does_its_repetition(r
     assert trainer.state.timestamp.values[2] == batch
     (outcome,) = Recording(find_run("r").recording).read_commands()
     assert (outcome.event, outcome.batch, outcome.delay) == (event.value, batch, 0)
-    with gold_trainer(24, 6, commands_from=runs_dir / "r", **options) as second:
-        second.fit()
-    assert second.state.timestamp.values[2] == batch
 
 
 def test_a_trainer_waits_no_longer_than_wait_seconds(runs_dir, consumer, caplog):

@@ -242,9 +242,7 @@ class StreamConfig(ArgumentGroup):
         settings: further names for ``offloop send RUN set NAME VALUE``: functions of the state and the value.
         wait_for: names of consumers that may stop the training. The training waits where they decide, so that they
             stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such consumer.
-        wait_seconds: how long to wait for one consumer at a time.
-        commands_from: a recording, or a run's directory. The commands of that training are applied again at the same
-            places."""
+        wait_seconds: how long to wait for one consumer at a time."""
 
     heading = "Stream"
 
@@ -266,4 +264,3 @@ class StreamConfig(ArgumentGroup):
         Option("--strict-stops", sets=["all"], help="as --wait-for all."),
     ] = None
     wait_seconds: Annotated[float, partial(check_number, above=0), Option(metavar="S")] = 30.0
-    commands_from: Annotated[PathInput | None, check_path, Option(metavar="PATH", path="existing")] = None

@@ -5,7 +5,7 @@ publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answ
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.publisher.publisher import Publisher
@@ -21,10 +21,6 @@ MAX_WAITING = 100
 
 LATER = object()  # returned by checkpoint if the framework writes the file a little later
 
-# The places within a batch at which commands are applied, in order.
-_PLACES = {"batch_end": 0, "eval_end": 0, "batch_checkpoint": 1}
-_LAST_PLACE = 2
-
 
 class RemoteControl:
     """Receives the commands of a training, and applies them at a boundary of the loop.
@@ -36,7 +32,6 @@ class RemoteControl:
         state: of the training.
         settings: the values of ``set``.
         ranks: all ranks, if there are several.
-        script: commands of an earlier training, to be applied at the same time again.
         say: shows a line in the training's output."""
 
     def __init__(
@@ -44,7 +39,6 @@ class RemoteControl:
         state: State,
         settings: Settings,
         ranks: Ranks | None = None,
-        script: Iterable[Outcome] = (),
         say: Callable[[str], object] = str,
     ) -> None:
         self.waiting: list[Command] = []  # commands that have not been applied; the loop checks it after each batch
@@ -59,9 +53,6 @@ class RemoteControl:
         self._ranks = ranks
         self._say = say
         self._paused = False
-        self._script = [one for one in script if one.error is None and one.command.name not in ("pause", "resume")]
-        self._scripted = {id(one.command): one for one in self._script}
-        self.waiting += [one.command for one in self._script]
 
     def answer_through(self, publisher: Publisher | None) -> None:
         # Weak, because the publisher refers to this object: a dropped trainer is freed at once.
@@ -71,21 +62,19 @@ class RemoteControl:
         """Receive a command, at any event."""
         if self._state.rank > 0:
             return
-        if len(self.waiting) - len(self._script) >= MAX_WAITING:
+        if len(self.waiting) >= MAX_WAITING:
             self._answer(command, Event.BATCH_END, f"{MAX_WAITING} commands wait already: send it later")
             return
         self.waiting.append(command)
 
     @property
     def is_asked_to_stop(self) -> bool:
-        return self._state.stop_requested or any(
-            one.name == "stop" and id(one) not in self._scripted for one in self.waiting
-        )
+        return self._state.stop_requested or any(one.name == "stop" for one in self.waiting)
 
     def apply(self, event: Event) -> None:
         """Apply the pending commands. All ranks must call it at the same event."""
         while True:
-            for command in self._take_due(event):
+            for command in self._take_waiting():
                 self._apply(command, event)
             if not self._paused:
                 return
@@ -101,8 +90,8 @@ class RemoteControl:
         waiting, self._unwritten = self._unwritten, []
         for command, event in waiting:
             self._answer(command, event, "the training finished before the checkpoint was written")
-        rest = [one for one in self.waiting if id(one) not in self._scripted]
-        self.waiting[:] = [one for one in self.waiting if id(one) in self._scripted]
+        rest = [*self.waiting]
+        self.waiting.clear()
         for command in rest:
             # A finished training has stopped, too.
             error = None if command.name == "stop" else "the training has finished"
@@ -111,28 +100,16 @@ class RemoteControl:
     def apply_stops(self, event: Event) -> None:
         """Apply the pending stops, within a batch or an evaluation. All ranks must call it at the same event."""
         if self.waiting or self._ranks is not None:
-            for command in self._take_due(event, stops_only=True):
+            for command in self._take_waiting(stops_only=True):
                 self._apply(command, event)
 
-    def _take_due(self, event: Event, stops_only: bool = False) -> list[Command]:
-        commands = [
-            one
-            for one in self.waiting
-            if not self._is_scripted_for_later(one, event) and (one.name == "stop" or not stops_only)
-        ]
+    def _take_waiting(self, stops_only: bool = False) -> list[Command]:
+        commands = [one for one in self.waiting if one.name == "stop" or not stops_only]
         taken = set(map(id, commands))
         self.waiting[:] = [one for one in self.waiting if id(one) not in taken]
         if self._ranks is not None:
             commands = [Command.from_wire(one) for one in self._ranks.share([one.to_wire() for one in commands])]
         return commands
-
-    def _is_scripted_for_later(self, command: Command, event: Event) -> bool:
-        then = self._scripted.get(id(command))
-        if then is None or then.batch is None:
-            return False
-        batch = self._state.timestamp.values.batch
-        place, place_then = (_PLACES.get(one, _LAST_PLACE) for one in (event.value, then.event or ""))
-        return batch < then.batch or (batch == then.batch and place < place_then)
 
     def _apply(self, command: Command, event: Event) -> None:
         error = done = None
