@@ -4,14 +4,12 @@ import json
 import logging
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from callback_calls import calls_of, goes_on_alike
 from consumers_stream import Collector, batch_end
-from fake_gpu import FakeGpu
 from gold import GoldMLP, gold_batches
 from helpers import REFERENCE
 from tensor_stream import TensorStream
@@ -19,22 +17,20 @@ from torch import Tensor, nn
 from training import gold_trainer
 
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.recording import Recording
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import Callback, JsonlLogger, Runner
+from offloop.consumers import Callback, Runner
 from offloop.consumers.api.logger import Row, Table
 from offloop.consumers.callbacks.activation_monitor import ActivationMonitor
 from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
 from offloop.consumers.callbacks.nan_monitor import NaNMonitor
 from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor
+from offloop.trainer.device.device import Device
 from offloop.trainer.stream.run_stream import TrainingStream
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
 MEMORY = json.loads((REFERENCE / "cb_memory_monitor.json").read_text())
-
-_PREFIXES = ("l2_norm/", "memory/", "activations/", "nan/")
 
 Logged = list[tuple[int, dict[str, Any]]]
 
@@ -60,22 +56,6 @@ def in_training(monkeypatch: pytest.MonkeyPatch) -> Training:
         return logged(collector.rows)
 
     return train
-
-
-def live_and_in_replay(runs_dir: Path, make: Callable[[], Callback], **arguments: Any) -> Logged:
-    path = runs_dir / "live.jsonl"
-    with gold_trainer(
-        publish=True, run_name="r", callbacks=[make()], loggers=[JsonlLogger(str(path))], **arguments
-    ) as trainer:
-        trainer.fit()
-    _, *live = [json.loads(line) for line in path.read_text().splitlines()]
-    collector = Collector()
-    Runner(Recording(runs_dir / "r"), [make()], [collector]).run()
-    replayed = logged(collector.rows)
-    found = [(row["step"], {name: row[name] for name in row if name.startswith(_PREFIXES)}) for row in live]
-    # As text, in which NaN is equal to NaN.
-    assert str([one for one in found if one[1]]) == str(replayed)
-    return replayed
 
 
 # -- OptimizerMonitor -------------------------------------------------------------------------------------------------
@@ -157,15 +137,14 @@ def test_optimizer_monitor_asks_for_no_more_than_it_logs() -> None:
 FAKE = MEMORY["fake_memory_stats"]
 
 
-def test_memory_monitor_logs_what_the_reference_logs(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_monitor_logs_what_the_reference_logs(in_training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: FAKE["input"])
-    custom = FAKE["output_custom_keys"]
-    found = live_and_in_replay(runs_dir, lambda: MemoryMonitor(custom["arg"]), device=FakeGpu())
-    by_default = Collector()
-    Runner(Recording(runs_dir / "r"), [MemoryMonitor()], [by_default]).run()
-    # For the step at which the batch began, as AFTER_TRAIN_BATCH has it.
-    for rows, output in (found, custom["result"]), (logged(by_default.rows), FAKE["output_default_keys"]):
-        assert rows == [(step, {f"memory/{name}": value for name, value in output.items()}) for step in range(8)]
+    device, custom = Device(), FAKE["output_custom_keys"]
+    device.name = "gpu"
+    for keys, output in ((custom["arg"], custom["result"]), (None, FAKE["output_default_keys"])):
+        found = in_training(lambda keys=keys: MemoryMonitor(keys), device=device)
+        # For the step at which the batch began, as AFTER_TRAIN_BATCH has it.
+        assert found == [(step, {f"memory/{name}": value for name, value in output.items()}) for step in range(8)]
 
 
 def test_memory_monitor_says_on_a_cpu_that_it_logs_nothing(

@@ -3,7 +3,7 @@
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from helpers import REFERENCE, wait_for
 from training import gold_trainer
 
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.recording import Recording
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import CannotWorkError, Logger, LRMonitor, Runner
+from offloop.consumers import CannotWorkError, Logger, LRMonitor
 from offloop.consumers.callbacks.stoppers import EarlyStopper, Stopper, ThresholdStopper
 from offloop.trainer import Evaluator
 
@@ -91,38 +90,6 @@ def training_of(run: str, **arguments: Any) -> Any:
     evaluator = Evaluator("eval_a", gold_loader("eval_a", 12, 5))
     settings = {"max_duration": RUNS[run]["rows"][0]["new_max_duration"], **arguments}
     return gold_trainer(eval_dataloader=evaluator, publish=True, run_name=run, **settings)
-
-
-class Watched:
-    """A recording whose snapshots tell what a stopper asks for and keeps."""
-
-    def __init__(self, recording: Recording, stopper: Stopper) -> None:
-        self.asked: Asked = []
-        self.rows: list[Row] = []
-        self._recording = recording
-        self._stopper = stopper
-
-    def __iter__(self) -> Iterator[Snapshot]:
-        for snapshot in self._recording.snapshots([Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END]):
-            snapshot.bind(lambda state, _: self.asked.append((state.event, int(state.timestamp.batch))))
-            yield snapshot
-            epoch, batch = int(snapshot.timestamp.epoch), int(snapshot.timestamp.batch)
-            self.rows.append([snapshot.event.name, snapshot.dataloader_label, epoch, batch, *kept(self._stopper)])
-
-
-def test_a_training_that_waits_stops_where_the_reference_does_and_its_recording_says_the_same(
-    runs_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = "early_real_accuracy"
-    with training_of(run, callbacks=STOPPERS[run](), wait_for="callbacks") as trainer:
-        trainer.fit()
-    assert "has not decided" not in caplog.text
-    assert str(trainer.state.max_duration) == RUNS[run]["final_max_duration"]
-    stopper = STOPPERS[run]()
-    watched = Watched(Recording(runs_dir / run), stopper)
-    assert Runner(watched, [stopper]).run().errors == {type(stopper).__name__: 0}
-    assert watched.rows == [[*row[:4], *row[5:7]] for row in rows_of(run)]
-    assert watched.asked[0] == stop_of(run)
 
 
 # -- what the reference does wrong ------------------------------------------------------------------------------------

@@ -171,9 +171,8 @@ def test_a_waiting_consumer_does_not_attach_to_old_runs(
     assert last_line(result.err) == "run next finished: 16 events handled"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--run", "r"]])
 def test_a_consumer_waits_for_a_run_whose_broker_is_starting(
-    consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
     with (directory / "broker.lock").open("w") as lock:
@@ -183,7 +182,7 @@ def test_a_consumer_waits_for_a_run_whose_broker_is_starting(
             lock.close()
 
         monkeypatch.setattr(attach.time, "sleep", it_ends)
-        result = consumer(*arguments)
+        result = consumer("--run", "r")
     assert result.err.splitlines()[0].startswith("waiting for ")
 
 

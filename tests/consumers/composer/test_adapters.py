@@ -216,14 +216,11 @@ def test_composer_itself_is_used_where_it_is_installed(
     package = tmp_path / "composer"
     package.mkdir()
     (package / "__init__.py").write_text("from composer.core import Callback, Event")
+    methods = [*(event.value for event in Event), "run_event", "close", "post_close", "load_state_dict", "state_dict"]
     (package / "core.py").write_text(
         "import enum\n"
         f"Event = enum.Enum('Event', {{event.upper(): event for event in {[event.value for event in Event]}}})\n"
-        "def nothing(self, *arguments): pass\n"
-        "def run_event(self, event, state, logger): return getattr(self, event.value)(state, logger)\n"
-        "names = [*(event.value for event in Event), 'close', 'post_close', 'load_state_dict']\n"
-        "methods = dict.fromkeys(names, nothing) | {'run_event': run_event, 'state_dict': lambda self: {}}\n"
-        "Callback = type('Callback', (), methods)\n"
+        f"Callback = type('Callback', (), dict.fromkeys({methods}, lambda self, *arguments: None))\n"
     )
     code = """
         from composer import Callback, Event

@@ -14,7 +14,7 @@ from offloop.consumers.dashboard.web.page import facts
 from offloop.consumers.runner.places import FolderRuns
 
 
-@pytest.mark.parametrize(("ending", "max_duration"), [("finished", "5ba"), ("failed", "9ba")])
+@pytest.mark.parametrize(("ending", "max_duration"), [("failed", "9ba")])
 def test_a_run_that_has_ended_is_never_called_live(runs_dir, ending, max_duration):
     with Publisher("r") as publisher:
         for batch in range(1, 6):
