@@ -24,7 +24,7 @@ from offloop.consumers.dashboard.view import history, tap
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Axis
 from offloop.consumers.dashboard.view.tap import RunTap
-from offloop.consumers.dashboard.web.charts import PHASES_PREFIX, Chart, Lines, Look
+from offloop.consumers.dashboard.web.charts import PHASES_PREFIX
 from offloop.consumers.dashboard.web.content import csv_lines
 
 START = 1_700_000_000_000_000_000
@@ -192,19 +192,6 @@ def test_a_zoom_across_what_is_new_has_both_and_the_last_one_of_many_is_read(rec
         run.history.request("batch", begin, begin + 20)  # type: ignore[union-attr]
     wait_for(lambda: not run.history._is_reading, "the reader to end")  # type: ignore[union-attr]
     assert len([step for step in run.series("mine").points(width=10**6).xs if 3950 <= step <= 3970]) == 21
-
-
-def test_a_browser_that_zooms_is_sent_the_values_once_they_are_read(recording: Path) -> None:
-    run, _ = show(summed_up(recording))
-    name, lines = "loss/train/total", Lines()
-    charts, look = {name: Chart(name, "metric", name)}, Look("batch", (3400, 3500), {name: 4000})
-    before = run.refined
-    (coarse,) = lines.news(charts, [run], look)
-    wait_for(lambda: run.refined > before, "the part")
-    (fine,) = lines.news(charts, [run], look)
-    assert len(fine["x"]) > 100 > len(coarse["x"])
-    assert fine["a"] == 0
-    assert lines.news(charts, [run], look) == []
 
 
 def test_what_is_not_zoomed_far_enough_or_is_new_is_not_read(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from consumers_stream import batch_end
 from helpers import strict_json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logged import LogsWhatItSees
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -35,16 +36,10 @@ from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.loggers.jsonl import _lines as jsonl_lines
 
 
-class LogsFields(Callback):
-    def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        for step, metrics in state.fields.get("rows", []):
-            logger.log_metrics(metrics, step)
-
-
 def log(destination: LoggerDestination, *rows: dict[str, Any]) -> None:
     """Runs a destination over one batch end for each row, a quarter of a second apart."""
     stream = [batch_end(n, rows=[[n, metrics]]) for n, metrics in enumerate(rows, 1)]
-    Runner(stream, [LogsFields()], [destination]).run()
+    Runner(stream, [LogsWhatItSees()], [destination]).run()
 
 
 # -- jsonl ------------------------------------------------------------------------------------------------------------
