@@ -129,7 +129,7 @@ def send(
     stream: str | None,
 ) -> int:
     from offloop.bus.runs.directory import find_run
-    from offloop.bus.subscriber.commands import CommandExchange, perform, send_command, sent_by
+    from offloop.bus.subscriber.commands import perform, send_command, sent_by
     from offloop.bus.types.commands import check_command
 
     arguments = (*arguments[:1], *map(_plain_value, arguments[1:]))
@@ -138,8 +138,8 @@ def send(
         from offloop.bus.jetstream.channel import StreamChannel
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
-        exchange = CommandExchange(run, check_command(command, arguments, why), timeout)
-        outcome = perform(StreamChannel(NatsConnection.at(stream)), exchange)
+        checked = check_command(command, arguments, why)
+        outcome = perform(StreamChannel(NatsConnection.at(stream)), run, checked, timeout)
     else:
         outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=timeout, reason=why)
     say(f"run {run}: {outcome}", err=outcome.error is not None)

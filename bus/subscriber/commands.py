@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -32,59 +31,40 @@ def send_command(
     command = check_command(name, arguments, reason)
     if not run.live or run.control_endpoint is None:
         raise ConfigurationError(f"run {run.name!r} is {run.status}, not live: 'offloop runs --live' lists live runs")
-    return perform(SocketChannel(run.control_endpoint), CommandExchange(run.recorded_as, command, wait))
+    return perform(SocketChannel(run.control_endpoint), run.recorded_as, command, wait)
 
 
-def perform(channel: Channel, exchange: "CommandExchange") -> Outcome:
-    """Send a command, wait for its outcome, and close the channel. Raise BrokerError if the broker fails to answer."""
+def perform(
+    channel: Channel, run: str, command: Command, wait: float = WAIT_SECONDS, timeouts: Timeouts | None = None
+) -> Outcome:
+    """Send a command, and wait for its outcome up to ``wait`` seconds after the broker has it. Close the channel.
+
+    Raises BrokerError: the broker does not answer, or refuses."""
+    command = msgspec.structs.replace(command, id=new_command_id())
+    is_forwarded = False
     with contextlib.closing(channel):
-        channel.send("command", exchange.begin(time.monotonic()))
-        while channel.wait(exchange.deadline - time.monotonic()):
-            while (answer := channel.receive()) is not None:
-                if (outcome := exchange.take(answer, time.monotonic())) is not None:
-                    return outcome
-        return exchange.give_up(channel.peer)
-
-
-class CommandExchange:
-    """One command and its answers: first the broker's, then the training's. ``now`` is monotonic, in seconds."""
-
-    def __init__(self, run: str, command: Command, wait: float, timeouts: Timeouts | None = None) -> None:
-        self.timeouts = timeouts or Timeouts.default
-        self.deadline = 0.0  # time of ``give_up``
-        self._run = run
-        self._command = msgspec.structs.replace(command, id=new_command_id())
-        self._wait = wait
-        self._is_forwarded = False
-
-    def begin(self, now: float) -> dict[str, Any]:
-        self.deadline = now + self.timeouts.answer
-        return {"run": self._run, **self._command.to_wire()}
-
-    def take(self, answer: Control, now: float) -> Outcome | None:
-        """Handle a message; return the outcome if it has one. Raise BrokerError if the broker refuses."""
-        content = answer.content
-        if answer.kind == "refused" and content.get("id") in (None, self._command.id):
-            raise BrokerError(str(content.get("reason", "the broker refused without a reason")))
-        if content.get("id") != self._command.id:
-            return None
-        if answer.kind == "applied":
-            return Outcome.from_wire(self._command, content)
-        if not self._is_forwarded:
-            if not content.get("ranks"):
+        channel.send("command", {"run": run, **command.to_wire()})
+        deadline = time.monotonic() + (timeouts or Timeouts.default).answer
+        while channel.wait(deadline - time.monotonic()):
+            if (answer := channel.receive()) is None:
+                continue
+            kind, content = answer.kind, answer.content
+            if kind == "refused" and content.get("id") in (None, command.id):
+                raise BrokerError(str(content.get("reason", "the broker refused without a reason")))
+            if content.get("id") != command.id:
+                continue
+            if kind == "applied":
+                return Outcome.from_wire(command, content)
+            if not is_forwarded and not content.get("ranks"):
                 raise BrokerError(
-                    f"the broker of run {self._run!r} has no connection to its trainer at the moment: try again, or "
-                    f"look at the run with 'offloop show {self._run} --details'"
+                    f"the broker of run {run!r} has no connection to its trainer at the moment: try again, or "
+                    f"look at the run with 'offloop show {run} --details'"
                 )
-            self._is_forwarded = True
-            self.deadline = now + self._wait
-        return None
-
-    def give_up(self, peer: str) -> Outcome:
-        """Return the outcome known at the deadline. Raise BrokerError if the broker has not answered."""
-        if not self._is_forwarded:
-            raise BrokerError(f"{peer} does not answer: it may be busy or gone; see 'offloop runs'")
-        return Outcome(self._command, None, None)
+            if not is_forwarded:
+                is_forwarded, deadline = True, time.monotonic() + wait
+    if not is_forwarded:
+        raise BrokerError(f"{channel.peer} does not answer: it may be busy or gone; see 'offloop runs'")
+    return Outcome(command, None, None)
 
 
 def sent_by(what: str, reason: str | None = None) -> str:

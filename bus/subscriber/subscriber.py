@@ -18,7 +18,7 @@ from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.directory import find_run
-from offloop.bus.subscriber.commands import CommandExchange, PendingCommands, perform
+from offloop.bus.subscriber.commands import PendingCommands, perform
 from offloop.bus.subscriber.following import Action, Following, Phase, RunStatus, Step
 from offloop.bus.subscriber.source import LocalRun, RunSource
 from offloop.bus.subscriber.subscription import LiveSubscription
@@ -250,7 +250,7 @@ class Subscriber(RunStream):
         command = check_command(name, arguments, reason)
         if not self._takes_commands:
             raise ConfigurationError(f"run {self.run_name!r} is not live: 'offloop runs --live' lists live runs")
-        return perform(self._source.open_channel(), CommandExchange(self.run_name, command, wait, self._timeouts))
+        return perform(self._source.open_channel(), self.run_name, command, wait, self._timeouts)
 
     @property
     def commander(self) -> Callable[..., Outcome]:

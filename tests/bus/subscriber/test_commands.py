@@ -1,63 +1,82 @@
 """Commands on their way, without a broker: what is sent when, and what the answers mean."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offloop.bus.errors import BrokerError
+from offloop.bus.net.channels import Channel
 from offloop.bus.protocol.frames import Control
-from offloop.bus.subscriber.commands import CommandExchange, PendingCommands
+from offloop.bus.subscriber.commands import PendingCommands, perform
 from offloop.bus.types.commands import Command, Outcome
 
 
-@pytest.fixture
-def exchange() -> CommandExchange:
-    return CommandExchange("r", Command("set", ("lr", 0.1)), 30.0)
+class Broker(Channel):
+    """Answers a command with these messages, under its id where they have none, and then nothing any more."""
+
+    peer = "the broker at x"
+
+    def __init__(self, *answers: tuple[str, dict[str, Any]]) -> None:
+        self.answers = list(answers)
+        self.waits: list[float] = []
+        self.is_closed = False
+
+    def send(self, kind: str, content: dict[str, Any]) -> bool:
+        assert kind == "command"
+        self.sent = content
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(round(seconds))
+        return bool(self.answers)
+
+    def receive(self) -> Control | None:
+        kind, content = self.answers.pop(0)
+        return Control(kind, {"id": self.sent["id"], **content})
+
+    def close(self, linger: float = 0.0) -> None:
+        self.is_closed = True
 
 
-def answer(exchange: CommandExchange, kind: str, **content: object) -> Control:
-    return Control(kind, {"id": exchange_id(exchange), **content})
+def outcome_of(broker: Broker) -> Outcome:
+    try:
+        return perform(broker, "r", Command("set", ("lr", 0.1)), 30.0)
+    finally:
+        assert broker.is_closed
+        assert (broker.sent["run"], broker.sent["command"]) == ("r", "set")
 
 
-def exchange_id(exchange: CommandExchange) -> object:
-    return exchange.begin(100.0)["id"]
+ACCEPTED = ("accepted", {"ranks": 1})
+ANOTHER = ("applied", {"id": "another", "batch": 3, "event": "batch_end"})
 
 
-def test_a_command_is_answered_by_the_broker_and_then_by_the_training(exchange: CommandExchange) -> None:
-    request = exchange.begin(100.0)
-    assert (request["run"], request["command"]) == ("r", "set")
-    assert exchange.deadline == 105.0
-    assert exchange.take(answer(exchange, "accepted", ranks=1), 101.0) is None
-    assert exchange.deadline == 131.0
-    assert exchange.take(Control("applied", {"id": "another", "batch": 3, "event": "batch_end"}), 102.0) is None
-    outcome = exchange.take(answer(exchange, "applied", batch=7, event="batch_end"), 103.0)
-    assert outcome is not None
-    assert (outcome.batch, outcome.event, outcome.error, outcome.command.arguments) == (
-        7,
-        "batch_end",
-        None,
-        ("lr", 0.1),
-    )
+def test_a_command_is_answered_by_the_broker_and_then_by_the_training() -> None:
+    broker = Broker(ACCEPTED, ANOTHER, ("applied", {"batch": 7, "event": "batch_end"}))
+    outcome = outcome_of(broker)
+    assert (outcome.batch, outcome.event, outcome.error) == (7, "batch_end", None)
+    assert outcome.command.arguments == ("lr", 0.1)
+    assert broker.waits == [5, 30, 30]
 
 
-def test_a_slow_command_has_no_outcome_yet(exchange: CommandExchange) -> None:
-    exchange.take(answer(exchange, "accepted", ranks=1), 101.0)
-    outcome = exchange.give_up("the broker")
+def test_a_slow_command_has_no_outcome_yet() -> None:
+    outcome = outcome_of(Broker(ACCEPTED))
     assert (outcome.command.name, outcome.event, outcome.batch) == ("set", None, None)
 
 
-def test_a_broker_that_does_not_answer_or_has_no_trainer_is_an_error(exchange: CommandExchange) -> None:
-    with pytest.raises(BrokerError, match="the broker at x does not answer"):
-        exchange.give_up("the broker at x")
-    with pytest.raises(BrokerError, match="no connection to its trainer"):
-        exchange.take(answer(exchange, "accepted", ranks=0), 101.0)
-
-
-@pytest.mark.parametrize("name", [None, "its own"])
-def test_a_refusal_is_an_error_with_or_without_an_id(exchange: CommandExchange, name: str | None) -> None:
-    refusal = {"id": name if name is None else exchange_id(exchange), "reason": "key may not command"}
-    with pytest.raises(BrokerError, match="key may not command"):
-        exchange.take(Control("refused", refusal), 101.0)
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([], "the broker at x does not answer"),
+        ([("accepted", {"ranks": 0})], "no connection to its trainer"),
+        ([("refused", {"reason": "key may not command"})], "key may not command"),
+        ([("refused", {"id": None, "reason": "key may not command"})], "key may not command"),
+    ],
+)
+def test_no_answer_no_trainer_and_a_refusal_are_errors(answers: list[tuple[str, dict[str, Any]]], error: str) -> None:
+    with pytest.raises(BrokerError, match=error):
+        outcome_of(Broker(*answers))
 
 
 def test_a_command_is_repeated_until_the_broker_confirms_it() -> None:
