@@ -16,7 +16,7 @@ from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.files import open_file
 from offloop.bus.printing import Damage, shorten
 from offloop.bus.protocol.frames import MAX_TIME
-from offloop.bus.strict_json import flatten, json_text
+from offloop.bus.strict_json import flatten
 
 TENSORBOARD = "tensorboard"
 
@@ -148,8 +148,6 @@ def _read_event_files(log: Log) -> Iterator[LogRow]:
                 continue
             # add_hparams writes values of the end of the training, at step 0.
             yield LogRow(event.step, None if of_add_hparams else event.wall_time, values)
-    # Event files have floats only; this file has the original types.
-    _take_hparams_file(log, folder)
 
 
 def _records(path: Path, damage: Damage) -> Iterator[tuple[int, bytes]]:
@@ -257,7 +255,6 @@ def _as_number(value: Any) -> float | None:
 
 def _read_csv(log: Log) -> _Records:
     path = log.path
-    _take_hparams_file(log, path.parent)
     with open(open_file(path, follow=True), encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         try:
@@ -324,32 +321,6 @@ def _read_trainer_state(log: Log) -> _Records:
     log.hyperparameters |= {name: state[name] for name in _OF_A_TRAINER if state.get(name) is not None}
     for number, entry in enumerate(history, 1):
         yield f"entry {number} of 'log_history'", flatten(entry)
-
-
-def _take_hparams_file(log: Log, folder: Path) -> None:
-    """Read the hyperparameters that Lightning writes beside a log."""
-    path = folder / "hparams.yaml"
-    if not path.is_file():
-        return
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        log.notes.add(f"{path} is left out: its hyperparameters can be read after pip install pyyaml")
-        return
-    try:
-        with open(open_file(path, follow=True), encoding="utf-8") as file:
-            text = file.read()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ValueError("it has aliases, which may expand to any size")
-        found = yaml.safe_load(text)
-        # An integer may have more digits than Python can write.
-        json_text(found)
-    # PyYAML passes on Python's errors where a value does not fit its tag.
-    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
-        log.notes.add(f"{path} is left out, because it cannot be read: {' '.join(str(error).split())}")
-        return
-    if isinstance(found, dict):
-        log.hyperparameters |= {str(name): value for name, value in found.items()}
 
 
 SOURCES: Mapping[str, tuple[str, Callable[[Log], _Records]]] = {
