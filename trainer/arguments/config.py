@@ -178,7 +178,7 @@ class CheckpointConfig(ArgumentGroup):
         save_overwrite: whether to overwrite checkpoints that are in the folder already.
         save_weights_only: whether to write the model alone.
         load_path: a checkpoint to resume from, or a folder of them, of which the latest is used.
-        load_weights_only: loads only the model's weights, also from a torch file (``.pt``).
+        load_weights_only: loads only the model's weights.
         load_strict_model_weights: whether the checkpoint must have all of the model's weights and no others.
         autoresume: resumes from the latest checkpoint in ``save_folder``, if it has one. Needs a ``run_name``. A
             training that can read none of its checkpoints refuses to start.

@@ -21,8 +21,6 @@ from offloop.trainer.arguments.config import CheckpointConfig
 from offloop.trainer.arguments.durations import Interval, check_interval
 from offloop.trainer.arguments.values import optimizer_names
 from offloop.trainer.checkpoints.file import (
-    import_torch,
-    is_torch_file,
     read_checkpoint,
     read_part,
     read_weights,
@@ -141,11 +139,6 @@ class Checkpoints:
         """Check, before anything is started, that the checkpoint to resume from can be read, except its tensors."""
         if self._load_path is not None:
             self._load_path = path = self._find(self._load_path)
-            if is_torch_file(path) and not self._load_weights_only:
-                raise CheckpointError(
-                    f"{path} is a torch file, which has only the model's weights: set load_weights_only=True",
-                    path=path,
-                )
             if self._load_weights_only:
                 if not path.exists():
                     raise CheckpointError(
@@ -308,7 +301,7 @@ class Checkpoints:
     def _read_weights(self, path: Path, sharding: "FullySharded | None") -> Any:
         if path.is_dir():
             return self._read_sharded(path, sharding, "model")["model"]
-        weights = import_torch(path) if is_torch_file(path) else read_weights(path)
+        weights = read_weights(path)
         return weights if sharding is None else sharding.shard_tree({"model": weights}, {})["model"]
 
     def _read_sharded(self, path: Path, sharding: "FullySharded | None", part: str | None = None) -> dict[str, Any]:

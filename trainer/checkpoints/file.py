@@ -1,17 +1,13 @@
 """The file format of checkpoints: one safetensors file, written completely or not at all.
 
-The format is in ``docs/checkpoints.md``. Nothing in a file is executed: no pickle is written, and pickles are read only
-by torch's restricted reader."""
+The format is in ``docs/checkpoints.md``. Nothing in a file is executed: it has no pickle."""
 
 import contextlib
-import datetime
 import functools
 import itertools
 import json
 import math
 import os
-import pickle
-import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -47,8 +43,6 @@ _EXACT_INT = 2**53
 _SEQUENCES = (list, tuple)
 
 _LONGEST = 200
-
-_TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
 class CheckpointDraft(NamedTuple):
@@ -147,52 +141,6 @@ def read_weights(path: PathLike) -> dict[str, Any]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
     weights: dict[str, Any] = read_part(path, "model")
     return weights
-
-
-def is_torch_file(path: PathLike) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) in _TORCH_MAGIC
-    except OSError:
-        return False
-
-
-def import_torch(path: PathLike) -> dict[str, Any]:
-    """Return the state dict of the model in a file of ``torch.save``, on the CPU.
-
-    The file is a state dict, or holds one under ``model``, ``state_dict`` or, as Composer's checkpoints do, ``state``
-    and ``model``. A common prefix ``module.``, as of DistributedDataParallel, is removed.
-
-    Raises ``CheckpointError`` when the file is missing, damaged, has no model in it, or holds pickled objects that
-    could run code when loaded: only tensors, plain values, numpy arrays and time spans are allowed."""
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}: give the path of a file of torch.save", path=path)
-    try:
-        with torch.serialization.safe_globals(_harmless_globals()):
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-    # Of any type, depending on where the file is damaged.
-    except Exception as error:
-        found = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-        if found is None:
-            raise CheckpointError(
-                f"{path} is damaged or not a file of torch.save: {_first_line(error)}", path=path
-            ) from error
-        raise CheckpointError(
-            f"{path} holds a pickled {found[1]}, which could run code: if you trust the file, load it yourself with "
-            "torch.load(path, weights_only=False) and save the model's state dict with safetensors.torch.save_file",
-            path=path,
-        ) from None
-    weights = _find_weights(saved)
-    if weights is None:
-        keys = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else f"a {type(saved).__name__}"
-        raise CheckpointError(
-            f"{path} has no weights of a model, but {keys or 'nothing'}: save the model's state dict alone",
-            path=path,
-        )
-    if all(name.startswith("module.") for name in weights):
-        return {name.removeprefix("module."): value for name, value in weights.items()}
-    return dict(weights)
 
 
 class _TensorTable:
@@ -385,34 +333,6 @@ def _kind_of(dtype: torch.dtype, shape: torch.Size) -> str:
 
 def _bytes_of(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def _harmless_globals() -> list[Any]:
-    allowed: list[Any] = [datetime.timedelta]
-    try:
-        import numpy as np
-    except ModuleNotFoundError:
-        return allowed
-    reconstruct = np.empty(0).__reduce__()[0]
-    # numpy 2 moved the function; files name either place.
-    places = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    kinds = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}
-    return [*allowed, *places, np.ndarray, np.dtype, *kinds]
-
-
-def _find_weights(saved: Any) -> Mapping[str, Any] | None:
-    if not isinstance(saved, Mapping):
-        return None
-    state = saved.get("state")
-    if isinstance(state, Mapping) and isinstance(state.get("model"), Mapping):
-        return _find_weights(state["model"])
-    for key in ("model", "state_dict"):
-        if isinstance(saved.get(key), Mapping):
-            return _find_weights(saved[key])
-    is_state_dict = all(isinstance(key, str) for key in saved) and any(
-        isinstance(item, Tensor) for item in saved.values()
-    )
-    return saved if is_state_dict else None
 
 
 def _kind(value: Any) -> str:

@@ -1,7 +1,6 @@
 """The checkpoint file: what goes in comes out, and a file that is not whole is never taken for one that is."""
 
 import collections
-import datetime
 import json
 import math
 import os
@@ -30,8 +29,6 @@ from torch import nn
 
 from offloop.bus.errors import CheckpointError
 from offloop.trainer.checkpoints.file import (
-    import_torch,
-    is_torch_file,
     read_checkpoint,
     read_part,
     read_weights,
@@ -212,7 +209,7 @@ def test_a_file_that_is_cut_short_or_something_else_is_refused(path: Path) -> No
     for other in (content + b"\0", b"hello", b"\0" * 100, b"\xff" * 100):
         assert_damage_is_found(path, other)
     path.unlink()
-    for read in (read_checkpoint, read_weights, import_torch):
+    for read in (read_checkpoint, read_weights):
         for wrong in (path, path.parent):
             with pytest.raises(CheckpointError):
                 read(wrong)
@@ -370,83 +367,3 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name_and_obeys_the_umask(
         os.umask(before)
     assert steps == [path.name, "replace", path.parent.name]
     assert path.stat().st_mode & 0o777 == 0o640
-
-
-# Files of torch.save
-
-WEIGHTS = {"net.weight": torch.ones(2, 3), "net.bias": torch.zeros(2)}
-
-
-def composers() -> dict[str, Any]:
-    """Return a checkpoint with all kinds of values that Composer's have."""
-    return {
-        "state": {
-            "model": {f"module.{name}": value for name, value in WEIGHTS.items()},
-            "optimizers": {"SGD": {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}},
-            "timestamp": {"Timestamp": {"batch": 3, "total_wct": datetime.timedelta(seconds=3)}},
-            "metadata": {"composer_env_info": {"composer_version": "0.32.1"}},
-        },
-        "rng": [{"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}],
-    }
-
-
-@pytest.mark.parametrize(
-    "saved",
-    [
-        WEIGHTS,
-        {"model": WEIGHTS, "epoch": 3},
-        {"state_dict": WEIGHTS, "optimizer": {}},
-        {"module." + name: value for name, value in WEIGHTS.items()},
-        composers(),
-    ],
-)
-def test_the_weights_are_found_in_a_torch_file(tmp_path: Path, saved: Any) -> None:
-    torch.save(saved, tmp_path / "a.pt")
-    assert exactly(import_torch(tmp_path / "a.pt")) == exactly(WEIGHTS)
-
-
-class Trap:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_torch_file_that_could_run_code_is_refused_and_does_not(tmp_path: Path) -> None:
-    torch.save({"model": WEIGHTS, "trap": Trap(tmp_path / "sprung")}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"posix\.mkdir"):
-        import_torch(tmp_path / "a.pt")
-    assert not (tmp_path / "sprung").exists()
-
-
-@pytest.mark.parametrize("saved", [{}, [1], {"model": {"a": 1}}])
-def test_a_torch_file_without_weights_is_refused(tmp_path: Path, saved: Any) -> None:
-    torch.save(saved, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError):
-        import_torch(tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_torch_file_that_is_cut_short_is_refused(tmp_path: Path, zipped: bool) -> None:
-    path = tmp_path / "a.pt"
-    torch.save({"model": WEIGHTS}, path, _use_new_zipfile_serialization=zipped)
-    content = path.read_bytes()
-    for length in range(0, len(content), 41):
-        path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError):
-            import_torch(path)
-
-
-def test_a_torch_file_is_told_from_a_checkpoint_by_what_is_in_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    write_checkpoint(path, {})
-    assert not is_torch_file(path)
-    for zipped in (True, False):
-        torch.save(WEIGHTS, path, _use_new_zipfile_serialization=zipped)
-        assert is_torch_file(path)
-        with pytest.raises(CheckpointError):
-            read_checkpoint(path)
-    assert not is_torch_file(tmp_path / "missing.pt")

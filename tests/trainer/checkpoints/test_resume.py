@@ -202,10 +202,11 @@ def test_the_last_checkpoint_resumes_after_the_epoch_that_it_ended_with(tmp_path
     assert ends == [3]
 
 
-def test_weights_alone_can_be_taken_from_checkpoints_and_torch_files(tmp_path: Path) -> None:
+def test_weights_alone_can_be_taken_from_checkpoints_and_other_safetensors_files(tmp_path: Path) -> None:
     expected = train(tmp_path / "saved", save_interval="1ep")
-    torch.save({"state_dict": {f"module.{name}": value for name, value in expected.items()}}, tmp_path / "theirs.pt")
-    for path in (tmp_path / "saved" / "ep3-ba15-rank0.safetensors", tmp_path / "saved", tmp_path / "theirs.pt"):
+    theirs = tmp_path / "theirs.safetensors"
+    save_file(expected, theirs)
+    for path in (tmp_path / "saved" / "ep3-ba15-rank0.safetensors", tmp_path / "saved", theirs):
         with make(None, load_path=path, load_weights_only=True) as trainer:
             assert same(weights(trainer), expected)
             assert int(trainer.state.timestamp.batch) == 0
