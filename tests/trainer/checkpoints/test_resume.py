@@ -12,7 +12,7 @@ from fake_gpu import reads
 from forked import Program, run_forked
 from gold import GoldMLP
 from resumed import Augmented, Momentum, make, same, train, weights
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
