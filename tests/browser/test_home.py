@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,18 +317,3 @@ def test_what_comes_from_runs_is_text(runs, own, browser):
             there.page.goto(there.page.url + "?run=" + attack)
             there.sees("There is no run")
         assert there.page.evaluate("window.attacked") is None
-
-
-def test_a_server_that_is_killed_and_started_again_has_the_page_back(runs, browser):
-    with ui_of(str(runs)) as own, visit(browser, f"{own.url}#sort=run&find=seed+%3E+2+and+lr+==+0.01") as there:
-        shows(there, 2)
-        own.process.send_signal(signal.SIGKILL)
-        there.sees("Connection lost")
-        shutil.copytree(runs / "rate-0.01-seed-3", runs / "meanwhile")
-        with ui_of(str(runs), "--port", str(own.port)):
-            there.waits_for(lambda: len(rows(there)) == 3, "3 runs", timeout=60)
-            assert there.page.get_by_text("Connection lost").is_visible() is False
-            find(there, "meanwhile")
-            shows(there, 1)
-            # Messages of the browser about the absent server.
-            there.errors.clear()

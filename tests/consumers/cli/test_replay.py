@@ -118,7 +118,6 @@ def test_each_pass_of_a_loop_has_new_callbacks(consumer: Run) -> None:
     ("arguments", "code"),
     [
         (["--run", "x", "--start", "1ep"], 2),
-        (["--replay", "r.mcap", "--rate", "-1"], 2),
         (["--replay", "r.mcap", "--loop", "--name", "n"], 2),
         (["--replay", "r.mcap", "--start", "9ep", "--until", "12ep"], 1),
         (["--replay", "r.mcap", "--loop", "-c", "mine.py:Evaluations"], 1),

@@ -11,7 +11,6 @@ from many_hosts import many_hosts
 from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
 from offloop.consumers.dashboard.view.ranks import FirstNan, RankTiming, Waiting
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.web.frames import look_in
 from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
 
 
@@ -103,12 +102,3 @@ def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
     news = {name: value for name, value in later.items() if frame[name] != value}
     assert "hosts" not in news
     assert len(json.dumps(later["map"])) < 512 * 4 * 4 / 3 + 500
-
-
-@pytest.mark.parametrize("told", [None, {"run": "x", "quantity": 3}])
-def test_a_browser_may_say_anything(told: object) -> None:
-    view = RunView("run")
-    view.take_windows(many_hosts(4, 4))
-    look = look_in(told, RanksLook)
-    assert look == RanksLook()
-    assert len(ranks_frame([view], ["run"], RanksLook(True, 99, "unknown"))["rows"]) == 16
