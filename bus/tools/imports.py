@@ -2,13 +2,10 @@
 
 import os
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -117,41 +114,39 @@ _Latest = dict[str, tuple[float, float | None]]
 
 def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
     counts = 0, 0, 0
-    # SQLite sorts the rows, because a log may be larger than memory.
-    with closing(sqlite3.connect("")) as rows:
-        try:
-            places = _places(_gather(rows, read_log(source, log, step_column)))
-            if places:
-                with atomic_replace(root / name, is_new=True) as draft:
-                    directory = RunDirectory(draft.parent, name)
-                    try:
-                        counts = _write(directory, rows, log, source, places)
-                    finally:
-                        directory.release()
-        except UnicodeError as error:
-            raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
-        except RecursionError:
-            raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
-        except sqlite3.Error as error:
-            raise RunDirectoryError(f"the temporary file for sorting {log.path} cannot be used: {error}") from None
-        except CheckpointError as error:
-            raise RunDirectoryError(str(error)) from None
+    try:
+        steps, replaced = _gather(read_log(source, log, step_column))
+        if steps:
+            counts = len(steps), sum(map(len, steps.values())), replaced
+            with atomic_replace(root / name, is_new=True) as draft:
+                directory = RunDirectory(draft.parent, name)
+                try:
+                    _write(directory, steps, log, source)
+                finally:
+                    directory.release()
+    except UnicodeError as error:
+        raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
+    except RecursionError:
+        raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
+    except CheckpointError as error:
+        raise RunDirectoryError(str(error)) from None
     notes, damage = (tuple(found.lines()) for found in (log.notes, log.damage))
-    return Imported(name if places else None, log.path, *counts, notes, damage)
+    return Imported(name if steps else None, log.path, *counts, notes, damage)
 
 
-def _gather(database: sqlite3.Connection, rows: Iterable[LogRow]) -> Iterable[str]:
-    execute, pack = database.execute, msgpack.Packer().pack
-    execute("CREATE TABLE rows (step INTEGER, time REAL, body BLOB)")
-    names: dict[str, None] = {}
+def _gather(rows: Iterable[LogRow]) -> tuple[dict[int, _Latest], int]:
+    """Return the last values and their times by step, in order, and how many values were replaced by later ones."""
+    steps: dict[int, _Latest] = {}
+    replaced = 0
     for step, time, values in rows:
         if values is None:
-            execute("DELETE FROM rows WHERE step >= ?", (step,))
+            steps = {before: latest for before, latest in steps.items() if before < step}
         elif values:
             known = time if time is not None and 0 <= time < MAX_TIME / 10**9 else None
-            execute("INSERT INTO rows VALUES (?, ?, ?)", (step, known, pack(values)))
-            names |= dict.fromkeys(values)
-    return names
+            latest = steps.setdefault(step, {})
+            replaced += sum(name in latest and latest[name][0] != value for name, value in values.items())
+            latest |= {name: (value, known) for name, value in values.items()}
+    return dict(sorted(steps.items())), replaced
 
 
 def _places(names: Iterable[str]) -> dict[str, _Place]:
@@ -181,14 +176,12 @@ def _place(name: str) -> _Place:
     return "logged", f"log/{name}" if name in _RESERVED else name
 
 
-def _write(
-    directory: RunDirectory, rows: sqlite3.Connection, log: Log, source: str, places: Mapping[str, _Place]
-) -> tuple[int, int, int]:
-    """Write recording and ``run.json``; return the numbers of steps, values and replaced values."""
-    steps = values = replaced = 0
-    (first,) = rows.execute("SELECT min(time) FROM rows").fetchone()
+def _write(directory: RunDirectory, steps: Mapping[int, _Latest], log: Log, source: str) -> None:
+    """Write recording and ``run.json``."""
+    places = _places(dict.fromkeys(name for latest in steps.values() for name in latest))
+    times = [time for latest in steps.values() for _, time in latest.values() if time is not None]
     # A log without times has the time of its files.
-    began = max(path.stat().st_mtime_ns for path in log.files) if first is None else _nanoseconds(first)
+    began = _nanoseconds(min(times)) if times else max(path.stat().st_mtime_ns for path in log.files)
     description = {
         "framework": {"name": f"{IMPORTED} ({source})", "version": None},
         "unavailable": {"events": [event.value for event in Event if event not in _EVENTS], "fields": {}},
@@ -198,14 +191,8 @@ def _write(
         stream = _Stream(writer, directory.name, number, began, places)
         stream.send(Event.INIT, description)
         stream.send(Event.FIT_START, _facts(log, places))
-        for step, of_step in groupby(rows.execute("SELECT * FROM rows ORDER BY step, rowid"), key=itemgetter(0)):
-            latest: _Latest = {}
-            for _, time, body in of_step:
-                for name, value in msgpack.unpackb(body).items():
-                    replaced += name in latest and latest[name][0] != value
-                    latest[name] = value, time
+        for step, latest in steps.items():
             stream.step(step, latest)
-            steps, values = steps + 1, values + len(latest)
         stream.send(Event.FIT_END, {})
         stream.end()
     info = {**description, IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
@@ -213,7 +200,6 @@ def _write(
     at = stream.at
     reached = Reached(at.epoch, at.batch, at.sample, None)
     directory.end_attempt(Ending("finished"), reached=reached, ended=stream.time / 10**9)
-    return steps, values, replaced
 
 
 def _nanoseconds(seconds: float) -> int:

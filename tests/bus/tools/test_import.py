@@ -4,8 +4,6 @@ import json
 import math
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -449,25 +447,6 @@ def test_a_record_of_tensorboard_that_is_too_large_is_left_out(runs_dir, tmp_pat
     done = run_bus("import", "--from", "tensorboard", tmp_path, "--run-name", "x", code=3)
     assert f"byte {offset}: a record of 134,217,728 bytes is left out" in done.output
     assert replayed("x").metrics["loss/train/total"] == [(1, 1.0), (2, 2.0)]
-
-
-MEMORY = """
-import pathlib, resource, sys
-from offloop.bus.tools.imports import import_logs
-for path in sys.argv[1:]:
-    import_logs("csv", pathlib.Path(path))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def test_an_import_takes_little_memory_however_long_the_log_is(runs_dir, tmp_path):
-    paths = []
-    for rows in (10, 30_000):
-        lines = (f"{step},0.5,{step}.5" for step in range(rows))
-        paths.append(write_csv(tmp_path / f"rows{rows}.csv", "step,loss,accuracy", *lines))
-    done = subprocess.run([sys.executable, "-c", MEMORY, *paths], check=True, capture_output=True)
-    before, after = map(int, done.stdout.split())
-    assert after - before < 6_000
 
 
 def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
