@@ -37,10 +37,10 @@ def server() -> None:
 
 @server.command(short_help="Make an nkey for NATS servers.")
 @click.argument("name")
-@click.option("--dir", "where", metavar="DIR", help="Default: $OFFLOOP_KEYS_DIR, else ~/.config/offloop/keys.")
-def keygen(name: str, where: str | None) -> None:
+@click.option("--dir", "folder", type=_FILE, default=".", metavar="DIR", help="Default: the current folder.")
+def keygen(name: str, folder: Path) -> None:
     """Make an nkey: NAME.nkey to hand out, NAME.nkey_secret to keep."""
-    public, secret, made = make_nkey(name, where)
+    public, secret, made = make_nkey(name, folder)
     say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
     say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
 

@@ -26,8 +26,8 @@ class Nkey:
     seed: str = field(repr=False)
 
 
-def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[Path, Path, Nkey]:
-    """Create an nkey in the folder ``where``, by default ``$OFFLOOP_KEYS_DIR``, else ``~/.config/offloop/keys``.
+def make_nkey(name: str, folder: Path) -> tuple[Path, Path, Nkey]:
+    """Create an nkey in a folder.
 
     Returns its public file ``NAME.nkey``, its secret file ``NAME.nkey_secret``, and the key."""
     require("an nkey", "nats", "nkeys")
@@ -38,12 +38,6 @@ def make_nkey(name: str, where: str | os.PathLike[str] | None = None) -> tuple[P
             f"{name!r} cannot be a key's name: use 1 to 100 letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit"
         )
-    try:
-        folder = Path(where or os.environ.get("OFFLOOP_KEYS_DIR") or Path.home() / ".config" / "offloop" / "keys")
-    except RuntimeError:
-        raise ConfigurationError(
-            f"user {os.getuid()} has no home directory to keep keys in: name a directory with OFFLOOP_KEYS_DIR"
-        ) from None
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
     made = Nkey(_public_of(seed), seed)
     public, secret = folder / f"{name}{NKEY_SUFFIX}", folder / f"{name}{SEED_SUFFIX}"

@@ -132,11 +132,6 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     PREDICT_BATCH_END = "predict_batch_end"
     PREDICT_END = "predict_end"
 
-    TRAINING_START = "fit_start"  # noqa: PIE796
-    """Older name of ``FIT_START``: the same member."""
-    TRAINING_END = "fit_end"  # noqa: PIE796
-    """Older name of ``FIT_END``: the same member."""
-
     # Taken from str and not from Enum, whose hash is a Python function: `event in requested_events` is asked for every
     # event of every batch.
     __hash__ = str.__hash__

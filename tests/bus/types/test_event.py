@@ -51,13 +51,6 @@ def test_an_event_is_found_by_value_and_name_in_any_case():
             assert (event != name) is False
 
 
-def test_the_older_names_are_the_same_members():
-    assert Event.TRAINING_START is Event.FIT_START
-    assert Event.TRAINING_END is Event.FIT_END
-    assert Event("training_start") is Event("TRAINING_START") is Event.FIT_START
-    assert Event.FIT_END == "training_end"
-
-
 @pytest.mark.parametrize("other", ["batch", "batch_end ", 3, None, Event.BATCH_START])
 def test_an_event_differs_from_everything_else(other):
     event = Event.BATCH_END
