@@ -36,7 +36,6 @@ output_option = click.option(
     "-o", "--output", metavar="FILE", help="The file to write. Default: named after the recording."
 )
 force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
-loop_option = click.option("--loop", is_flag=True, help="Repeat the replay until Ctrl-C.")
 nkey_option = click.option(
     "--nkey", type=_FILE, metavar="FILE", hidden=True, help="Seed of your nkey. Default: $OFFLOOP_NKEY."
 )

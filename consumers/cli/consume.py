@@ -51,7 +51,6 @@ class ConsumerOptions:
     rate: float | None
     start: Time | None
     until: Time | None
-    loop: bool
     wait: bool
     on_error: OnError
     name: str | None
@@ -66,7 +65,7 @@ class ConsumerOptions:
 
     @property
     def replay_option(self) -> str | None:
-        given = {"--rate": self.rate, "--start": self.start, "--until": self.until, "--loop": self.loop or None}
+        given = {"--rate": self.rate, "--start": self.start, "--until": self.until}
         return next((name for name, value in given.items() if value is not None), None)
 
     def check(self) -> None:
@@ -80,8 +79,6 @@ class ConsumerOptions:
             raise click.UsageError("--stream reads runs from NATS: it excludes --replay")
         if self.replay_option and not self.is_file:
             raise click.UsageError(f"{self.replay_option} is for a recording: name it with '--replay FILE'")
-        if self.loop and self.name is not None:
-            raise click.UsageError("--loop starts again each time, --name resumes: give one of them")
         if self.name is not None:
             check_name(self.name)
             if self.stream and not self.state_dir:
@@ -132,28 +129,21 @@ def _run(options: ConsumerOptions, made: list[Callback], destinations: list[Logg
     streams = _Streams(found, options, delay)
     progress = None if name is None else _open_state(options.state_dir, name, found)
     states = None if name is None else CheckpointStates(name, options.state_dir)
-    code = 0
-    while True:
-        with _frozen():
-            events, statistics = run_session(
-                streams.open,
-                made,
-                destinations,
-                options.on_error,
-                progress,
-                options.commit_every,
-                partial(say_start, name=name),
-                states,
-            )
-        code = max(code, report(events, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys())))
-        is_empty = streams.gave_nothing and not statistics.handled
-        if not options.loop or statistics.interrupted or is_empty:
-            break
-        made, destinations = options.create()
-        streams = _Streams(found, options, delay)
+    with _frozen():
+        events, statistics = run_session(
+            streams.open,
+            made,
+            destinations,
+            options.on_error,
+            progress,
+            options.commit_every,
+            partial(say_start, name=name),
+            states,
+        )
+    code = report(events, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys()))
     if statistics.interrupted:
         return code
-    if is_empty and (options.start or options.until or options.loop):
+    if streams.gave_nothing and not statistics.handled and (options.start or options.until):
         say(
             "nothing was replayed: no event that these callbacks request is "
             f"{bounds_in_words(options.start, options.until)}; 'offloop show PATH' shows how long the run was"

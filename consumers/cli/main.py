@@ -6,7 +6,6 @@ from typing import Any, get_args
 import click
 
 from offloop.bus.cli.options import (
-    loop_option,
     place_options,
     rate_option,
     split_names,
@@ -61,7 +60,6 @@ settings_option = click.option(
 @rate_option
 @start_option
 @until_option
-@loop_option
 @wait_option
 @click.option(
     "--on-error",

@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from typing import ClassVar
 
 from offloop.bus.errors import OffloopError
 from offloop.consumers.dashboard.terminal.frame import Shown, frame
@@ -25,10 +24,7 @@ _QUESTIONS = {
 class Display:
     """Draws a view from :meth:`open` to :meth:`close`, four times a second at most.
 
-    ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does. Only one display
-    is open: opening another closes it, for a replay that is repeated."""
-
-    _opened: "ClassVar[Display | None]" = None
+    ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does."""
 
     def __init__(self, run: RunView) -> None:
         self.left = threading.Event()
@@ -42,16 +38,11 @@ class Display:
         self._size = 0, 0
         self._message_until = 0.0
         self._asks_for: str | None = None
-        self._leaves_at_once = False
         self._problem: str | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="offloop-top", daemon=True)
 
     def open(self) -> None:
-        before, Display._opened = Display._opened, self
-        if before is not None:
-            before.close()
-            self._leaves_at_once = before.left.is_set()  # the user quit when the next replay was about to begin
         self._screen.open()
         self._thread.start()
 
@@ -63,8 +54,6 @@ class Display:
 
     def _work(self) -> None:
         try:
-            if self._leaves_at_once:
-                self._leave()
             while not self._closing.is_set():
                 self._draw()
                 for key in self._screen.keys(_DRAW_SECONDS):

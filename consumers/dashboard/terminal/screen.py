@@ -42,9 +42,7 @@ _MOST_KEPT = 1000
 def require_terminal() -> None:
     """Raise ConfigurationError where there is no terminal to draw on."""
     instead = "use '--log console' (the callback left out), which writes lines anywhere"
-    # The display of the replay before this one may still have the terminal.
-    shown = sys.stdout.stream if isinstance(sys.stdout, _Lines) else sys.stdout
-    for name, stream in (("input", sys.stdin), ("output", shown)):
+    for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
         if stream is None or stream.closed or not stream.isatty():
             raise ConfigurationError(f"'top' draws on a terminal, and standard {name} is not a terminal: {instead}")
     if os.environ.get("TERM", "dumb") == "dumb":
