@@ -98,15 +98,6 @@ def test_files_and_uploads_are_those_of_the_reference(
 # -- the same files as in process -------------------------------------------------------------------------------------
 
 
-def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **arguments: Any) -> TensorStream:
-    weights_only = arguments.pop("weights_only", False)
-    options = {"save_interval": interval, "weights_only": weights_only, "num_checkpoints_to_keep": -1}
-    stream = TensorStream(CheckpointSaver(str(tmp_path / "out"), **options))
-    own = {"save_folder": tmp_path / "in", "save_interval": interval, "save_weights_only": weights_only}
-    train(stream, monkeypatch, **(own | arguments))
-    return stream
-
-
 @pytest.mark.parametrize(
     ("interval", "arguments"),
     [
@@ -119,7 +110,12 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, **argum
 def test_they_are_those_of_the_trainer_byte_for_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, arguments: dict[str, Any]
 ) -> None:
-    both(tmp_path, monkeypatch, interval, eval_dataloader=gold_loader("eval_a", 12, 5), **arguments)
+    settings = dict(arguments)
+    weights_only = settings.pop("weights_only", False)
+    options = {"save_interval": interval, "weights_only": weights_only, "num_checkpoints_to_keep": -1}
+    own = {"save_folder": tmp_path / "in", "save_interval": interval, "save_weights_only": weights_only}
+    stream = TensorStream(CheckpointSaver(str(tmp_path / "out"), **options))
+    train(stream, monkeypatch, eval_dataloader=gold_loader("eval_a", 12, 5), **own, **settings)
     inside = contents(tmp_path / "in")
     assert len(inside) >= 2
     assert contents(tmp_path / "out") == inside

@@ -149,15 +149,6 @@ def test_an_existing_file_is_refused_without_overwrite(make: Any, tmp_path: Path
 
 
 @FILES
-def test_the_default_place_is_the_run_s_directory_and_attempts_do_not_share_a_file(make: Any, tmp_path: Path) -> None:
-    for attempt in (1, 2):
-        destination = make()
-        destination.open(RunContext("digits", attempt, tmp_path))
-        destination.close()
-    assert {file.name for file in tmp_path.iterdir()} == {f"metrics.{make.name}", f"metrics-2.{make.name}"}
-
-
-@FILES
 def test_a_missing_path_is_refused_with_the_option_to_set(make: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for destination in (make(), make(str(tmp_path / "file" / "metrics"))):
