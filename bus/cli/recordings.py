@@ -132,7 +132,7 @@ def convert_recordings(
 ) -> None:
     """Write the intact parts of recordings of one attempt as one recording.
 
-    They may be a damaged one, those of different ranks, or pieces. Events in several of them are written once.
+    They may be a damaged one, or those of different ranks.
 
     RECORDING is a file, or the name or the folder of a run. A TIME is a training time: 2ep, 100ba, 0.5dur, or 90sec
     spent training. Events before the training, commands and the run's ending are always kept.
