@@ -106,7 +106,7 @@ class RecordSource:
         self._left_out_records = Damage()
         self.lost = False  # some bytes or records cannot be read
         self.ranks: set[int] = set()  # ranks with records
-        self._topics: dict[str, Topic | None] = {}
+        self._topics: dict[str, Topic] = {}
         self._last: dict[int, int] = {}
         self._order = StreamOrder(self.run, self.attempt, None)
 
@@ -138,36 +138,21 @@ class RecordSource:
         return self._ranks is None or rank in self._ranks
 
     def _read(self, name: str, body: bytes) -> Recorded | None:
-        if name not in self._topics:
-            self._topics[name] = self._topic(name)
-        topic = self._topics[name]
-        if topic is None or not self._requests(topic.rank):
-            return None
         try:
+            topic = self._topics.get(name) or self._topics.setdefault(name, frames.parse_topic(name.encode()))
+            if topic.run != self.run:
+                raise ProtocolError(f"it is not of run {self.run!r}")
+            self.ranks.add(topic.rank)
+            if not self._requests(topic.rank):
+                return None
             event = frames.decode_whole_event(body)
+            if event.attempt != self.attempt:
+                raise ProtocolError(f"it is of attempt {event.attempt}, not {self.attempt}")
         except ProtocolError as error:
-            self._leave_out(name, str(error))
-            return None
-        if event.attempt != self.attempt:
-            self._leave_out(name, f"it is of attempt {event.attempt}, not {self.attempt}")
+            self._left_out_records.add(f"{self.path}: a record of {name!r} is left out: {error}")
+            self.lost = True
             return None
         return Recorded(topic, event, body)
-
-    def _topic(self, name: str) -> Topic | None:
-        try:
-            topic = frames.parse_topic(name.encode())
-        except ProtocolError as error:
-            self._leave_out(name, str(error))
-            return None
-        if topic.run != self.run:
-            self._leave_out(name, f"it is not of run {self.run!r}")
-            return None
-        self.ranks.add(topic.rank)
-        return topic
-
-    def _leave_out(self, name: str, reason: str) -> None:
-        self._left_out_records.add(f"{self.path}: a record of {name!r} is left out: {reason}")
-        self.lost = True
 
     def _follow(self, record: Recorded) -> bool:
         rank, seq = record.topic.rank, record.event.seq
