@@ -7,6 +7,7 @@ import msgpack
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import Callback, Logger
+from offloop.consumers.api.view import view_for
 
 
 class CallLog(Logger):
@@ -32,6 +33,17 @@ class CallLog(Logger):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         super().log_hyperparameters(hyperparameters)
         self.hyperparameters.append(dict(hyperparameters))
+
+
+def handle(callback: Callback, snapshots: Iterable[Snapshot], logger: Logger) -> Logger:
+    """Shows a callback what it requests of each snapshot, as a consumer does."""
+    for snapshot in snapshots:
+        seen = view_for(callback.demand(), snapshot)
+        if seen is not None:
+            logger.begin(seen)
+            callback.run_event(seen.event, seen, logger)
+            seen.release()
+    return logger
 
 
 def calls_of(callback: Callback, snapshots: Iterable[Snapshot]) -> CallLog:

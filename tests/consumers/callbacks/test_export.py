@@ -8,6 +8,7 @@ import msgpack
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
+from callback_calls import handle
 from gold import GoldMLP, gold_data
 from safetensors.torch import save
 from tensor_stream import TensorStream
@@ -55,17 +56,6 @@ def batch_start(inputs: Mapping[str, Tensor], batch: int = 0) -> Snapshot:
     )
 
 
-def handle(callback: ExportForInferenceCallback, *snapshots: Snapshot) -> Logger:
-    logger = Logger()
-    for snapshot in snapshots:
-        seen = view_for(callback.demand(), snapshot)
-        if seen is not None:
-            logger.begin(seen)
-            callback.run_event(seen.event, seen, logger)
-            seen.release()
-    return logger
-
-
 def load_program(path: Path) -> Callable[..., Any]:
     module: Callable[..., Any] = torch.export.load(path).module()
     return module
@@ -95,7 +85,7 @@ def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_pat
     path = tmp_path / "models" / "net.bin"
     callback = ExportForInferenceCallback(save_format, path, model=net)
     # A batch of one: the file must not be made for batches of one.
-    logger = handle(callback, batch_start({"inputs": INPUTS[:1]}), fit_end(trained.state_dict()))
+    logger = handle(callback, [batch_start({"inputs": INPUTS[:1]}), fit_end(trained.state_dict())], Logger())
     loaded = LOADERS[save_format](path)
     for rows in (1, 7):
         assert torch.allclose(loaded(INPUTS[:rows]), trained((INPUTS[:rows], None)), atol=1e-5)
@@ -140,7 +130,7 @@ def test_the_model_is_called_with_what_the_batch_was_made_of(tmp_path: Path, kin
     path = tmp_path / "m.pt2"
     # TorchScript has no maps of both tensors and maps.
     callback = ExportForInferenceCallback("torch.export", path, model=built)
-    handle(callback, batch_start(inputs), fit_end(trained.state_dict()))
+    handle(callback, [batch_start(inputs), fit_end(trained.state_dict())], Logger())
     part: Any = trained["pair"] if isinstance(trained, nn.ModuleDict) else trained
     assert torch.allclose(load_program(path)(*arguments), part(*arguments), atol=1e-5)
 
@@ -162,11 +152,11 @@ def test_inputs_are_asked_for_at_the_first_batch_of_an_epoch_and_at_the_last_one
 def test_a_consumer_that_goes_on_has_the_sample_of_the_one_before(tmp_path: Path) -> None:
     before = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
     assert before.state_dict() == {"sample": {}}
-    handle(before, batch_start({"inputs": INPUTS}))
+    handle(before, [batch_start({"inputs": INPUTS})], Logger())
     kept = msgpack.unpackb(msgpack.packb(before.state_dict()))
     after = ExportForInferenceCallback("torchscript", tmp_path / "m.pt", model=net)
     after.load_state_dict(kept)
-    handle(after, fit_end(GoldMLP().state_dict()))
+    handle(after, [fit_end(GoldMLP().state_dict())], Logger())
     assert torch.jit.load(tmp_path / "m.pt")(INPUTS).shape == (7, 4)
 
 
@@ -180,7 +170,7 @@ def test_transforms_are_applied_to_the_trained_model(tmp_path: Path) -> None:
         "torchscript", tmp_path / "m.pt", model=net, sample_input=sample, transforms=transforms
     )
     trained = GoldMLP()
-    handle(callback, fit_end(trained.state_dict()))
+    handle(callback, [fit_end(trained.state_dict())], Logger())
     expected = trained.double()((sample, None)).relu()
     assert torch.allclose(torch.jit.load(tmp_path / "m.pt")(sample), expected, atol=1e-5)
 
@@ -236,7 +226,7 @@ def test_a_model_that_cannot_be_exported_leaves_the_old_file_as_it_was(tmp_path:
     path.write_text("the one before")
     callback = ExportForInferenceCallback("torch.export", path, model=lambda: Branching(*net()), sample_input=INPUTS)
     with pytest.raises(ConfigurationError):
-        handle(callback, fit_end(GoldMLP().state_dict()))
+        handle(callback, [fit_end(GoldMLP().state_dict())], Logger())
     assert path.read_text() == "the one before"
     assert list(tmp_path.iterdir()) == [path]
 

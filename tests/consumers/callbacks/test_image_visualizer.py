@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from callback_calls import handle
 from helpers import REFERENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger
 from offloop.consumers.api.logger import Images
-from offloop.consumers.api.view import view_for
 from offloop.consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
 from offloop.trainer import Evaluator, Trainer
 from offloop.trainer.stream.run_stream import TrainingStream
@@ -100,16 +100,6 @@ class CallLog(Logger):
         )
 
 
-def calls_of(callback: ImageVisualizer, snapshots: Any) -> list[dict[str, Any]]:
-    logger = CallLog()
-    for snapshot in snapshots:
-        seen = view_for(callback.demand(), snapshot)
-        if seen is not None:
-            logger.begin(seen)
-            callback.run_event(seen.event, seen, logger)
-    return logger.calls
-
-
 def train(segmentation: bool, **arguments: Any) -> None:
     model = PixelModel(segmentation)
     with Trainer(
@@ -141,7 +131,9 @@ def test_the_images_are_those_of_the_reference(run: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     arguments = {"device_train_microbatch_size": 2} if run == "input_1ep_mb2" else {}
     train(run == SEGMENTATION, publish=True, **arguments)
-    calls = calls_of(ImageVisualizer(**CALLBACKS[run]), stream.snapshots)
+    log = CallLog()
+    handle(ImageVisualizer(**CALLBACKS[run]), stream.snapshots, log)
+    calls = log.calls
     expected = GOLD[run]["log_images_calls"]
     if run == SEGMENTATION:
         # The reference writes into the training's labels here, and comes no further.
@@ -175,12 +167,7 @@ def before_forward(batch: int = 0, **fields: dict[str, Any]) -> Snapshot:
 
 
 def logged(callback: ImageVisualizer, snapshot: Snapshot) -> list[Images]:
-    logger = Logger()
-    seen = view_for(callback.demand(), snapshot)
-    if seen is not None:
-        logger.begin(seen)
-        callback.run_event(seen.event, seen, logger)
-        seen.release()
+    logger = handle(callback, [snapshot], Logger())
     return [entry for entry in logger.take(snapshot).entries if isinstance(entry, Images)]
 
 

@@ -202,10 +202,8 @@ def test_the_stand_in_for_composer_is_removed_after_loading(write: Any) -> None:
         import composer  # noqa: F401
 
 
-@pytest.mark.parametrize("name", ["Trainer", "models.Model", "utils.dist.all_reduce"])
-def test_imports_beyond_callbacks_are_refused(write: Any, name: str) -> None:
-    package, _, member = f"composer.{name}".rpartition(".")
-    path = write(f"from {package} import {member}")
+def test_imports_beyond_callbacks_are_refused(write: Any) -> None:
+    path = write("from composer.models import Model")
     with pytest.raises(ConfigurationError, match="Error: "):
         CALLBACKS.find(f"{path}:Anything")
 

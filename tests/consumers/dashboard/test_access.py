@@ -95,16 +95,9 @@ def test_other_machines_are_let_in_with_tokens_and_tls_only(tmp_path, certificat
     Listening("0.0.0.0", None, tmp_path / "tokens.txt", *certificate).check()
 
 
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("0.0.0.0", "http://localhost:8420/"),
-        ("::1", "http://[::1]:8420/"),
-        ("host.example", "http://host.example:8420/"),
-    ],
-)
-def test_the_address_that_is_told_can_be_opened(host, url):
-    assert Listening(host).url(8420) == url
+def test_the_address_that_is_told_can_be_opened():
+    assert Listening("0.0.0.0").url(8420) == "http://localhost:8420/"
+    assert Listening("::1").url(8420) == "http://[::1]:8420/"
 
 
 async def test_a_viewer_cannot_send_commands_whatever_is_called():
