@@ -1,14 +1,13 @@
 """The history of a long run: charts show its summary, and zooming reads parts of the recording."""
 
 import contextlib
-import math
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from offloop.bus.errors import OffloopError
 from offloop.bus.recording.recording import Recording
@@ -19,16 +18,9 @@ from offloop.consumers.dashboard.view.series import Axis
 
 MAX_BYTES = 32 << 20  # limit of one zoom: some 400,000 batches; longer parts show the summary
 TAIL_BYTES = 1 << 20  # the end of a recording that is read event by event, for the newest values of every rank
-_STRETCH_BYTES = 8 << 20
 _REQUESTED_PARTS = 2
 
 _Place: TypeAlias = tuple[int, int, int]  # first and last offset, and the rank
-
-
-class Part(NamedTuple):
-    view: RunView
-    low: float
-    high: float
 
 
 class History:
@@ -41,16 +33,12 @@ class History:
         ticks = [tick for _, tick in sorted(summary.clock.items()) if tick.offset < until]
         self._batches = [tick.batch for tick in ticks]
         self._offsets = [tick.offset for tick in ticks]
-        self._names = summary.metrics.keys()
         self._began, self._is_imported = summary.began, summary.is_imported
         self._lock = threading.Lock()
         self._read: list[_Place] = []
         self._requested: OrderedDict[_Place, None] = OrderedDict()
         """The parts to read, the newest last: a zoom does not wait for the one before."""
         self._is_reading = False
-
-    def has(self, name: str) -> bool:
-        return name in self._names or name.startswith("throughput/")
 
     def request(self, x: Axis, first: float, last: float, rank: int = 0) -> None:
         """Read all events between two places of an axis into the view, in a thread, unless too many."""
@@ -70,16 +58,6 @@ class History:
             if not self._is_reading:
                 self._is_reading = True
                 threading.Thread(target=self._read_requested, name="offloop-zoom", daemon=True).start()
-
-    def parts(self, rank: int = 0) -> Iterator[Part]:
-        low, place, last = -math.inf, -1, len(self._batches) - 1
-        while place < last:
-            place = max(place + 1, bisect_right(self._offsets, self._offset(place) + _STRETCH_BYTES) - 1)
-            found = self._read_part((*self._offsets_around(low, self._batches[place]), rank))
-            high = self._batches[place] if place < last else max(found.reached(rank), low)
-            yield Part(found, low, high)
-            low = high
-        yield Part(self._view, low, math.inf)
 
     def _offset(self, place: int) -> int:
         if place < 0:

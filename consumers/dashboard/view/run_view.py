@@ -58,7 +58,6 @@ class RunView(LoggerDestination):
         self.version = 0  # grows with each change
         self.refined = 0  # grows with each refine
         self.error: str | None = None  # the text of the failure that ended the run
-        self.is_loading = False  # only a summary is shown, while the history is being read
         self.reason: str | None = None  # the reason of a stop, and its sender
         self.trouble: str | None = None  # why watching has failed
         self.key = secrets.token_hex(8)  # its name in the addresses of its images and files
@@ -128,7 +127,6 @@ class RunView(LoggerDestination):
         with self._lock:
             self.version += 1
             self._loads += 1
-            self.is_loading = until is None
             self._first_ns = self._progress.first_ns = summary.began
             self._metrics.load(summary, math.inf if until is None else until)
             if until is not None:
@@ -244,7 +242,7 @@ class RunView(LoggerDestination):
         with self._lock:
             self.version += 1
             self._take_outcomes()
-            self.is_loading, self._reached = False, None
+            self._reached = None
             if ending is None:
                 return
             self._is_over = True
@@ -334,10 +332,6 @@ class RunView(LoggerDestination):
     def publishing(self) -> PublishingView:
         with self._lock:
             return self._phases.get(0, RankPhases()).publishing()
-
-    def reached(self, rank: int) -> int:
-        with self._lock:
-            return self._ranks.batches.get(rank, 0)
 
     @property
     def rank_count(self) -> int:

@@ -2,7 +2,7 @@
 
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from offloop.bus.errors import ConfigurationError
@@ -198,18 +198,6 @@ class Series:
             rows = self._read()
             place = int(np.searchsorted(rows[:, 0], step))
             return float(rows[place, 1]) if place < len(rows) and rows[place, 0] == step else None
-
-    def chunks(self, size: int) -> "Iterator[Floats]":
-        """Yield ``size`` rows at a time of batch, samples, epochs, seconds and value."""
-        import numpy as np
-
-        with self._lock:
-            rows = self._read().copy()
-        for begin in range(0, len(rows), size):
-            part = rows[begin : begin + size]
-            with self._lock:
-                places = [self._clock.read(part[:, 0], axis) for axis in get_args(Axis)]
-            yield np.column_stack([*places, part[:, 1]])
 
     def points(
         self, x: Axis = "batch", first: float | None = None, last: float | None = None, width: int = 1000

@@ -18,7 +18,6 @@ from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.access import Opening, Role
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, MarkNews, charts_of
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
-from offloop.consumers.dashboard.web.content import key_of
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panels import Panels, alerts_text
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure
@@ -199,7 +198,6 @@ class Page:
             cards.append(
                 {
                     "id": number,
-                    "key": key_of(run),
                     "color": color,
                     "dash": dash,
                     "label": label,

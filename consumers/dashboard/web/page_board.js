@@ -70,7 +70,6 @@ export default /** @type {Component} */ ({
               <button type="button" class="enlarge" aria-haspopup="menu" :aria-label="'Menu of ' + chart.title">⋮<q-menu auto-close class="chart-menu">
                 <q-list dense>
                   <q-item clickable @click="toggle(settings.pinned, chart.id)">{{ group.isPinned ? "Unpin" : "Pin to the top" }}</q-item>
-                  <q-item clickable @click="saveValues(chart)">Save all values as CSV</q-item>
                 </q-list>
               </q-menu></button>
               <span class="latest">
@@ -334,12 +333,6 @@ export default /** @type {Component} */ ({
       else if (key === "0") this.zoom(null);
       else return false;
       return true;
-    },
-    saveValues(chart) {
-      const [kind, number] = chart.kind === "phases" ? chart.id.split("/") : [chart.id, null];
-      const runs = this.cards.filter((run) => (number === null ? !this.hidden[run.id] : run.id === Number(number)));
-      const asked = [["chart", kind], ["rank", this.rankOf(chart) ?? 0], ...runs.map((run) => ["run", run.key])];
-      Object.assign(document.createElement("a"), { href: `/run-content/csv?${new URLSearchParams(asked)}`, download: "" }).click();
     },
     // The pointer or the focus in a list of runs highlights a line.
     onList(event) {

@@ -13,7 +13,7 @@ from replay_streams import record
 from offloop.consumers.cli import main as cli
 
 CALLBACKS = """
-import os, signal
+
 
 from offloop.consumers import Callback
 

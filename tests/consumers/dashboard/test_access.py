@@ -181,7 +181,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
             assert status == 401
             status, _ = fetch(url, trusting, Cookie=f"offloop_dashboard_{served.port}={tokens.view}x")
             assert status == 401
-            assert fetch(f"{url}run-content/csv?run=none&chart=loss", trusting)[0] == 401
+            assert fetch(f"{url}run-content/none/image?name=a&step=1", trusting)[0] == 401
 
             with visit(browser, f"{url}?token={tokens.view}", ignore_https_errors=True) as viewer:
                 viewer.waits_for(lambda: len(viewer.points(LOSS)) > 5, "points")

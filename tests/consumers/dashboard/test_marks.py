@@ -1,6 +1,5 @@
 """What is marked in charts, where that stands, and what a chart's caption says of a metric: without a browser."""
 
-import csv
 import itertools
 import math
 import time
@@ -19,7 +18,6 @@ from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.charts import MarkNews
-from offloop.consumers.dashboard.web.content import COLUMNS, csv_lines, file_name
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -136,21 +134,3 @@ def test_of_very_many_marks_some_are_kept_evenly_and_all_are_sent_anew() -> None
         view.take_outcome(Outcome(Command("checkpoint", id=str(count)), "batch_checkpoint", 1, None, START))
         (news,) = browser.news([run])
     assert (news["a"], len(news["m"])) == (0, MOST_OF_A_KIND // 2 + 1)
-
-
-def test_a_file_of_a_metric_has_every_value_with_its_place_on_every_axis(recording: Path) -> None:
-    view = read(recording)
-    runs = [view, read(recording)]
-    runs[1].run_name, runs[1].run_dir = "=other, one", None
-    lines = b"".join(csv_lines(runs, "loss/train/total")).decode().splitlines()
-    header, *rows = csv.reader(lines)
-    assert tuple(header) == COLUMNS
-    assert [row[0] for row in rows] == ["marked"] * BATCHES + ["=other, one"] * BATCHES
-    for batch, (_, at, sample, epoch, seconds, value) in enumerate(rows[:BATCHES]):
-        assert (int(at), float(sample), float(epoch)) == (batch, SAMPLES * batch, batch / PER_EPOCH)
-        assert float(value) == 1 / (batch + 1)
-        assert 0 <= float(seconds) < 3600
-    _, accuracy, *_ = csv.reader(b"".join(csv_lines(runs[:1], "metrics/eval/accuracy")).decode().splitlines())
-    assert accuracy[1:4] + accuracy[5:] == ["99", "792", "0.99", "0.25"]
-    assert file_name(["a run"], "loss/train/total") == "a-run-loss-train-total"
-    assert file_name(["a", "b"], '../../\n"x') == "2-runs-..-..-x"
