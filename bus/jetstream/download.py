@@ -13,6 +13,7 @@ from offloop.bus.net.nats_addresses import how_to_list
 from offloop.bus.protocol.frames import check_run_name
 
 _PIECE = 256 * 1024
+_PAUSE_SECONDS = 0.01
 _SILENCE_SECONDS = 30.0  # longest time without any data
 
 
@@ -52,7 +53,7 @@ def download(address: str, run: str, attempt: int, path: Path) -> int:
                 connection.check()
                 raise refusal(offset, f"NATS at {address} does not answer")
             else:
-                stored.wait(1.0)
+                time.sleep(_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager

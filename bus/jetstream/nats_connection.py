@@ -17,29 +17,6 @@ _Answer = TypeVar("_Answer")
 _RUNS_SECONDS = 15.0  # how long to wait for runs: servers elect a new leader for some seconds after one died
 
 
-class Wakeup(threading.Event):
-    """Event for one waiter at a time, in a thread or in a task of another event loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-
-    def set(self) -> None:
-        super().set()
-        if (waiting := self._waiting) is not None:
-            with suppress(RuntimeError):  # its loop is closed
-                waiting[0].call_soon_threadsafe(waiting[1].set)
-
-    async def wait_async(self, seconds: float) -> bool:
-        woken = asyncio.Event()
-        self._waiting = asyncio.get_running_loop(), woken
-        if not self.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), seconds)
-        self._waiting = None
-        return self.is_set()
-
-
 class NatsConnection:
     """Connection to NATS servers, in its own thread until it is closed. :meth:`at` finds it by its ``address``."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from offloop.bus.errors import OffloopError
 from offloop.bus.jetstream import names
 from offloop.bus.jetstream.connection import PASSING
-from offloop.bus.jetstream.nats_connection import NatsConnection, Wakeup
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stored import Stored, get, last_range
 from offloop.bus.recording.records import Hole
 
@@ -46,7 +46,6 @@ class StreamBytes:
         self.hole: Hole | None = None
         self.refusal = ""  # why no further data come, if so
         self.newest = b""  # the last stored message; it ends with the newest check record
-        self._has_come = Wakeup()
         self._wake = asyncio.Event()
         self._sequence: int | None = None  # sequence number of the message placed last; ``None`` if it must be searched
         self._sequence_place = 0
@@ -69,7 +68,6 @@ class StreamBytes:
     def read_at(self, offset: int, size: int) -> bytes:
         """Return the buffered part of a range; the rest is read ahead."""
         with self._lock:
-            self._has_come.clear()
             behind = offset - self._start
             if not 0 <= behind <= len(self._data):
                 self._move(offset)
@@ -106,14 +104,6 @@ class StreamBytes:
     def _look_up(self) -> None:
         self._connection.soon(self._wake.set)
 
-    def wait(self, seconds: float) -> None:
-        self._has_come.wait(seconds)
-        self._has_come.clear()
-
-    async def wait_async(self, seconds: float) -> None:
-        await self._has_come.wait_async(seconds)
-        self._has_come.clear()
-
     def close(self) -> None:
         self._future.cancel()
 
@@ -134,7 +124,6 @@ class StreamBytes:
                 except OffloopError as error:
                     self.refusal = str(error)
                 if self.refusal:
-                    self._has_come.set()
                     return
                 wait = pause if is_behind else _LOOK_SECONDS
                 pause = min(2 * pause, _AGAIN_SECONDS) if is_behind else _STORE_SECONDS
@@ -191,7 +180,6 @@ class StreamBytes:
     def _note_reached(self, asked: int) -> None:
         if asked > self._reached:
             self._reached = asked
-            self._has_come.set()
 
     async def _read_on(self, place: int, at: int, last: Stored) -> bool:
         """Read the next messages; return whether any was placed."""
@@ -257,9 +245,7 @@ class StreamBytes:
             else:
                 # Another broker has replaced the end of a closed file.
                 self._data[begin - self._start :] = data
-            end = self._start + len(self._data)
-        self._has_come.set()
-        return end
+            return self._start + len(self._data)
 
     def _name_hole(self, place: int, at: int, end: int) -> bool:
         """Declare bytes lost that the stream lacks; return whether that is certain."""
@@ -275,5 +261,4 @@ class StreamBytes:
                     f"bridge {self._run}' on its host, copies all of it again"
                 )
                 self.hole = Hole(end, f"the stream {self._stream} has lost them; {again}")
-        self._has_come.set()
         return True

@@ -15,7 +15,7 @@ from offloop.bus.recording.reader import Record
 from offloop.bus.types.timeouts import Timeouts
 
 LOOK_SECONDS = 0.5  # seconds between two checks whether the run is live
-FETCH_POLL_SECONDS = 0.05
+_FETCH_SECONDS = 0.05  # between two checks for a part of the recording that is on its way
 _ON_DISK_SECONDS = 0.02
 _AWAY_SECONDS = 0.1  # between two checks for a missing broker
 
@@ -87,14 +87,14 @@ class Following:
         if self.ending is not None:
             return Step()
         if is_pending:
-            return Step(pause=FETCH_POLL_SECONDS)
+            return Step(pause=_FETCH_SECONDS)
         if self.phase is Phase.REST:
             self.ending = Ending("lost", self.refusal or "the broker ended before the run did")
             return Step()
         if not self.is_connected:
             return self._find_broker(status)
         if not self._has_feed:
-            return Step(pause=LOOK_SECONDS) if status is RunStatus.LIVE else self._disconnect()
+            return Step(pause=_FETCH_SECONDS) if status is RunStatus.LIVE else self._disconnect()
         if self._missing is not None and not self.order.is_filled(self._missing):
             return self._await_missing(self._missing, status, now)
         self._missing = self._give_up_at = None

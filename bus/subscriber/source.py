@@ -1,6 +1,5 @@
 """Sources of a run for a subscriber: its directory on this machine, or NATS."""
 
-import asyncio
 import contextlib
 import os
 import time
@@ -57,13 +56,6 @@ class RunSource(ABC):
 
     def refresh(self) -> None:  # noqa: B027  files need none
         """Note that the recording may have grown."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait that many seconds, or until a part of the recording arrives."""
-        time.sleep(seconds)
-
-    async def wait_async(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     @abstractmethod
     def host_windows(self) -> list[HostWindow]:

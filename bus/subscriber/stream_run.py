@@ -83,12 +83,6 @@ class StreamRun(RunSource):
         # Another broker may have cut off a footer after the reader's position.
         self._bytes.forget(self.reader.position)
 
-    def wait(self, seconds: float) -> None:
-        self._bytes.wait(seconds)
-
-    async def wait_async(self, seconds: float) -> None:
-        await self._bytes.wait_async(seconds)
-
     def host_windows(self) -> list[HostWindow]:
         if self._windows is None:
             self._windows = StreamWindows(self._connection, self._run, self.attempt)

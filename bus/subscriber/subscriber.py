@@ -303,18 +303,20 @@ class Subscriber(RunStream):
         for step in self._steps():
             if isinstance(step, Snapshot):
                 yield step
+            elif step and (feed := self._feed) is not None:
+                feed.wait(step)
             elif step:
-                self._listens_to.wait(step)
+                time.sleep(step)
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         for step in self._steps():
             if isinstance(step, Snapshot):
                 yield step
-            elif step:
-                await self._listens_to.wait_async(step)
+            elif step and (feed := self._feed) is not None:
+                await feed.wait_async(step)
             else:
                 # A long history must let other tasks of the event loop run.
-                await asyncio.sleep(0)
+                await asyncio.sleep(step)
 
     def _steps(self) -> Iterator[Snapshot | float]:
         """Yield snapshots in order, and between them the seconds to wait for more."""
@@ -333,10 +335,8 @@ class Subscriber(RunStream):
             yield pause
 
     @property
-    def _listens_to(self) -> LiveSubscription | RunSource:
-        if self._following.phase is Phase.LIVE and self._subscription is not None:
-            return self._subscription
-        return self._source
+    def _feed(self) -> LiveSubscription | None:
+        return self._subscription if self._following.phase is Phase.LIVE else None
 
     def _next(self) -> Snapshot | None:
         """Return the next snapshot; ``None`` for a checkpoint mark."""

@@ -39,7 +39,7 @@ def in_stream(nats_server, run, attempt=1):
                 if not more and stored.at_end:
                     return data
                 if not more:
-                    stored.wait(0.01)
+                    time.sleep(0.01)
     raise AssertionError("it does not come")
 
 
