@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attached_runs import RUN, ending, events_of, logged_in, run_two_ranks, snapshots_of, values_of
+from attached_runs import RUN, ending, events_of, logged_in, snapshots_of, values_of
 from paths import FOLDERS, ROOT
 
 from offloop.bus.recording.recording import Recording
@@ -120,17 +120,3 @@ def test_errors_of_ours_detach_and_those_of_the_user_end_the_run(result_of: Call
     # The next trainer with the same callback has a run again.
     assert find_run("defect-2").status == "finished"
     assert (ending().status, ending().error) == ("failed", "ZeroDivisionError: the user's")
-
-
-def test_two_ranks_stop_save_and_evaluate_at_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("PYTHONPATH", str(FOLDERS["composer"]))
-    (first, second), _ = run_two_ranks("composer_jobs", tmp_path, LOCAL_WORLD_SIZE="2", NODE_RANK="0")
-    assert first[:4] == second[:4]
-    reached, saved, evaluated, loss, errors = first
-    assert errors == [None] * 5
-    # Composer does both once more at the end. The stop may come while it evaluates.
-    assert saved[0] == evaluated[0] <= reached[1]
-    for rank in range(2):
-        losses = values_of(Event.BATCH_END, "loss", rank=rank)
-        assert (len(losses), losses[-1]) == (reached[1], pytest.approx(loss, abs=1e-6))

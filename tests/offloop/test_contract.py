@@ -19,7 +19,6 @@ from attached_runs import (
     break_down,
     ending,
     kill_broker,
-    run_two_ranks,
     snapshots_of,
     values_of,
     weights_of,
@@ -268,18 +267,3 @@ def test_disabled_it_leaves_the_training_as_it_is(
 def test_an_option_that_does_not_exist_is_refused_at_once(train: Train) -> None:
     with pytest.raises(ConfigurationError, match="'run_nam': did you mean run_name"):
         train({"run_nam": "x"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", ["accelerate_jobs", "ignite_jobs"])
-def test_two_ranks_do_what_they_are_commanded_at_the_same_batch(job: str, tmp_path: Path) -> None:
-    (zero, one), _ = run_two_ranks(job, tmp_path)
-    assert zero.pop("errors") == [None] * 6
-    assert one.pop("errors") is None
-    assert zero == one
-    assert [what for what, _ in zero["seen"]] == ["heat", "evaluate", "checkpoint"]
-    for rank in (0, 1):
-        ends = [one for one in snapshots_of(rank=rank) if one.event is Event.BATCH_END]
-        assert [one.timestamp.batch.value for one in ends] == list(range(1, zero["stopped_at"] + 1))
-        # Two microbatches of eight rows on each of two ranks.
-        assert ends[0].timestamp.sample.value == 32

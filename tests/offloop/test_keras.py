@@ -18,7 +18,6 @@ from attached_runs import (
     events_of,
     logged_in,
     make_rows,
-    run_two_ranks,
     snapshots_of,
     values_of,
 )
@@ -274,18 +273,6 @@ def test_a_training_that_is_resumed_counts_on(tmp_path: Path) -> None:
     (begin,) = [one for one in snapshots_of(attempt=2) if one.event is Event.FIT_START]
     assert (begin.timestamp.epoch.value, begin.timestamp.batch.value) == (2, 10)
     assert snapshots_of(attempt=2)[-1].timestamp.values[1:3] == (4, 20)
-
-
-@pytest.mark.slow
-def test_two_ranks_stop_and_save_at_the_same_step(tmp_path: Path) -> None:
-    (first, second), _ = run_two_ranks("keras_jobs", tmp_path)
-    steps, saved, errors = first
-    assert second == [steps, saved, None]
-    assert steps < 8000
-    assert [one is None for one in errors] == [True, True, False, True, True]
-    assert [file.name for file in (tmp_path / "saved").iterdir()] == [f"ba{saved[0]}.keras"]
-    for rank in range(2):
-        assert len(values_of(Event.BATCH_END, "loss", rank=rank)) == steps
 
 
 def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

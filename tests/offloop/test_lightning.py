@@ -1,7 +1,6 @@
 """Lightning's trainers as runs: what is published of them, and what is Lightning's own in that."""
 
 import csv
-import json
 import os
 import pickle
 import subprocess
@@ -32,6 +31,7 @@ from attached_runs import (
 )
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from paths import SUPPORT
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -428,41 +428,15 @@ def test_a_learning_rate_finder_is_no_run() -> None:
     assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
 
 
-JOB = Path(__file__).parents[1] / "support" / "lightning_ranks.py"
-
-
-def run_ranks(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(JOB.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path}
-    command = [sys.executable, str(JOB), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-
-
-@pytest.mark.slow
-def test_ranks_agree_on_commands(tmp_path: Path) -> None:
-    done = run_ranks(tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    for one in found:
-        commanded = one["commanded"]
-        assert (len(commanded["losses"]), commanded["lr"]) == (8, 0.2)
-        assert commanded["done"] == [["heat 2", 4], ["checkpoint", 4], ["evaluate", 4]]
-        published, plain = one["published"], one["plain"]
-        assert (published["losses"], published["weights"]) == (plain["losses"], plain["weights"])
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
-
-    ends = [one for one in Recording(tmp_path / "runs" / "published") if one.event is Event.BATCH_END]
-    assert sorted((one.rank, one.timestamp.sample) for one in ends) == [
-        (rank, 12 * batch) for rank in range(2) for batch in range(1, 13)
-    ]
-    for rank in range(2):
-        losses = [one.loss for one in ends if one.rank == rank]
-        assert losses == pytest.approx(found[rank]["published"]["losses"], abs=1e-6)
-
-
 @pytest.mark.slow
 def test_spawned_processes_publish_and_one_that_fails_has_failed(tmp_path: Path) -> None:
-    done = run_ranks(tmp_path, "spawn")
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "lightning_ranks.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert "ZeroDivisionError" in done.stderr
     run = find_run("spawn", tmp_path / "runs")
     batches = [(one.rank, int(one.timestamp.batch)) for one in Recording(run.path) if one.event is Event.BATCH_END]

@@ -17,7 +17,6 @@ from attached_runs import (
     are_same,
     events_of,
     logged_in,
-    run_two_ranks,
     snapshots_of,
     values_of,
     weights_of,
@@ -449,23 +448,3 @@ def test_a_callback_that_is_added_twice_makes_one_run_and_train_again_another() 
     assert {one.name for one in list_runs()} == {RUN, f"{RUN}-2"}
     assert "training_step" not in vars(trainer).keys() - before[0]
     assert "backward" not in vars(trainer.accelerator).keys() - before[1]
-
-
-@pytest.mark.slow
-def test_ranks_agree_on_commands(tmp_path: Path) -> None:
-    found, _ = run_two_ranks("transformers_ranks", tmp_path)
-    for one in found:
-        commanded = one["commanded"]
-        assert (commanded["steps"], commanded["lr"]) == (8, 0.2)
-        assert commanded["done"] == [["evaluate", 3], ["save", 3]]
-        attached, plain = one["attached"], one["plain"]
-        assert (attached["losses"], attached["weights"]) == (plain["losses"], plain["weights"])
-
-    ends = [one for one in Recording(tmp_path / "runs" / "attached") if one.event is Event.BATCH_END]
-    assert sorted((one.rank, one.timestamp.sample.value) for one in ends) == [
-        (rank, 4 * batch) for rank in range(2) for batch in range(1, 13)
-    ]
-    # Each rank has its own loss, and what is logged is their mean.
-    own = [[one.loss for one in ends if one.rank == rank] for rank in range(2)]
-    means = [(first + second) / 2 for first, second in zip(*own, strict=True)]
-    assert means == pytest.approx(found[0]["plain"]["losses"], abs=1e-6)

@@ -1,14 +1,11 @@
-"""A training with Accelerate as people write it, for tests; and the same on several ranks, for ``run_two_ranks``."""
+"""A training with Accelerate as people write it, for tests."""
 
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from attached_runs import RUN, Sender, make_network, make_rows
+from attached_runs import RUN, make_network, make_rows
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -86,24 +83,3 @@ class Training:
             with self.run.evaluating("val") as metrics:
                 metrics["accuracy"] = accuracy
         self.model.train()
-
-
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    seen: list[list[Any]] = []
-    training = Training(2)
-
-    def at(what: str) -> Callable[..., None]:
-        return lambda *_: seen.append([what, len(training.rates)])
-
-    training.attach(evaluate=at("evaluate"), checkpoint=at("checkpoint"), on_set={"heat": at("heat")})
-    rank = training.accelerator.process_index
-    commands = [("pause",), ("resume",), ("set", "heat", 3), ("set", "eval", "now"), ("checkpoint",), ("stop",)]
-    sender = Sender(*commands)
-    if rank == 0:
-        training.after_batch = lambda: sender.step(len(training.losses))
-    training.train(100_000)
-    errors = [one.error for one in sender.outcomes] if rank == 0 else None
-    weights = [one.tolist() for one in training.net.parameters()]
-    found = {"seen": seen, "stopped_at": training.stopped_at, "errors": errors, "weights": weights}
-    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -1,7 +1,6 @@
 """Trainings with Composer, in a process that has it: ``composer_jobs.py FOLDER JOB...``.
 
 A job is a function of a folder of its own, in which its runs are. What it returns is written to ``JOB/result.json``.
-``main`` is for ``run_two_ranks``.
 """
 
 import json
@@ -16,7 +15,6 @@ from typing import Any
 import composer
 import torch
 from attached_runs import RUN, Sender, make_network, make_rows
-from composer.callbacks import CheckpointSaver
 from composer.models import ComposerClassifier
 from field_stream import Stream
 from torch.utils.data import DataLoader, TensorDataset
@@ -60,8 +58,8 @@ class Witness(composer.Callback):
             self.evaluated.append(float(state.eval_metric_values["MulticlassAccuracy"]))
 
 
-def loader(rows: int = ROWS, sampler: Any = None) -> Any:
-    return DataLoader(TensorDataset(*make_rows(rows)), batch_size=SIZE, sampler=sampler)
+def loader(rows: int = ROWS) -> Any:
+    return DataLoader(TensorDataset(*make_rows(rows)), batch_size=SIZE)
 
 
 def train(*callbacks: Any, duration: str = "2ep", fit: bool = True, **options: Any) -> tuple[Any, Any]:
@@ -214,30 +212,6 @@ def failing(folder: Path) -> Any:
     (folder / "result.json").write_text(json.dumps([plain == watched == again, lines, detached]))
     # The program ends here.
     train(OffloopCallback(run_name=RUN), Witness(fail))
-
-
-def main(folder: Path) -> None:
-    rank = int(os.environ["RANK"])
-    sent = [("pause",), ("checkpoint",), ("set", "eval", "now"), ("resume",), ("stop",)]
-    sender = Sender(*sent)
-    witness = Witness(lambda batch: rank or sender.step(batch))
-    saved: list[int] = []
-
-    class Saved(CheckpointSaver):
-        def _save_checkpoint(self, state: Any, logger: Any) -> None:
-            saved.append(int(state.timestamp.batch))
-
-    # Composer seeds ranks differently; its sampler divides the rows.
-    train(
-        *(witness, OffloopCallback(run_name=RUN), Saved(folder=str(folder / "saved"), save_interval="100000ep")),
-        duration="100000ep",
-        train_dataloader=loader(sampler=composer.utils.dist.get_sampler(TensorDataset(*make_rows(ROWS)))),
-        eval_dataloader=loader(16, composer.utils.dist.get_sampler(TensorDataset(*make_rows(16)))),
-        eval_interval=0,
-    )
-    errors = None if rank else [one.error for one in sender.outcomes]
-    found = [witness.times[-1][:3], saved, witness.evaluated_at, witness.losses[-1], errors]
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found, default=float))
 
 
 JOBS = {one.__name__: one for one in (events, same, commands, resuming, fields, failing)}
