@@ -19,8 +19,6 @@ from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectory
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 """Name of the folder that a killed write leaves beside the file ``name``."""
 
-_LOCK_SECONDS = 10.0
-
 
 @contextlib.contextmanager
 def atomic_replace(path: Path, *, is_new: bool = False) -> Iterator[Path]:
@@ -190,11 +188,11 @@ def make_private(directory: int) -> None:
         os.fchmod(directory, 0o700)
 
 
-def lock_directory(directory: int) -> None:
+def lock_directory(directory: int, seconds: float = 10.0) -> None:
     """Lock an open directory until it is closed. Any process that may read it can lock it too, and be stopped.
 
-    Raises OSError if another process keeps it locked for ten seconds."""
-    give_up = time.monotonic() + _LOCK_SECONDS
+    Raises OSError if another process keeps it locked for so many seconds."""
+    give_up = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -52,18 +52,18 @@ class JsonFile(Generic[Content]):
         with self._opened(run) as directory:
             self._replace(directory, value)
 
-    def update(self, run: Path, change: Callable[[Content | None], Content]) -> Content:
+    def update(self, run: Path, change: Callable[[Content | None], Content], patience: float = 10.0) -> Content:
         """Replace the value by ``change(value)`` and return it. Safe for several processes."""
         with self._opened(run) as directory:
             check_owner(directory)
-            lock_directory(directory)
+            lock_directory(directory, patience)
             value = change(self.read(run))
             self._replace(directory, value)
         return value
 
-    def try_update(self, run: Path, change: Callable[[Content | None], Content]) -> None:
+    def try_update(self, run: Path, change: Callable[[Content | None], Content], patience: float = 10.0) -> None:
         try:
-            self.update(run, change)
+            self.update(run, change, patience)
         except RunDirectoryError as error:
             _log.warning("%s", error)
 
