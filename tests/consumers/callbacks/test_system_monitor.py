@@ -125,7 +125,7 @@ def test_gpus_are_summed_up_and_shown_one_by_one_if_told_to(monkeypatch: pytest.
     assert metrics["system/cpu_percent"] == pytest.approx(sum(cores) / len(cores))
 
 
-@pytest.mark.parametrize("missing", ["package", "driver"])
+@pytest.mark.parametrize("missing", ["package", "driver", "gpu"])
 def test_without_a_gpu_it_says_so_once(
     missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,8 +202,9 @@ def test_the_stand_in_for_composer_is_removed_after_loading(write: Any) -> None:
         import composer  # noqa: F401
 
 
-def test_imports_beyond_callbacks_are_refused(write: Any) -> None:
-    path = write("from composer.models import Model")
+@pytest.mark.parametrize("code", ["from composer import Trainer", "from composer.models import Model"])
+def test_imports_beyond_callbacks_are_refused(write: Any, code: str) -> None:
+    path = write(code)
     with pytest.raises(ConfigurationError, match="Error: "):
         CALLBACKS.find(f"{path}:Anything")
 

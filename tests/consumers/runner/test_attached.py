@@ -66,6 +66,7 @@ def test_loggers_receive_the_trainers_metrics_once(runs_dir: Path) -> None:
 @pytest.mark.parametrize(
     "payload",
     [
+        b"[]\n",
         b'{"sys_path": [], "run": "r"}\nno pickle',
         b'{"sys_path": [], "run": "r"}\ncno_such_module\nThing\n.',
     ],

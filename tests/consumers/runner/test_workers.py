@@ -132,6 +132,21 @@ def test_with_on_error_stop_an_asynchronous_callback_ends_the_others(recording):
     assert (waiting.is_closed, rows.closed) == (True, 1)
 
 
+async def test_a_runner_that_is_cancelled_ends_asynchronous_callbacks_that_wait(recording):
+    waiting, rows = Waiting(), Rows()
+    runner = Runner(recording(), [Quick()], [rows])
+    runner.run_beside("Waiting", waiting, recording())
+    running = asyncio.create_task(runner.run_async())
+    async with asyncio.timeout(30):
+        while len(rows.rows) < 8 or not waiting.threads:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (waiting.is_closed, rows.closed) == (True, 1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 SNAILS = """
 import asyncio, time
 from offloop.consumers import Callback
