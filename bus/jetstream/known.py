@@ -71,16 +71,12 @@ class KnownRuns:
         return [entry for entry in list(self._entries.values()) if run in (None, entry.said.run)]
 
     def is_going_on(self, run: str) -> bool:
-        """Return whether the newest attempt of a run may continue, by the last entries of its hosts."""
-        said = [entry.said for entry in self._of(run)]
-        newest = max((one.attempt for one in said), default=0)
-        return any(one.attempt == newest and one.status in ("live", "paused", "running") for one in said)
+        return any(one.is_going_on for one in self.runs(run))
 
     def copied(self, run: str, attempt: int) -> int:
         """Return the copied size of an attempt's recording once its bridge was done; 0 before."""
-        newest = max(self._of(run), key=_precedence, default=None)
-        bridge = None if newest is None else newest.said.bridge
-        return bridge.copied if bridge is not None and bridge.has_all(attempt) else 0
+        bridges = [one.bridge for one in self.runs(run) if one.bridge is not None]
+        return sum(bridge.copied for bridge in bridges if bridge.has_all(attempt))
 
     def _take_all(self, messages: list[Stored], are_live: bool) -> None:
         for message in messages:

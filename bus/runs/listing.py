@@ -30,6 +30,11 @@ class ListedRun(msgspec.Struct, frozen=True):
     bridge: BridgeStatus | None = None
 
     @property
+    def is_going_on(self) -> bool:
+        """True if it may continue on its host, as far as its bridge reported."""
+        return self.status in ("live", "paused", "running")
+
+    @property
     def is_silent(self) -> bool:
         """True if it may continue on its host, although its bridge is silent."""
         return self.status in ("live", "paused") and not self.live

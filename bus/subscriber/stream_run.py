@@ -61,7 +61,7 @@ class StreamRun(RunSource):
             return RunStatus.FINISHED
         if runs[0].live:
             return RunStatus.LIVE
-        return RunStatus.AWAY if runs[0].status in ("live", "paused", "running") else RunStatus.FINISHED
+        return RunStatus.AWAY if runs[0].is_going_on else RunStatus.FINISHED
 
     def open_channel(self) -> Channel:
         return StreamChannel(self._connection)
