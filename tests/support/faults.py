@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import resource
 import signal
 import struct
 import subprocess
@@ -32,7 +31,6 @@ from offloop.bus.types.timeouts import Timeouts
 ENTRY = struct.Struct("<QQ")
 MEBIBYTE = 1024 * 1024
 PATIENCE = 100.0
-SPARE_BYTES = 64 * MEBIBYTE
 
 
 def note(number: int) -> str:
@@ -78,23 +76,19 @@ def publish(
     rate: float = 2000,
     events: int | None = None,
     ending: str = "close",
-    size: int = 0,
     restart_pauses: tuple[float, ...] | None = None,
     **arguments: Any,
 ) -> None:
     """Publishes ``events`` events at ``rate`` a second, or until SIGUSR1, and then does as ``ending`` says: ``close``;
-    ``raise`` an exception; ask for more ``memory`` than there is; ``stay`` until it is killed, once everything is on
-    disk.
+    ``raise`` an exception; ``stay`` until it is killed, once everything is on disk.
 
-    Each event carries ``size`` further bytes. ``restart_pauses`` take the place of the publisher's own, for brokers
-    that die more often than brokers do."""
+    ``restart_pauses`` take the place of the publisher's own, for brokers that die more often than brokers do."""
     # On a busy machine a broker may take longer to come back than a training is to wait for it.
     timeouts = Timeouts(flush=PATIENCE)
     launch.RESTART_PAUSES = restart_pauses or launch.RESTART_PAUSES
     told_to_end: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: told_to_end.append(number))
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    weight = b"x" * size
     longest = longest_busy = number = acknowledged = 0
     with Publisher(run, timeouts=timeouts, **arguments) as publisher:
         print("ready", flush=True)
@@ -103,7 +97,7 @@ def publish(
             if told_to_end or (events is not None and number > events):
                 break
             clock, busy = time.perf_counter_ns(), time.thread_time_ns()
-            publisher.publish(Event.BATCH_END, batch=number, note=note(number), weight=weight)
+            publisher.publish(Event.BATCH_END, batch=number, note=note(number))
             longest_busy = max(longest_busy, time.thread_time_ns() - busy)
             longest = max(longest, time.perf_counter_ns() - clock)
             if number % 16 == 1:
@@ -133,10 +127,6 @@ def end_as(ending: str) -> None:
     if ending == "stay":
         print("published", flush=True)
         time.sleep(600)
-    if ending == "memory":
-        limit = psutil.Process().memory_info().vms + SPARE_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        bytearray(2 * SPARE_BYTES)
 
 
 def follow(run: str, *, times: int = 1, pause: float = 0.0, **arguments: Any) -> None:

@@ -167,15 +167,14 @@ def test_a_pause_takes_no_training_time(runs_dir):
     assert after.timestamp.batch_wct.total_seconds() < passed - 0.5
 
 
-@pytest.mark.parametrize("broker_dies", [False, True])
-def test_repeated_stop_requests_send_one_command_and_report_its_delay(runs_dir, broker_dies):
+def test_repeated_stop_requests_send_one_command_and_report_its_delay_although_the_broker_dies(runs_dir):
     sent = []
 
     def watch():
         with Subscriber("r", events=[Event.BATCH_END]) as stream:
             for snapshot in stream:
                 batch = int(snapshot.timestamp.batch)
-                if broker_dies and batch == 5:
+                if batch == 5:
                     os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
                 if batch >= 5:
                     snapshot.stop_training()

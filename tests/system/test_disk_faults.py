@@ -168,17 +168,3 @@ except OffloopError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "RunDirectoryError\n"
     assert done.stderr == ""
-
-
-def test_a_recording_that_is_moved_back_continues(runs_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Publisher("r") as publisher:
-        on_disk(publisher, publish(publisher, 100))
-        away = publisher.recording.rename(runs_dir / "away.mcap")
-        publish(publisher, 100)
-        warned(publisher, caplog)
-        publish(publisher, 100)
-        away.rename(publisher.recording)
-        on_disk(publisher, 300)
-    recording = Recording(publisher.run_dir)
-    assert [snapshot.seq for snapshot in recording] == list(range(1, 301))
-    assert (recording.gaps, recording.damage) == ((), None)

@@ -347,27 +347,6 @@ def outputs(tmp_path: Path, prefix: str) -> list[bytes]:
     return [(tmp_path / f"{prefix}.{name}").read_bytes() for name in ("jsonl", "csv")]
 
 
-KILLS = [3, pytest.param(25, marks=pytest.mark.soak)]
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", KILLS)
-def test_kills_during_a_replay_leave_equal_bytes(
-    command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path, kills: int
-) -> None:
-    directory = record_run(runs_dir, "r", snapshots_of_training(batches=4000))
-    assert finish(command("undisturbed", "--replay", directory))[0] == 0
-    expected = outputs(tmp_path, "undisturbed")
-    named = command("killed", "--replay", directory, "--name", "mine", "--commit-every", 20)
-    for target in sorted(random.sample(range(len(expected[0]) * 3 // 4), kills)):
-        kill_when_written(named, tmp_path / "killed.jsonl", target)
-    code, lines = finish(named)
-    assert code == 0, lines
-    assert lines[-1] == "run r finished: 6004 events handled"
-    assert "resumes after" in lines[0]
-    assert outputs(tmp_path, "killed") == expected
-
-
 def kill_when_written(command: list[str], path: Path, size: int) -> None:
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -379,7 +358,7 @@ def kill_when_written(command: list[str], path: Path, size: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.soak)])
 def test_kills_during_a_live_run_leave_equal_bytes(
     command: Callable[..., list[str]], runs_dir: Path, tmp_path: Path, kills: int
 ) -> None:

@@ -14,13 +14,12 @@ from faults import (
     Training,
     assert_complete,
     backward_clock,
-    numbers_in,
     read_recording,
     stopped,
 )
 from helpers import wait_for
 
-from offloop.bus import BrokerError, Publisher, Recording, find_run
+from offloop.bus import BrokerError, Publisher, find_run
 from offloop.bus.protocol.frames import decode_event
 from offloop.bus.recording.reader import RecordingReader
 
@@ -57,26 +56,6 @@ def test_a_broker_killed_at_random_moments_loses_nothing(runs_dir: Path, times: 
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-def test_a_restarted_broker_loses_nothing(runs_dir: Path) -> None:
-    with (
-        HandBroker(runs_dir) as broker,
-        Training(runs_dir, broker=broker.address) as training,
-        Follower(runs_dir) as follower,
-    ):
-        for number, how in ((1000, signal.SIGKILL), (3000, signal.SIGTERM)):
-            training.await_published(number)
-            broker.end(how)
-            training.await_published(number + 500)
-            broker.start()
-            # Only what is published from here on cannot have come to the broker before it ended.
-            training.await_recorded(max(number + 500, training.published + 1))
-        told = training.finish()
-        assert_complete(follower.result(), told["events"])
-        assert (told["broker_restarts"], told["dropped"]) == (2, 0)
-        read_recording(runs_dir / "r", told["events"])
-        assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
-
-
 def test_a_suspended_broker_does_not_delay_and_gets_everything_later(runs_dir: Path) -> None:
     with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
         training.await_recorded(1000)
@@ -86,32 +65,6 @@ def test_a_suspended_broker_does_not_delay_and_gets_everything_later(runs_dir: P
         assert_complete(follower.result(), told["events"])
     assert (told["dropped"], told["broker_restarts"]) == (0, 0)
     read_recording(runs_dir / "r", told["events"])
-
-
-def test_events_beyond_the_send_buffer_of_a_suspended_broker_are_a_gap(runs_dir: Path) -> None:
-    with (
-        # Each event is a message of its own, so that the connection's queue, which counts messages, is soon full.
-        Training(runs_dir, rate=5000, backlog_bytes=200_000, max_delay=0, size=400) as training,
-        Follower(runs_dir) as follower,
-    ):
-        training.await_recorded(1000)
-        with stopped(training.broker_pid):
-            training.await_published(training.published + 6000)
-        told = training.finish()
-        seen = follower.result()
-    assert told["dropped"] > 500
-    assert told["backlog_bytes_high"] <= 200_000
-    recording = Recording(runs_dir / "r")
-    kept = list(numbers_in(iter(recording)))
-    missing = sorted(set(range(1, told["events"] + 1)) - set(kept))
-    # A broker that is slow to catch up causes further ones.
-    assert missing == [number for gap in recording.gaps for number in range(gap.first, gap.last + 1)]
-    assert len(missing) == told["dropped"]
-    assert str(recording.ending) == "finished"
-    assert (seen["numbers"], seen["gaps"], seen["ending"]) == (kept, [list(gap) for gap in recording.gaps], "finished")
-    log = (runs_dir / "r" / "broker.log").read_text()
-    for gap in recording.gaps:
-        assert f"events {gap.first} to {gap.last} are not recorded, because they were lost" in log
 
 
 def test_a_second_publisher_of_a_rank_is_refused_even_without_a_broker(runs_dir: Path) -> None:

@@ -140,7 +140,7 @@ def test_nan_is_dumped_and_reported_once(runs_dir: Path, train: Callable[..., St
     assert [one.text for one in read_alerts(runs_dir / "r")] == ["the loss of rank 0 is nan at batch 13"]
 
 
-@pytest.mark.parametrize("given", ["2ep", "many", -1])
+@pytest.mark.parametrize("given", ["2ep", -1])
 def test_an_invalid_number_of_batches_is_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="flight_recorder"):
         gold_trainer(publish=True, flight_recorder=given)

@@ -21,7 +21,7 @@ from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, LoggerDestination, LRMonitor, Runner
 from offloop.consumers.api.callback import demand_of
-from offloop.consumers.api.logger import Row, Upload
+from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
 from offloop.consumers.runner.entries import barrier_events_of, requested_events
 from offloop.consumers.runner.runner import RunnerStatistics
@@ -44,25 +44,12 @@ class Kept(LoggerDestination):
         self.calls: list[list[Any]] = []
         """``[step, event, metrics]``"""
         self.hyperparameters: list[dict[str, Any]] = []
-        self.uploads: list[dict[str, Any]] = []
 
     def log_rows(self, rows: Iterable[Row], state: Snapshot) -> None:
         self.calls += [[row.step, state.event.name, row.metrics] for row in rows]
 
     def log_hyperparameters(self, hyperparameters: Any, state: Snapshot) -> None:
         self.hyperparameters.append(hyperparameters)
-
-    def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        path = entry.file_path
-        self.uploads.append(
-            {
-                "remote_file_name": entry.remote_file_name,
-                "file_path": path,
-                "overwrite": entry.overwrite,
-                "exists": path.is_file() and path.stat().st_size > 0,
-                "event": state.event.name,
-            }
-        )
 
 
 def train(

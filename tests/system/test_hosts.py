@@ -7,9 +7,8 @@ import pytest
 from bridges import Copying, hurry
 from click.testing import CliRunner
 from helpers import wait_for
-from nats_servers import attach
 
-from offloop.bus import Event, Publisher, Recording
+from offloop.bus import Event, Publisher
 from offloop.bus.cli.main import bus
 from offloop.bus.hosts.watch import watch_host
 
@@ -78,24 +77,6 @@ def train(hosts, *batches):
     for host in hosts:
         host.train(*batches)
     wait_for(lambda: all(host.is_on_disk() for host in hosts), "it on disk")
-
-
-def test_windows_of_all_hosts_come_from_there_and_the_first_ones_recording(server, hosts):
-    train(hosts, *range(1, 101))
-    run, windows = hosts[0].run, []
-    with attach(server, run) as first:
-        train(hosts, *range(101, 121))
-        for host in hosts:
-            host.close()
-        wait_for(
-            lambda: windows.extend(first.host_windows()) or {one.host for one in windows} == set(HOSTS), "all windows"
-        )
-        assert list(first) == list(Recording(hosts[0].recording))
-    assert str(first.ending) == "finished"
-    assert {one.ranks for one in windows} == {(0, 1), (2, 3)}
-    assert all(one.late == () and one.world_size == 4 for one in windows)
-    for host in hosts:
-        host.bridge.wait()
 
 
 def test_a_silent_host_is_named(server, hosts):

@@ -10,7 +10,6 @@ import sys
 import nats
 import pytest
 from click.testing import CliRunner
-from consumers_stream import record_run, snapshots_of_training
 from helpers import wait_for
 from nats_servers import NatsServer, attach, wait_for_copy
 from training import Act, gold_trainer
@@ -20,7 +19,6 @@ from offloop.bus.cli.main import bus
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.types.timeouts import Timeouts
-from offloop.consumers.cli.main import consumer
 
 PYTHON = (sys.executable, "-m")
 
@@ -132,18 +130,6 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(server, brid
                 assert "run alone finished: 10 events handled" in reader.stderr.read()
             finally:
                 reader.kill()
-
-
-def test_the_same_files_from_the_directory_and_the_stream(server, bridge, runs_dir, tmp_path):
-    record_run(runs_dir, "d", snapshots_of_training(40))
-    assert bridge("d", server).wait(60) == 0
-    written = []
-    for where in (("--runs-dir", str(runs_dir)), ("--stream", server.address)):
-        path = tmp_path / f"{len(written)}.jsonl"
-        chosen = ("--callbacks", "speed,lr,metrics", "-l", "jsonl", "-o", f"jsonl.path={path}", "--run", "d")
-        assert CliRunner().invoke(consumer, [*chosen, *where], catch_exceptions=False).exit_code == 0
-        written.append(path.read_bytes())
-    assert written[0] == written[1] != b""
 
 
 def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_dir, monkeypatch, caplog):

@@ -1,10 +1,7 @@
 """Under load: many events, many connections, and peers that only take up room."""
 
-import contextlib
 import json
 import os
-import resource
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import zmq
 from faults import ThreadFollower, resident
 from helpers import wait_for
 
-from offloop.bus import Event, Publisher, Recording, Subscriber
+from offloop.bus import Event, Publisher, Recording
 from offloop.bus.protocol.frames import encode_control
 from offloop.bus.runs.directory import RunInfo, find_run
 
@@ -41,33 +38,6 @@ def complete(publisher: Publisher, follower: ThreadFollower) -> None:
     recording = Recording(publisher.run_dir)
     assert follower.got == [snapshot.seq for snapshot in recording] == list(range(1, last + 1))
     assert (follower.subscriber.gaps, recording.gaps, recording.damage) == ((), (), None)
-
-
-HALF_A_GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("first_words", [b"", HALF_A_GREETING])
-def test_ten_thousand_silent_connections_do_not_delay_a_run(runs_dir: Path, first_words: bytes) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with contextlib.ExitStack() as opened:
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        publisher = Publisher("r")
-        told = json.loads((publisher.run_dir / "broker.json").read_text())
-        begin(publisher)
-        follower = ThreadFollower("r")
-        publish_and_follow(publisher, follower)
-        before = resident(told["pid"])
-        for number in range(10_000):
-            one = opened.enter_context(socket.socket(socket.AF_UNIX))
-            one.connect(told[("control_endpoint", "event_feed")[number % 2]].removeprefix("ipc://"))
-            one.sendall(first_words)
-        publish_and_follow(publisher, follower)
-        with Subscriber("r") as late:
-            assert next(iter(late)).seq == 1
-        assert resident(told["pid"]) - before < 200
-    complete(publisher, follower)
 
 
 Peer = Callable[["zmq.Socket[bytes]", RunInfo], None]

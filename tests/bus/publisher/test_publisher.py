@@ -314,8 +314,6 @@ print(find_run("r").status)
         ("import sys; sys.exit(3)", "stopped", 3),
         ("publisher.publish(Event.FIT_END); import sys; sys.exit(3)", "finished", 3),
         ("publisher.stop_requested = True", "stopped", 0),
-        ("raise ValueError('boom')", "failed", 1),
-        ("import os; os._exit(3)", "lost", 3),
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
         ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)", "finished", 0),
     ],

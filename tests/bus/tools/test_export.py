@@ -74,23 +74,6 @@ def trained(runs_dir) -> Path:
     return run.end() / "recording-1.mcap"
 
 
-def test_every_form_has_every_event(trained):
-    snapshots = list(Recording(trained))
-    expected = [(state.event.value, state.seq, state.loss, state.timestamp.batch.value) for state in snapshots]
-    rows = [row for row in read_csv(exported(trained, "csv")) if not row["event"].startswith("$")]
-    assert [
-        (row["event"], int(row["seq"]), float(row["loss"]) if row["loss"] else None, int(row["batch"])) for row in rows
-    ] == expected
-    lines = [row for row in read_jsonl(exported(trained, "jsonl")) if not row["event"].startswith("$")]
-    table = pa.parquet.read_table(exported(trained, "parquet")).to_pylist()
-    events = [row for row in table if not row["event"].startswith("$")]
-    for of_form in (lines, events):
-        assert [(row["event"], row["seq"], row.get("loss"), row["batch"]) for row in of_form] == expected
-    assert float(rows[-2]["eval_metrics/eval/Accuracy"]) == events[-2]["eval_metrics/eval/Accuracy"] == 0.5
-    assert json.loads(rows[2]["lr/SGD"]) == events[2]["lr/SGD"] == lines[2]["lr"]["SGD"] == [0.1]
-    assert lines[-1]["logged"] == [[20, {"own": 7.5}]]
-
-
 def test_a_row_begins_with_run_rank_and_time(trained):
     first = "run,attempt,rank,seq,event,time,utc,epoch,batch,sample,token"
     assert exported(trained, "csv").read_text().startswith(first)

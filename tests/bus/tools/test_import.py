@@ -407,15 +407,11 @@ def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_p
         ("csv", b"step,loss\n1,2,3\n", "line 2"),
         ("csv", b"step,loss,loss\n1,2,3\n", "more than one column 'loss'"),
         ("csv", b"step,loss\n-1,2\n", "line 2: 'step' is -1"),
-        ("csv", b"step,loss\n1.5,2\n", "line 2: 'step' is 1.5"),
         ("csv", b"step,loss\n1,2\n2,\xff\n", "UTF-8"),
         ("csv", b'step,loss\n1,"' + b"x" * 200_000, "CSV"),
         ("jsonl", b'{"step": 1, "loss": 2}\nnot json\n', "line 2"),
-        ("jsonl", b"[1, 2]\n", "line 1"),
         ("jsonl", b"[" * 100_000 + b"\n", "nested too deep"),
-        ("jsonl", b'{"step": true, "loss": 2}\n', "'step' is True"),
         ("jsonl", b'{"step": 1, "\\ud800": 2}\n', "UTF-8"),
-        ("hf-trainer-state", b"", "JSON"),
         ("hf-trainer-state", b'{"log_history": [1]}', "'log_history'"),
         ("tensorboard", b"PNG" * 100, "no numbers"),
     ],
@@ -447,16 +443,6 @@ def test_a_record_of_tensorboard_that_is_too_large_is_left_out(runs_dir, tmp_pat
     done = run_bus("import", "--from", "tensorboard", tmp_path, "--run-name", "x", code=3)
     assert f"byte {offset}: a record of 134,217,728 bytes is left out" in done.output
     assert replayed("x").metrics["loss/train/total"] == [(1, 1.0), (2, 2.0)]
-
-
-def test_a_table_may_have_very_many_columns(runs_dir, tmp_path):
-    names = [f"c{number}" for number in range(50_000)]
-    path = write_csv(tmp_path / "log.csv", ",".join(("step", *names)), ",".join(["1"] * (len(names) + 1)))
-    assert import_logs("csv", path)[0].values == len(names)
-    write_csv(path, ",".join(("step", *names, "c7")))
-    assert "more than one column 'c7'" in str(
-        run_bus("import", "--from", "csv", path, "--run-name", "twice", code=1).exception
-    )
 
 
 def test_a_line_that_a_killed_process_left_half_is_left_out(runs_dir, tmp_path):
