@@ -133,14 +133,10 @@ class NatsServer:
 
     def set_back(self, to):
         """Kills it, gives it an older copy of its store, and starts it."""
-        self.replace_store(to)
-        self.start()
-
-    def replace_store(self, to):
-        """Kills it and gives it an older copy of its store."""
         self.kill()
         shutil.rmtree(self.store)
         shutil.copytree(to, self.store)
+        self.start()
 
     def copy_store(self, to):
         """Return a copy of its store, made while it stands still."""
@@ -227,8 +223,3 @@ class NatsCluster:
         for name in names or self.nodes:
             if self.nodes[name].is_running:
                 self.nodes[name].kill()
-
-    def signal(self, number):
-        """Send all a signal."""
-        for node in self.nodes.values():
-            node.signal(number)

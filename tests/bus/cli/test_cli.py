@@ -124,16 +124,6 @@ def test_show_has_the_hyperparameters_of_a_training_in_a_section_of_their_own(ru
     assert of_recording.split()[:2] == ["config/task", "gold"]
 
 
-def test_a_damaged_run_hides_no_other(two_runs):
-    (two_runs / "first" / "run.json").write_text("{")
-    assert [line.split()[:2] for line in invoke("runs").splitlines()[1:]] == [
-        ["second", "finished"],
-        ["first", "unreadable"],
-    ]
-    with pytest.raises(RunDirectoryError, match=r"run.json"):
-        find_run("first")
-
-
 def test_show_names_damage(two_runs, tmp_path):
     path = two_runs / "first" / "recording-1.mcap"
     path.write_bytes(path.read_bytes()[:300])

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 
@@ -133,18 +132,15 @@ def stored(runs_dir):
     return sorted(runs_dir.glob(f"*/{STORED}"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "bytes", "entry", "no date", "of another run", "version", "deleted", "huge"])
+@pytest.mark.parametrize("damage", ["cut", "entry", "of another run", "version", "huge"])
 def test_a_damaged_entry_of_the_index_is_made_again(tmp_path, damage):
     write_run(tmp_path, "r", [1.0])
     expected, _ = refreshed(tmp_path)
     [path] = stored(tmp_path)
     content = path.read_bytes()
-    no_date = struct.pack(">d", math.nan)
     damaged = {
         "cut": content[: len(content) // 2],
-        "bytes": content[:20] + b"x" * (len(content) - 20),
         "entry": content.replace(b"finished", b"finish\xff\xff"),
-        "no date": content.replace(struct.pack(">d", expected["r"].started), no_date),
         "version": b"OFLIDX9\n" + content[8:],
         "huge": content,
     }
@@ -153,13 +149,10 @@ def test_a_damaged_entry_of_the_index_is_made_again(tmp_path, damage):
         refreshed(tmp_path / "other")
         shutil.copy(stored(tmp_path / "other")[0], path)
         shutil.rmtree(tmp_path / "other")
-    elif damage == "deleted":
-        path.unlink()
     else:
         path.write_bytes(damaged[damage])
     if damage == "huge":
         os.truncate(path, 1 << 34)
-    assert not path.exists() or path.stat().st_size > 1 << 30 or path.read_bytes() != content
     assert refreshed(tmp_path) == (expected, None)
     assert path.read_bytes() == content
 
@@ -199,13 +192,9 @@ def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
         assert (set(index.entries), index.problem) == ({"r", "later"}, None)
 
 
-@pytest.mark.parametrize("is_linked", [False, True])
-def test_a_restored_recording_is_read_again_also_with_the_time_that_it_had(tmp_path, is_linked):
+def test_a_restored_recording_is_read_again_also_with_the_time_that_it_had(tmp_path):
     recording = write_run(tmp_path, "r", [3.0, 2.0]) / "recording-1.mcap"
     write_run(tmp_path, "r", [1.0])
-    if is_linked:
-        recording.rename(tmp_path / "elsewhere.mcap")
-        recording.symlink_to(tmp_path / "elsewhere.mcap")
     content, about = recording.read_bytes(), recording.stat()
     times = about.st_atime_ns, about.st_mtime_ns
 

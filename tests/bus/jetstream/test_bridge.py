@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import signal
 import time
 
 import nats
@@ -106,26 +105,17 @@ def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path,
     assert_copied(nats_server, path)
 
 
-@pytest.mark.parametrize("trouble", ["stopped", "full"])
-def test_a_bridge_of_a_finished_run_gives_up_when_the_servers_take_nothing(
-    tmp_path, nats_server, copying, monkeypatch, trouble
-):
+def test_a_bridge_of_a_finished_run_gives_up_when_the_servers_take_nothing(tmp_path, nats_server, copying, monkeypatch):
     monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 0.5)
     run = WrittenRun(tmp_path, "r").train([1.0] * 20)
     live = copying(run.path, max_bytes=50_000)
     wait_for(lambda: live.has_all_of(run), "the bridge")
-    if trouble == "full":
-        fill(run)
-        wait_for(lambda: live.status.state == "paused", "the full stream")
-    else:
-        nats_server.signal(signal.SIGSTOP)
-        run.train([0.5] * 20)
-        wait_for(lambda: live.status.state == "waiting", "the bridge")
+    fill(run)
+    wait_for(lambda: live.status.state == "paused", "the full stream")
     path = run.end()
     with pytest.raises(BrokerError, match="stored nothing of run r"):
         live.wait()
     assert (read_bridge(path).state, read_bridge(path).has_all(1)) == ("failed", False)
-    nats_server.signal(signal.SIGCONT)
 
 
 def test_a_bridge_of_a_live_run_never_gives_up(tmp_path, nats_server, copying, monkeypatch):
@@ -248,12 +238,12 @@ def test_one_run_name_on_two_hosts_is_refused_to_the_second_run(tmp_path, nats_s
     assert read_bridge(tmp_path / "two" / "name").state == "failed"
 
 
-@pytest.mark.parametrize("headers", [None, {"Ol-Offset": "5", "Ol-Final": "there"}], ids=str)
-def test_a_malformed_message_of_another_host_is_passed_over(tmp_path, nats_server, copying, headers):
+def test_a_malformed_message_of_another_host_is_passed_over(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "r").train([1.0] * 10)
     first = copying(run.path, host="here")
     wait_for(lambda: first.has_all_of(run), "the bridge")
     first.stop()
+    headers = {"Ol-Offset": "5", "Ol-Final": "there"}
     nats_server.operate(lambda jetstream: jetstream.publish("ol.r.r.1.here", b"bad", headers=headers))
     path = run.train([0.5] * 10).end()
     copying(path, host="here").wait()
@@ -271,15 +261,14 @@ def test_a_resumed_attempt_takes_the_place_of_its_end(tmp_path, nats_server, cop
     assert_copied(nats_server, path)
 
 
-@pytest.mark.parametrize("missing", [1, 2])
-def test_an_attempt_without_a_recording_is_named_and_the_others_are_copied(tmp_path, nats_server, copying, missing):
+def test_an_attempt_without_a_recording_is_named_and_the_others_are_copied(tmp_path, nats_server, copying):
     path = write_run(tmp_path, "partly", losses=[0.5] * 10)
     WrittenRun(tmp_path, "partly").train([0.4] * 5).end()
-    (path / f"recording-{missing}.mcap").unlink()
+    (path / "recording-1.mcap").unlink()
     copy = copying(path)
     copy.wait()
-    assert_copied(nats_server, path, 3 - missing)
-    assert [line.startswith(f"attempt {missing} of run partly") for line in copy.said] == [True]
+    assert_copied(nats_server, path, 2)
+    assert [line.startswith("attempt 1 of run partly") for line in copy.said] == [True]
 
 
 def test_attempts_that_begin_while_another_one_is_copied_are_copied(tmp_path, nats_server, copying):
@@ -295,26 +284,23 @@ def test_attempts_that_begin_while_another_one_is_copied_are_copied(tmp_path, na
     assert_copied(nats_server, path, 1, 2, 3)
 
 
-def lose_power(run, tail=0):
-    """Cuts off half of a recording, as if its host's disk did not have it; returns the whole."""
+def lose_power(run):
+    """Cuts off half of a recording, as if its host's disk had zeros instead; returns the whole."""
     recording, half = run.path / "recording-1.mcap", run.writer.size // 2
     whole = recording.read_bytes()
     run.abandon()
-    recording.write_bytes(whole[:half] + bytes(tail))
+    recording.write_bytes(whole[:half] + bytes(100_000))
     return whole
 
 
-@pytest.mark.parametrize(("messages", "zeros"), [(1, 0), (3, 100_000)])
-def test_after_a_power_failure_the_longer_copy_is_kept_and_the_next_attempt_is_copied(
-    tmp_path, nats_server, copying, messages, zeros
-):
+def test_after_a_power_failure_the_longer_copy_is_kept_and_the_next_attempt_is_copied(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "r")
     first = copying(run.path)
-    for _ in range(messages):
+    for _ in range(3):
         run.train([1.0] * 500)
         wait_for(lambda: first.has_all_of(run), "the bridge")
     first.stop()
-    whole = lose_power(run, zeros)
+    whole = lose_power(run)
     path = WrittenRun(tmp_path, "r").train([0.5] * 5).end()
     second = copying(path)
     second.wait()
@@ -323,23 +309,17 @@ def test_after_a_power_failure_the_longer_copy_is_kept_and_the_next_attempt_is_c
     assert ["the copy is kept as it is" in line for line in second.said] == [True]
 
 
-@pytest.mark.parametrize("is_shorter", [False, True])
 def test_an_attempt_that_differs_from_its_copy_is_named_at_the_end_and_the_others_are_copied(
-    tmp_path, nats_server, copying, is_shorter
+    tmp_path, nats_server, copying
 ):
     run = WrittenRun(tmp_path, "r").train([1.0] * 500)
     first = copying(run.path)
     wait_for(lambda: first.has_all_of(run), "the bridge")
     recording, damaged = run.path / "recording-1.mcap", run.writer.size // 4
-    if is_shorter:
-        run.train([1.0] * 2000)
-        wait_for(lambda: first.has_all_of(run), "the bridge")
+    run.train([1.0] * 2000)
+    wait_for(lambda: first.has_all_of(run), "the bridge")
     first.stop()
-    if is_shorter:
-        whole = lose_power(run)
-    else:
-        run.abandon()
-        whole = recording.read_bytes()
+    whole = lose_power(run)
     content = bytearray(recording.read_bytes())
     content[damaged] ^= 1
     recording.write_bytes(content)

@@ -2,7 +2,6 @@
 
 import datetime
 import errno
-import gc
 import json
 import os
 import shutil
@@ -265,17 +264,6 @@ def test_a_user_function_that_fails_during_close_does_not_lose_the_end_of_the_ru
         with pytest.raises(RuntimeError, match="in the user's function"):
             publisher.close()
     assert str(read_back(publisher)[1]) == "finished"
-
-
-def test_a_garbage_collected_publisher_ends_its_stream(runs_dir):
-    publisher = Publisher("r")
-    recording = publisher.recording
-    publisher.publish(Event.FIT_START)
-    del publisher
-    gc.collect()
-    # It may have been dropped by an error that the program handled.
-    wait_for(lambda: find_run("r").status == "stopped", "the run to be over")
-    assert len(list(Recording(recording))) == 1
 
 
 def test_a_collected_publisher_ends_its_stream_only_in_the_process_that_made_it(runs_dir):

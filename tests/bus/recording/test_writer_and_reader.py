@@ -318,17 +318,6 @@ def test_a_damaged_opcode_or_length_loses_nothing(tmp_path, place):
         assert any(f"offset {sizes[0]}" in line for line in reader.damage)
 
 
-def test_overwritten_chunks_are_the_only_ones_lost(tmp_path):
-    sizes = write(tmp_path / "a.mcap", [5, 5, 5, 5, 5], close=False)
-    spoilt = bytearray((tmp_path / "a.mcap").read_bytes())
-    spoilt[sizes[0] + 45 : sizes[2] + 45] = bytes(sizes[2] - sizes[0])
-    (tmp_path / "a.mcap").write_bytes(spoilt)
-    with RecordingReader(tmp_path / "a.mcap") as reader:
-        numbers = [record.body for chunk in reader.read() for record in chunk]
-    assert numbers == [body(TOPICS[0], seq) for seq in (*range(1, 6), *range(21, 26))]
-    assert any("lost 15 messages" in line for line in reader.damage)
-
-
 def test_a_record_that_claims_too_much_takes_no_memory(tmp_path):
     sizes = write(tmp_path / "a.mcap", [5, 5])
     spoilt = bytearray((tmp_path / "a.mcap").read_bytes())

@@ -79,12 +79,6 @@ def test_invalid_requests_are_refused(pool: SegmentPool) -> None:
             read_piece([os.getpid()], {**request, **changes})
 
 
-def test_a_piece_is_no_larger_than_allowed(pool: SegmentPool) -> None:
-    reference = filled(pool, SIZE, 1)
-    assert read_piece([os.getpid()], requested(reference, 7))["data"] == b"\1" * PIECE
-    assert read_piece([os.getpid()], requested(reference, SIZE))["data"] == b""
-
-
 def test_an_image_reused_during_the_transfer_is_refused(pool: SegmentPool) -> None:
     broker = Broker(os.getpid())
 

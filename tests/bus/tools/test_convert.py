@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from helpers import wait_for
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from recorded_runs import Entry, entries, read_records, write_recording
 from recording_files import file_limit, spoil
 from run_folders import write_run
 
-from offloop.bus import ConfigurationError, Gap, InvalidTimeError, Publisher, Recording, RunDirectoryError
+from offloop.bus import ConfigurationError, Gap, InvalidTimeError, Recording, RunDirectoryError
 from offloop.bus.cli.recordings import convert_recordings
 from offloop.bus.recording.replay import Replay
 from offloop.bus.recording.source import CutRange, RecordSource
@@ -190,18 +189,6 @@ def test_loss_is_an_exit_code(tmp_path):
         assert "the run's ending is not recorded" in result.output
         assert result.output.endswith("a part of the recording was lost\n")
     assert path.read_bytes() == before
-
-
-def test_a_live_run_can_be_cut(runs_dir, tmp_path):
-    with Publisher("live") as publisher:
-        for batch in range(1, 4):
-            publisher.publish(Event.EPOCH_END, batch=batch)
-        recording = runs_dir / "live" / "recording-1.mcap"
-        wait_for(lambda: len(read_records(recording)) == 3, "the events to be recorded")
-        result = run("live", "-o", tmp_path / "p.mcap")
-    assert result.exit_code == 0
-    assert "the run's ending is not recorded" in result.output
-    assert len(list(Recording(tmp_path / "p.mcap"))) == 3
 
 
 def test_an_empty_part_is_refused_and_nothing_is_written(tmp_path, trained):
