@@ -191,11 +191,9 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "accumulate", "limit", "way"),
     [
-        ("plain", 4, 10, "attached"),
         ("plain", 1, 5, "attached"),
         ("unsized", 1, 10, "attached"),
         ("rest", 4, 10, "attached"),
-        ("rest", 1, 10, "not attached"),
         ("rest", 1, 10, "detached in batch_end"),
     ],
 )

@@ -231,7 +231,7 @@ def train_on(folder: Path | None, load_path: Path | None = None, **arguments: An
 def checkpoints(folder: Path) -> dict[str, Any]:
     """Trainings that are interrupted and gone on with."""
     results: dict[str, Any] = {"whole": train_on(folder / "whole")}
-    for epoch, batch in ((0, 3), (0, 5), (1, 7)):
+    for epoch, batch in ((0, 3), (0, 5)):
         saved = folder / "whole" / f"ep{epoch}-ba{batch}-rank0.safetensors"
         results[f"from batch {batch}"] = train_on(None, saved)
     results["from the folder"] = train_on(None, folder / "whole", max_duration="3ep")
@@ -317,22 +317,6 @@ def judged(_folder: Path) -> dict[str, Any]:
     return train(publish=True, run_name="r", max_duration="50ep", algorithms=algorithms, wait_for="judge")
 
 
-def again(_folder: Path) -> dict[str, Any]:
-    """Train three times in the same processes: a signal to one rank interrupts the first two."""
-    ends: list[Any] = []
-    for interrupted in (0, 1, None):
-
-        def interrupt(_event: Event, state: State, _logger: object, rank: int | None = interrupted) -> None:
-            if state.rank == rank and state.timestamp.batch == BATCHES_BEFORE_THE_END:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        try:
-            ends.append(train(algorithms=[Act(interrupt, Event.BATCH_START)])["counts"][1])
-        except KeyboardInterrupt as error:
-            ends.append(str(error))
-    return {"ends": ends}
-
-
 def write(folder: Path, result: dict[str, Any]) -> None:
     """Leaves what this rank has come to for the test."""
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(result))
@@ -342,7 +326,7 @@ def run(names: Iterable[str], path: str) -> None:
     """Run jobs on this rank, one after the other."""
     torch.set_num_threads(1)
     jobs = {"agreement": agreement, "checkpoints": checkpoints, "published": published, "killed": killed}
-    jobs |= {"commanded": commanded, "judged": judged, "again": again}
+    jobs |= {"commanded": commanded, "judged": judged}
     for name in names:
         folder = Path(path, name)
         folder.mkdir(exist_ok=True)

@@ -102,23 +102,22 @@ def flip_last_byte(file: Path) -> None:
     file.write_bytes(content)
 
 
-def same(folder: Path) -> dict[str, Any]:
-    """Trainings that are to end with the weights of :func:`comparable` on one rank."""
+def same(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Weights of trainings that are to end as :func:`comparable` on one rank, and the sizes of one."""
     trainings = {
         "one unit for each layer": fitted(comparable(fsdp_config={}, save_folder=folder / "saved")),
         "one unit for all": fitted(comparable(fsdp_config={"shard": [], "reshard_after_forward": True})),
         "units by class": fitted(comparable(fsdp_config={"shard": ["Linear", nn.Tanh]})),
-        "microbatches": fitted(comparable(fsdp_config={}, device_train_microbatch_size=2)),
         "a function for optimizers": fitted(
             comparable(fsdp_config={}, optimizers=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01))
         ),
     }
-    return {name: weights(trainer) for name, trainer in trainings.items()}
+    found = {name: weights(trainer) for name, trainer in trainings.items()}
+    return found, sizes(trainings["one unit for each layer"])
 
 
-def sizes() -> dict[str, int]:
+def sizes(trainer: Trainer) -> dict[str, int]:
     """Numbers on this rank, and in the whole model."""
-    trainer = fitted(comparable(fsdp_config={}))
     model, optimizer = trainer.state.model, trainer.state.optimizers[0]
     averages = [state["exp_avg"].to_local().numel() for state in optimizer.state.values()]
     return {
@@ -126,11 +125,6 @@ def sizes() -> dict[str, int]:
         "averages": sum(averages),
         "all": sum(parameter.numel() for parameter in model.parameters()),
     }
-
-
-def buffers() -> list[Any]:
-    """Weights and statistics of batch normalization after a training with DDP and with sharded weights."""
-    return [weights(fitted(random_training(fsdp_config=config))) for config in (None, {})]
 
 
 def resumed(folder: Path) -> dict[str, Any]:
@@ -243,10 +237,10 @@ def main(path: str) -> None:
     # Joins the ranks.
     with gold_trainer(train_dataloader=rank_loader()) as trainer:
         rank = trainer.state.rank
+    same_weights, part = same(folder)
     found = {
-        "same": same(folder),
-        "sizes": sizes(),
-        "buffers": buffers(),
+        "same": same_weights,
+        "sizes": part,
         "resumed": resumed(folder),
         "evaluated": evaluated(),
         "tied": tied(),

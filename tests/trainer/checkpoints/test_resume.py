@@ -151,7 +151,7 @@ def attempt(last):
         trainer.state.algorithms.append(Act(die, Event.BATCH_END))
         trainer.fit()
     torch.save(trainer.state.model.state_dict(), folder + ".pt")
-for last in (3, 6, 9):
+for last in (3, 9):
     if (pid := os.fork()) == 0:
         attempt(last)
         os._exit(0)
@@ -161,17 +161,17 @@ attempt(-1)
 
 
 @pytest.mark.slow
-def test_a_training_killed_three_times_and_resumed_ends_with_the_same_weights(tmp_path: Path, runs_dir: Path) -> None:
+def test_a_training_killed_twice_and_resumed_ends_with_the_same_weights(tmp_path: Path, runs_dir: Path) -> None:
     code = KILLED.format(folder=str(tmp_path / "saved"), runs_dir=str(runs_dir))
     [ended] = run_forked("resumed", tmp_path, [Program(code)])
     assert ended.exit_code == 0, ended.stderr
     assert same(torch.load(tmp_path / "saved.pt"), train(None))
     # A resumed run is a new attempt of the same run, whose training time goes on.
     recordings = sorted(find_run("killed", runs_dir).path.glob("recording-*.mcap"))
-    assert len(recordings) == 4
-    first = next(iter(Recording(recordings[3]).snapshots({Event.FIT_START})))
+    assert len(recordings) == 3
+    first = next(iter(Recording(recordings[2]).snapshots({Event.FIT_START})))
     assert int(first.timestamp.batch) > 0
-    assert first.attempt == 4
+    assert first.attempt == 3
 
 
 def test_resuming_a_finished_run_only_repeats_its_last_evaluation(

@@ -11,7 +11,6 @@ from paths import ROOT
 from trainer_command import SMALL, command_in
 from training import Act
 
-from offloop.bus.errors import ConfigurationError
 from offloop.bus.runs.directory import list_runs
 from offloop.bus.types.event import Event
 from offloop.trainer import Trainer, algorithms
@@ -46,23 +45,10 @@ SIZES = {
     "chars": {"batch_size": 16, "length": 16, "width": 16, "layers": 2, "characters": 50_000, "lr": 0.01},
 }
 NAMES = [entry.name for entry in ALGORITHMS.entries()]
-FOR_ANY = {
-    "label_smoothing": [],
-    "ema": ["ema.half_life=5ba"],
-    "swa": ["swa.swa_start=0.5dur"],
-    "gradient_clipping": ["gradient_clipping.clipping_type=norm", "gradient_clipping.clipping_threshold=1"],
-    "layer_freezing": [],
-    "sam": [],
-    "selective_backprop": ["selective_backprop.start=0.2"],
-}
-FOR_IMAGES: dict[str, list[str]] = {"mixup": [], "cutmix": [], "cutout": [], "channels_last": [], "blurpool": []}
-FOR_TEXT = {
-    "stochastic_depth": ["stochastic_depth.target_layer_name=Layer"],
-    "sequence_length_warmup": ["sequence_length_warmup.max_seq_length=16"],
-}
-FITTING = [
-    *(("digits", name, options) for name, options in (FOR_ANY | FOR_IMAGES).items()),
-    *(("chars", name, options) for name, options in FOR_TEXT.items()),
+FITTING: list[tuple[str, str, list[str]]] = [
+    ("digits", "selective_backprop", ["selective_backprop.start=0.2"]),
+    ("digits", "cutmix", []),
+    ("chars", "stochastic_depth", ["stochastic_depth.target_layer_name=Layer"]),
 ]
 
 
@@ -92,31 +78,16 @@ def train(task: str, name: str, options: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize(("task", "name", "options"), FITTING, ids=[f"{task}-{name}" for task, name, _ in FITTING])
-def test_a_task_learns_with_each_algorithm_that_fits_it(task: str, name: str, options: list[str]) -> None:
+def test_a_task_learns_with_an_algorithm_that_fits_it(task: str, name: str, options: list[str]) -> None:
     losses = train(task, name, options)
     assert len(losses) == 40
     assert all(map(math.isfinite, losses))
     assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "options"),
-    [
-        ("digits", "sequence_length_warmup", []),
-        ("digits", "stochastic_depth", FOR_TEXT["stochastic_depth"]),
-        ("chars", "mixup", []),
-        ("chars", "gradient_clipping", []),
-    ],
-)
-def test_an_algorithm_that_does_not_fit_the_task_is_refused(task: str, name: str, options: list[str]) -> None:
-    with pytest.raises(ConfigurationError):
-        train(task, name, options)
-
-
 def test_every_algorithm_has_a_short_name_and_can_be_imported_from_the_package() -> None:
     found = {ALGORITHMS.find(name).__name__ for name in NAMES}
     assert found == set(algorithms.__all__) - {"ALGORITHMS"}
-    assert {*FOR_ANY, *FOR_IMAGES, *FOR_TEXT, "progressive_resizing"} == set(NAMES)
     for name in algorithms.__all__:
         assert getattr(algorithms, name) is not None
     assert set(algorithms.__all__) <= set(dir(algorithms))

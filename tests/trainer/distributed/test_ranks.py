@@ -67,7 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def fill(folder: Path) -> None:
         alone = train_on(folder / "checkpoints" / "one")
         (folder / "alone.json").write_text(json.dumps(alone))
-        jobs = ("agreement", "checkpoints", "again", "commanded", "judged", "killed")
+        jobs = ("agreement", "checkpoints", "commanded", "judged", "killed")
         first, second = run_ranks("ranks_jobs", folder, f"import ranks_jobs; ranks_jobs.run({jobs!r}, {str(folder)!r})")
         assert (first.exit_code, second.exit_code) == (1, -signal.SIGKILL), first.stderr + second.stderr
         (folder / "stderr").write_text(first.stderr)
@@ -135,7 +135,7 @@ def test_data_that_is_not_divided_among_the_ranks_is_refused(agreed: list[dict[s
 def test_two_ranks_resume_as_if_not_interrupted(finished: Path) -> None:
     folder, alone = finished / "checkpoints", json.loads((finished / "alone.json").read_text())
     first, second = results(folder)
-    for name in ("whole", "from batch 3", "from batch 5", "from batch 7"):
+    for name in ("whole", "from batch 3", "from batch 5"):
         # Bitwise: JSON gives back the very float that was written.
         assert first[name] == second[name] == first["whole"], name
     assert first["whole"] != alone, "each rank draws noise of its own"
@@ -223,12 +223,6 @@ def test_when_a_rank_is_killed_the_other_one_fails(finished: Path) -> None:
     assert run.status == "lost"
     ends = Counter(one.rank for one in Recording(run.recording) if one.event is Event.BATCH_END)
     assert ends[0] == BATCHES_BEFORE_THE_END
-
-
-@pytest.mark.slow
-def test_ranks_that_were_interrupted_train_again_and_can_be_interrupted_again(finished: Path) -> None:
-    own, other = "signal SIGTERM", "a signal to another rank"
-    assert [one["ends"] for one in results(finished / "again")] == [[own, other, 15], [other, own, 15]]
 
 
 @pytest.mark.slow
