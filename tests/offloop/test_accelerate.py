@@ -23,7 +23,6 @@ from attached_runs import (
     snapshots_of,
     values_of,
 )
-from torch._dynamo.utils import counters
 
 from offloop.accelerate import attach
 from offloop.bus.errors import ConfigurationError
@@ -208,20 +207,6 @@ def test_several_forward_passes_for_a_batch_of_the_dataloader_are_counted_once()
     assert snapshots_of()[-1].timestamp.sample.value == ROWS
 
 
-@pytest.mark.slow
-def test_a_compiled_model_is_compiled_as_without_a_run() -> None:
-    training = Training(2, dynamo_backend="eager")
-    with pytest.raises(ConfigurationError, match=r"compiles the model.*prepare\(\)"):
-        training.attach()
-    training.attach(model=training.model, record="all")
-    counters.clear()
-    training.train(1)
-    # torch compiles the functions of hooks, too, that it comes upon; and warns, which fails a test.
-    assert not counters["graph_break"]
-    assert events_of().count("after_forward") == 10
-    assert snapshots_of()[-1].timestamp.sample.value == ROWS
-
-
 def test_attaching_again_ends_the_run_before() -> None:
     training = Training().attach()
     training.epoch(training.loader)
@@ -249,3 +234,9 @@ def test_what_cannot_be_attached_to_is_refused_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.DEEPSPEED)
     with pytest.raises(ConfigurationError, match="cannot see the steps of DEEPSPEED"):
         attach(accelerator, model)
+
+
+def test_a_model_that_accelerate_compiles_has_to_be_given() -> None:
+    training = Training(2, dynamo_backend="eager")
+    with pytest.raises(ConfigurationError, match=r"compiles the model.*prepare\(\)"):
+        training.attach()

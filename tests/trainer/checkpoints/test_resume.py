@@ -336,21 +336,6 @@ def test_a_checkpoint_without_a_valid_timestamp_is_skipped(tmp_path: Path) -> No
             assert int(trainer.state.timestamp.batch) == 6, values
 
 
-def test_a_training_with_a_run_keeps_what_it_cannot_read(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"run_name": "r", "autoresume": True, "publish": True}
-    train(tmp_path, max_duration="8ba", **arguments)
-    paths = sorted(tmp_path.glob("ep*"))
-    damaged = {path: flip(path.read_bytes(), path.stat().st_size - 1) for path in paths}
-    paths[-1].write_bytes(damaged[paths[-1]])
-    assert same(train(tmp_path, max_duration="8ba", **arguments), train(None, max_duration="8ba"))
-    assert Path(f"{paths[-1]}.unreadable").read_bytes() == damaged[paths[-1]]
-
-    for path in paths:
-        path.write_bytes(damaged[path])
-    assert same(train(tmp_path, max_duration="8ba", from_scratch=True, **arguments), train(None, max_duration="8ba"))
-    assert {path: Path(f"{path}.unreadable{'-2' * (path == paths[-1])}").read_bytes() for path in paths} == damaged
-
-
 def test_trainings_that_branch_from_the_checkpoint_of_another_run_are_runs_of_their_own(
     tmp_path: Path, runs_dir: Path
 ) -> None:

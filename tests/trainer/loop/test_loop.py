@@ -201,16 +201,6 @@ def test_a_model_may_have_several_losses(loss: Any, total: float) -> None:
     assert trainer.state.total_loss.item() == pytest.approx(total)
 
 
-def test_a_finished_duration_can_be_extended() -> None:
-    with gold_trainer(max_duration="1ep") as trainer:
-        trainer.fit()
-        with pytest.raises(ConfigurationError, match="'1ep'"):
-            trainer.fit()
-        trainer.fit(duration="1ep")
-    assert trainer.state.timestamp.epoch == 2
-    assert str(trainer.state.max_duration) == "2ep"
-
-
 def test_a_further_training_takes_all_of_the_seconds_that_it_was_given() -> None:
     clock = FakeClock(1000.0)
 
