@@ -465,25 +465,6 @@ def test_an_invalid_event_is_refused_and_becomes_a_gap(stranger, runs_dir):
     assert [snapshot.seq for snapshot in Recording(runs_dir / "r").snapshots([Event.BATCH_END])] == [4, 6]
 
 
-def test_a_foreign_mark_is_refused_and_becomes_a_gap_when_repeated(stranger, runs_dir):
-    peer = Peer(stranger)
-    for name in ("$beat", "$cut", "$mine"):
-        peer.send(name, 1, 1)
-        assert f"publishers do not send '{name}'" in peer.hears("refused")["reason"]
-    peer.send("batch_end", 1, 1)
-
-    def send_all():
-        peer.send("$mine", 2, 2)
-        peer.send("batch_end", 3, 3)
-
-    send_all()
-    for _ in range(2):
-        peer.hears("retransmit")
-        send_all()
-    peer.end(4, 4)
-    assert recorded(runs_dir) == ([1, 3], [(0, 2, 2)], "finished")
-
-
 def test_dropped_frames_are_named_in_the_log_with_a_reason(stranger, runs_dir):
     dropped = {
         b"": "a frame of 0 bytes has no topic",

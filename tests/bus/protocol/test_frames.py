@@ -216,12 +216,6 @@ def test_events_of_the_wrong_shape_are_refused():
             tuple(decode_event(body))
 
 
-def test_deep_nesting_is_refused():
-    for depth in (1_000, 1_000_000):
-        with pytest.raises(ProtocolError, match=r"is not MessagePack: \S"):
-            decode_body(b"\x91" * depth)
-
-
 def test_a_frame_over_the_limit_and_a_topic_of_another_form_are_refused():
     with pytest.raises(ProtocolError, match=f"{MAX_FRAME + 1}.*{MAX_FRAME}"):
         split_frame(b"x" * (MAX_FRAME + 1))
