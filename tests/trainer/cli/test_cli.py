@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from commands import Run
 from gold import GoldMLP
+from safetensors.torch import save_file
 from trainer_command import SMALL, command_in, without_torch
 
 from offloop.bus.recording.recording import Recording
@@ -155,8 +155,8 @@ def test_older_checkpoints_are_overwritten_on_request(run: Run) -> None:
 def test_incomplete_weights_are_loaded_on_request(run: Run, tmp_path: Path) -> None:
     weights = GoldMLP().state_dict()
     weights.popitem()
-    torch.save(weights, tmp_path / "some.pt")
-    arguments = [*SMALL, *QUIETLY, "-d1ba", "--load-path=some.pt", "--load-weights-only"]
+    save_file(weights, tmp_path / "some.safetensors")
+    arguments = [*SMALL, *QUIETLY, "-d1ba", "--load-path=some.safetensors", "--load-weights-only"]
     refused = run(*arguments)
     assert "--load-what-fits" in refused.err
     assert refused.code == 2
