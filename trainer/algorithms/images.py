@@ -44,20 +44,15 @@ class CutOut(Algorithm):
     Args:
         num_holes: number of holes; they may overlap.
         length: side of a hole, as a share of the images' shorter side, above 0 and up to 1; rounded down to pixels.
-        uniform_sampling: every pixel is in a hole with the same probability. By default a hole's middle is drawn from
-            all pixels, as in the paper.
         input_key: key of the images (of shape (rows, channels, height, width)) in the batch, see
             :mod:`offloop.trainer.device.batch`.
 
     Paper: DeVries & Taylor 2017, "Improved Regularization of Convolutional Neural Networks with Cutout",
     arXiv:1708.04552. Reference: ``composer/algorithms/cutout``."""
 
-    def __init__(
-        self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: BatchKey = 0
-    ) -> None:
+    def __init__(self, num_holes: int = 1, length: float = 0.5, input_key: BatchKey = 0) -> None:
         self.num_holes = check_count(num_holes, "num_holes")
         self.length = check_number(length, "length", above=0, most=1)
-        self.uniform_sampling = uniform_sampling
         self.input_key = check_key("input_key", input_key)
 
     def match(self, event: Event, state: State) -> bool:
@@ -68,8 +63,8 @@ class CutOut(Algorithm):
         height, width = images.shape[2:]
         length = int(self.length * min(height, width))
         for _ in range(self.num_holes):
-            rows = random_span(height, length, self.uniform_sampling)
-            columns = random_span(width, length, self.uniform_sampling)
+            rows = random_span(height, length)
+            columns = random_span(width, length)
             images[:, :, rows, columns] = 0
         state.batch_set_item(self.input_key, images)
 

@@ -135,8 +135,6 @@ class CutMix(Mixing):
     Args:
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
         interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
-        uniform_sampling: every pixel is in the box with the same probability. By default the box's middle is drawn from
-            all pixels, as in the paper.
         input_key, target_key: keys of images (of shape (rows, channels, height, width)) and targets (class numbers,
             probabilities or values) in the batch, see :mod:`offloop.trainer.device.batch`.
 
@@ -144,21 +142,15 @@ class CutMix(Mixing):
     arXiv:1905.04899. Reference: ``composer/algorithms/cutmix``."""
 
     def __init__(
-        self,
-        alpha: float = 1.0,
-        interpolate_loss: bool = False,
-        uniform_sampling: bool = False,
-        input_key: BatchKey = 0,
-        target_key: BatchKey = 1,
+        self, alpha: float = 1.0, interpolate_loss: bool = False, input_key: BatchKey = 0, target_key: BatchKey = 1
     ) -> None:
         super().__init__(alpha, interpolate_loss, input_key, target_key)
-        self.uniform_sampling = uniform_sampling
 
     def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
         height, width = check_images(inputs, "CutMix").shape[2:]
         side = math.sqrt(self.draw_coefficient())
-        rows = random_span(height, int(side * height), self.uniform_sampling)
-        columns = random_span(width, int(side * width), self.uniform_sampling)
+        rows = random_span(height, int(side * height))
+        columns = random_span(width, int(side * width))
         mixed = inputs.clone()
         mixed[:, :, rows, columns] = inputs[partners, :, rows, columns]
         area = (rows.stop - rows.start) * (columns.stop - columns.start)

@@ -30,14 +30,13 @@ def seen_batches(algorithm: Any, batches: Any, make_model: Any = Image, **argume
     width=st.integers(1, 9),
     length=st.floats(0.01, 1),
     holes=st.integers(1, 3),
-    uniform=st.booleans(),
 )
 def test_a_hole_is_a_square_of_zeros_in_all_images_and_the_rest_stays(
-    height: int, width: int, length: float, holes: int, uniform: bool
+    height: int, width: int, length: float, holes: int
 ) -> None:
     batches = image_batches(count=2, height=height, width=width)
     side = int(length * min(height, width))
-    algorithm = CutOut(num_holes=holes, length=length, uniform_sampling=uniform)
+    algorithm = CutOut(num_holes=holes, length=length)
     for (cut, targets), (images, classes) in zip(seen_batches(algorithm, batches), batches, strict=True):
         hole = cut[0, 0] == 0
         assert torch.equal(cut, images * ~hole)
