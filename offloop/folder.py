@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
-from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.errors import RunNotFoundError
 from offloop.bus.index.annotations import annotate
 from offloop.bus.index.checkpoints import Checkpoint
 from offloop.bus.index.entry import MetricValues, Mode, RunEntry
@@ -20,7 +20,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import LOSS, MetricNames, is_of_evaluation
+from offloop.bus.types.metrics import MetricNames
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, library, load
 
@@ -149,13 +149,6 @@ class Runs(Sequence["Run"]):
         table = {name: [_cell(one.name, one.value(entry)) for entry in entries] for name, one in found.items()}
         return as_table(table, library(to))
 
-    def plot(self, metric: str, ax: Any = None) -> Any:
-        """Draw a metric of these runs at all steps with matplotlib, and return the axes."""
-        names = self._folder.table.known.metric_names
-        name = names.find(metric, "no run has the metric")
-        drawn = {run.name: run._history(name, None)[name] for run in self if name in run._entry.metrics}
-        return _draw(drawn, names.short(name), ax)
-
     @property
     def _entries(self) -> list[RunEntry]:
         return [run._entry for run in self._runs]
@@ -170,8 +163,8 @@ class Runs(Sequence["Run"]):
 class Run:
     """One run of a folder, as :class:`Runs` found it.
 
-    :meth:`metrics`, :meth:`events` and :meth:`plot` read
-    its recordings as they are now; everything else is as of the last :meth:`refresh`. Methods raise ConfigurationError
+    :meth:`metrics` and :meth:`events` read its recordings as they are now; everything else is as of the last
+    :meth:`refresh`. Methods raise ConfigurationError
     for an unknown name or a missing library, RecordingError for an unreadable recording, RunNotFoundError for an
     unknown attempt."""
 
@@ -244,10 +237,6 @@ class Run:
         """The user's note."""
         return self._entry.note
 
-    def tag(self, *tags: str) -> None:
-        """Add tags, see :meth:`annotate`."""
-        self.annotate(add=tags)
-
     def annotate(
         self,
         *,
@@ -293,16 +282,6 @@ class Run:
         chosen = [Event(event) for event in events] or None
         recordings = self._recordings(attempt)
         return (snapshot for recording in recordings for snapshot in recording.snapshots(chosen))
-
-    def plot(self, *metrics: str, attempt: int | None = None, ax: Any = None) -> Any:
-        """Draw metrics, by default the loss, at all steps with matplotlib, and return the axes."""
-        main = _main_metric(self._entry)
-        if main is None:
-            raise ConfigurationError(f"run {self.name} has no metric yet")
-        chosen = metrics or [main]
-        names = MetricNames(self._entry.metrics)
-        found = {names.short(name): points for name, points in self._history(chosen, attempt).items()}
-        return _draw(found, next(iter(found)) if len(found) == 1 else self.name, ax)
 
     @property
     def _entry(self) -> RunEntry:
@@ -387,32 +366,6 @@ def _read_metrics(recording: Recording) -> dict[str, _Points]:
         view.see(snapshot)
     found = {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}
     return {name: points for name, points in found.items() if len(points[0])}
-
-
-def _main_metric(entry: RunEntry) -> str | None:
-
-    def order(name: str) -> tuple[bool, ...]:
-        return name != LOSS, not is_of_evaluation(name), "loss" not in name, name.startswith("lr-")
-
-    return min(entry.metrics, key=order, default=None)
-
-
-def _draw(lines: Mapping[str, Sequence[Any]], what: str, ax: Any) -> Any:
-    if ax is None:
-        _, ax = load("matplotlib.pyplot", "plot()").subplots()
-    for label, (steps, values) in lines.items():
-        ax.plot(steps, values, label=_plain_label(label))
-    ax.set_xlabel("step")
-    ax.set_ylabel(_plain_label(what))
-    if len(lines) > 1:
-        ax.legend()
-    return ax
-
-
-def _plain_label(text: str) -> str:
-    # matplotlib reads text between two "$" as a formula, and hides labels that begin with an underscore.
-    text = escape(text).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
 
 
 def _moment(seconds: float | None) -> datetime | None:

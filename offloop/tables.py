@@ -28,15 +28,12 @@ def library(to: Library | None) -> Any:
 
 
 def load(module: str, needed_by: str) -> Any:
-    package = module.partition(".")[0]
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:
+        if error.name != module:
             raise
-        raise ConfigurationError(
-            f"{needed_by} needs {package}: install it with pip install {package.lower()}"
-        ) from None
+        raise ConfigurationError(f"{needed_by} needs {module}: install it with pip install {module}") from None
 
 
 def as_table(columns: Mapping[str, Any], to: Any) -> Any:

@@ -33,7 +33,7 @@ from offloop.bus.types.metrics import Mode
 from offloop.bus.types.time import TimeInput
 from offloop.bus.types.timestamp import Timestamp, wall_clock
 from offloop.trainer.control.remote_control import RemoteControl
-from offloop.trainer.control.settings import Setting, Settings, evaluate, set_learning_rate
+from offloop.trainer.control.settings import Settings, evaluate, set_learning_rate
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
 from offloop.trainer.engine.state import AlgorithmLogger, State
@@ -559,7 +559,7 @@ def _settings(options: Options, set_lr: Callable[[float], object] | str | None) 
             raise ConfigurationError(f"lr is {value!r}: use a number of at least 0, such as 0.01")
         set_lr(float(value))
 
-    settings = Settings({"lr": Setting(set_rate), "eval": Setting(_evaluate)})
+    settings = Settings({"lr": set_rate, "eval": _evaluate})
     for name, function in (options.get("on_set") or {}).items():
         settings.register(name, lambda _, value, function=function: function(value))  # type: ignore[misc]
     return settings

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import sys
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,7 @@ def test_what_does_not_exist_is_refused(three: Any) -> None:
         lambda: good.metrics("Loss"),
         lambda: good.events("batch_and"),
         lambda: good.metrics(to="excel"),
-        lambda: good.tag("a,b"),
+        lambda: good.annotate(add="a,b"),
     ):
         with pytest.raises(ConfigurationError):
             ask()
@@ -170,7 +169,7 @@ def test_a_choice_of_runs_is_made_again_from_what_is_new(three: Any) -> None:
 
 
 def test_tags_and_notes_are_there_at_once_and_for_everybody(three: Any) -> None:
-    three["slow"].tag("baseline", "first")
+    three["slow"].annotate(add=["baseline", "first"])
     three["slow"].annotate(remove="first", note="from Monday", pinned=True)
     three["good"].annotate(archived=True)
     assert names(three.where("tags == baseline and note ~ monday")) == ["slow"]
@@ -191,7 +190,7 @@ def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(three: Any, runs_
 
 
 def test_all_runs_are_a_table(three: Any) -> None:
-    three["fast"].tag("a", "b")
+    three["fast"].annotate(add=["a", "b"])
     table = three.frame(to="dict")
     assert table["run"] == ["fast", "good", "slow"]
     assert table["config/lr"] == [0.1, 0.01, 0.001]
@@ -290,14 +289,13 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 
 def test_without_pandas_and_polars_tables_are_lists(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "pandas", "polars", "matplotlib")
+    without(monkeypatch, "pandas", "polars")
     run = three["good"]
     assert run.metrics(LOSS) == {"step": [0, 1, 2], LOSS: [3.0, 2.0, 1.0]}
     assert three.frame(["run"]) == {"run": ["fast", "good", "slow"]}
     asked = {
         "pandas": [lambda: run.metrics(to="pandas"), lambda: three.frame(to="pandas")],
         "polars": [lambda: run.metrics(to="polars")],
-        "matplotlib": [run.plot],
     }
     for package, calls in asked.items():
         for ask in calls:
@@ -336,59 +334,13 @@ def test_polars_has_the_steps_as_first_column(three: Any) -> None:
     assert three.refresh().frame(to="polars")["run"].to_list() == ["number", "text", "fast", "good", "slow"]
 
 
-class Axes:
-    """What is drawn in, in the place of matplotlib's."""
-
-    def __init__(self) -> None:
-        self.lines: dict[str, dict[float, float]] = {}
-        self.has_legend = False
-
-    def plot(self, steps: list[float], values: list[float], label: str) -> None:
-        self.lines[label] = dict(zip(steps, values, strict=True))
-
-    def set_xlabel(self, text: str) -> None:
-        assert text == "step"
-
-    def set_ylabel(self, text: str) -> None:
-        self.label = text
-
-    def legend(self) -> None:
-        self.has_legend = True
-
-
-def test_metrics_of_a_run_and_a_metric_of_many_runs_are_drawn(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    axes = Axes()
-    assert three["good"].plot(ax=axes) is axes
-    assert (axes.label, axes.lines, axes.has_legend) == ("loss", {"loss": {0: 3.0, 1: 2.0, 2: 1.0}}, False)
-    axes = three["good"].plot("loss", ACCURACY, ax=Axes())
-    assert [*axes.lines] == ["loss", "Accuracy"]
-    assert axes.has_legend
-    axes = three.sort("lr").plot("loss", ax=Axes())
-    assert [*axes.lines] == ["slow", "good", "fast"]
-    assert axes.lines["fast"] == {0: 3.0, 1: 2.0, 2: 1.0}
-
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    from matplotlib import pyplot
-
-    assert [line.get_label() for line in three.plot(LOSS).get_lines()] == ["fast", "good", "slow"]
-    pyplot.close("all")
-
-
 # The page
 
 
 def test_the_page_s_blocks_run_one_after_the_other(
     runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Pyplot(Axes):
-        def set_yscale(self, text: str) -> None:
-            assert text == "log"
-
-        def subplots(self) -> tuple[None, "Pyplot"]:
-            return None, Pyplot()
-
-    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", Pyplot())  # type: ignore[arg-type]
+    monkeypatch.setenv("MPLBACKEND", "agg")
     for number, rate in enumerate((0.001, 0.1), 1):
         with Publisher(f"digits-{number}") as publisher:
             publisher.publish("init", hyperparameters={"config": {"lr": rate}})
@@ -403,5 +355,5 @@ def test_the_page_s_blocks_run_one_after_the_other(
     for block in blocks("docs/notebooks.md", "python"):
         exec(compile(block.text, str(block), "exec"), names)
     assert names["table"]["lr"].tolist() == [0.1, 0.001]
-    assert [*names["axes"].lines] == ["digits-2"]
+    assert len(names["axes"].lines) == 2
     assert offloop.runs()["digits-1"].tags == ("baseline",)

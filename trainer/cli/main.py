@@ -172,10 +172,9 @@ class _TaskCommand(CliCommand):
 @click.option("--list-tasks", is_flag=True, help="Show the tasks, and exit.")
 @click.option("--list-options", is_flag=True, help="Show the options that all tasks have, and exit.")
 @click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
-@click.option("--list-fields", is_flag=True, help="Show the fields that consumers can request, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
-def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algorithms: bool, list_fields: bool) -> None:
+def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algorithms: bool) -> None:
     """Train a model and publish its events for consumers.
 
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
@@ -185,7 +184,6 @@ def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algor
         (_print_tasks, list_tasks),
         (_print_options, list_options),
         (_print_algorithms, list_algorithms),
-        (_print_fields, list_fields),
     ):
         if is_given:
             show()
@@ -220,14 +218,6 @@ def _print_algorithms() -> None:
 
         click.echo("Algorithms (--algorithms NAME,NAME, or package.module:Class, or file.py:Class)")
         click.echo("\n".join(ALGORITHMS.listing()))
-
-
-def _print_fields() -> None:
-    with _refusing(), _explaining_what_is_missing():
-        from offloop.trainer.fields.registry import check_fields
-
-        click.echo("Fields (a callback's fields = (NAME, ...); your own with Trainer(fields={NAME: function}))")
-        click.echo("\n".join(check_fields(None).listing()))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.trainer.arguments.checks import check_function, check_number
@@ -13,17 +13,12 @@ SettingFunction: TypeAlias = Callable[[State, Any], object]
 """Applies a value between two batches. If it raises for an invalid value, the sender receives the error."""
 
 
-class Setting(NamedTuple):
-    apply: SettingFunction
-    description: str = ""  # its meaning and values in one line
-
-
-class Settings(UserDict[str, Setting]):
+class Settings(UserDict[str, SettingFunction]):
     """The values that ``offloop send RUN set NAME VALUE`` and ``state.send_command("set", NAME, VALUE)`` can set.
 
     These are ``lr``, ``log_interval``, ``eval``, and registered ones."""
 
-    def register(self, name: str, function: SettingFunction, description: str = "") -> None:
+    def register(self, name: str, function: SettingFunction) -> None:
         """Add a value; ``function(state, value)`` applies it.
 
         It runs in the training loop, between two batches, on every rank.
@@ -31,7 +26,7 @@ class Settings(UserDict[str, Setting]):
         Raises :class:`offloop.bus.errors.ConfigurationError` for a name that is taken or not an identifier."""
         if name in self:
             raise ConfigurationError(f"there is a setting {name!r} already: choose another name")
-        self[name] = _checked(name, function, description)
+        self[name] = _checked(name, function)
 
     def apply(self, state: State, name: Any, value: Any) -> None:
         """Apply a value.
@@ -41,39 +36,36 @@ class Settings(UserDict[str, Setting]):
             raise ConfigurationError(
                 f"unknown setting {name!r}: {close_matches(str(name), list(self))}use {', '.join(self)}"
             )
-        self[name].apply(state, value)
+        self[name](state, value)
 
 
-def make_settings(progress: Any, own: Mapping[str, Setting]) -> Settings:
+def make_settings(progress: Any, own: Mapping[str, SettingFunction]) -> Settings:
     # Without a reference to the trainer: a dropped one is freed at once.
     settings = Settings(
         {
-            "lr": Setting(set_learning_rate, "the learning rate of every parameter group"),
-            "log_interval": Setting(
-                lambda _, value: progress.set_interval(check_number(value, "log_interval", above=0)),
-                "seconds between two lines of progress",
-            ),
-            "eval": Setting(evaluate, "'now' evaluates at once, whatever the interval"),
+            "lr": set_learning_rate,
+            "log_interval": lambda _, value: progress.set_interval(check_number(value, "log_interval", above=0)),
+            "eval": evaluate,
         }
     )
-    for name, setting in own.items():
-        settings.register(name, *setting)
+    for name, function in own.items():
+        settings.register(name, function)
     return settings
 
 
-def check_settings(given: Any) -> dict[str, Setting]:
+def check_settings(given: Any) -> dict[str, SettingFunction]:
     if not isinstance(given, Mapping | None):
         raise ConfigurationError(
             f"settings is a {type(given).__name__}: give a dict of names to functions of the state and the value"
         )
-    return {name: _checked(name, function, "") for name, function in (given or {}).items()}
+    return {name: _checked(name, function) for name, function in (given or {}).items()}
 
 
-def _checked(name: Any, function: Any, description: str) -> Setting:
+def _checked(name: Any, function: Any) -> SettingFunction:
     if not isinstance(name, str) or not name.isidentifier() or len(name) > 100:
         raise ConfigurationError(f"invalid name of a setting {name!r}: use an identifier, such as 'temperature'")
     check_function(function, f"the setting {name!r}", "(state, value)")
-    return Setting(function, description)
+    return function  # type: ignore[no-any-return]
 
 
 def set_learning_rate(state: State, value: Any) -> None:

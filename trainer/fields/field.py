@@ -56,11 +56,6 @@ class Field(NamedTuple):
     """Computes it from the state, or from the probe if it has one."""
     events: frozenset[Event] = frozenset(Event)
     """The events at which it is available."""
-    unit: str | None = None
-    """Unit of its numbers, such as ``bytes`` or ``percent``."""
-    shape: str | None = None
-    """Shape in words, such as ``number`` or ``map of parameter to number``."""
-    description: str = ""
     probe: Callable[[State, Callable[[], bool]], object] | None = None
     """Makes a probe that observes the training, for a field that cannot be computed from the state alone.
 

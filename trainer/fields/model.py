@@ -58,21 +58,9 @@ def _require_gpu(state: State, what: str) -> None:
 
 
 MODEL_FIELDS: dict[str, Field] = {
-    "model_summary": Field(
-        model_summary,
-        unit="parameters",
-        shape="map with a table of modules",
-        description="the model's class, its parameters, and a row for each module",
-    ),
-    "memory_stats": Field(
-        memory_stats,
-        unit="bytes and counts",
-        shape="map of statistic to number",
-        description="torch.cuda.memory_stats(), as it is; not on a CPU",
-    ),
-    "gpu_utilization": Field(
-        gpu_utilization, unit="percent", shape="number", description="busy share of the GPU, by NVML; not on a CPU"
-    ),
+    "model_summary": Field(model_summary),
+    "memory_stats": Field(memory_stats),
+    "gpu_utilization": Field(gpu_utilization),
 }
 
 
@@ -189,11 +177,5 @@ def _is_measurable(tensor: Tensor) -> bool:
 
 
 ACTIVATION_FIELDS: dict[str, Field] = {
-    "activations": Field(
-        ActivationProbe.found,
-        BATCH_RESULTS,
-        shape="map of statistic and module to number",
-        description="average, spread, norm, extremes and share of zeros of each module's inputs and outputs",
-        probe=ActivationProbe,
-    )
+    "activations": Field(ActivationProbe.found, BATCH_RESULTS, probe=ActivationProbe)
 }

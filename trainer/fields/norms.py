@@ -180,45 +180,14 @@ class UpdateProbe:
             self._before = {name: (old, parameters[name]) for name, old in zip(parameters, kept, strict=True)}
 
 
-_PER_PARAMETER = "map of parameter to number"
 _AFTER_STEP = frozenset({Event.BATCH_END})
-_ALWAYS = frozenset(Event)
-
-
-def _field(compute: Callable[[Any], Any], events: frozenset[Event], description: str, shape: str, **more: Any) -> Field:
-    return Field(compute, events, "L2 norm", shape, description, **more)
-
 
 NORM_FIELDS: dict[str, Field] = {
-    "gradient_norm": _field(
-        lambda state: _norm_of_all(_gradients(state)),
-        BATCH_RESULTS,
-        "norm of all gradients together, as used by the step",
-        "number",
-    ),
-    "gradient_norms": _field(
-        lambda state: _norms_of(_gradients(state)), BATCH_RESULTS, "norm of each parameter's gradient", _PER_PARAMETER
-    ),
-    "parameter_norm": _field(
-        lambda state: _norm_of_all(_parameters(state)), _ALWAYS, "norm of all parameters together", "number"
-    ),
-    "parameter_norms": _field(
-        lambda state: _norms_of(_parameters(state)), _ALWAYS, "norm of each parameter", _PER_PARAMETER
-    ),
-    "moment_norms": _field(
-        moment_norms, _AFTER_STEP, "norm of each parameter's first moment or momentum", _PER_PARAMETER
-    ),
-    "update_norms": _field(
-        UpdateProbe.norms,
-        _AFTER_STEP,
-        "norm of each parameter's change in the step; copies the weights",
-        _PER_PARAMETER,
-        probe=UpdateProbe,
-    ),
-    "optimizer_norms": _field(
-        optimizer_norms,
-        _AFTER_STEP,
-        "norms of gradients and the optimizers' own metrics of each parameter",
-        "map of metric to number",
-    ),
+    "gradient_norm": Field(lambda state: _norm_of_all(_gradients(state)), BATCH_RESULTS),
+    "gradient_norms": Field(lambda state: _norms_of(_gradients(state)), BATCH_RESULTS),
+    "parameter_norm": Field(lambda state: _norm_of_all(_parameters(state))),
+    "parameter_norms": Field(lambda state: _norms_of(_parameters(state))),
+    "moment_norms": Field(moment_norms, _AFTER_STEP),
+    "update_norms": Field(UpdateProbe.norms, _AFTER_STEP, probe=UpdateProbe),
+    "optimizer_norms": Field(optimizer_norms, _AFTER_STEP),
 }

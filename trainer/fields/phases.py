@@ -140,13 +140,4 @@ class _Batch:
         return round(milliseconds * _MILLISECOND)
 
 
-PHASE_FIELDS: dict[str, Field] = {
-    "phases": Field(
-        PhaseProbe.found,
-        frozenset({Event.BATCH_END}),
-        unit="nanoseconds",
-        shape="map: began, spans of [phase, start, duration], device, publishing",
-        description="start and length of each phase of the batch, on a GPU by its own clock",
-        probe=PhaseProbe,
-    )
-}
+PHASE_FIELDS: dict[str, Field] = {"phases": Field(PhaseProbe.found, frozenset({Event.BATCH_END}), probe=PhaseProbe)}

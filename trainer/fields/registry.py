@@ -1,6 +1,5 @@
 """Computes fields while a consumer requests them."""
 
-import inspect
 import logging
 from collections import UserDict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from offloop.bus.types.demand import MAX_FIELD_NAME, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import EventPosition
 from offloop.bus.types.timestamp import TrainingTime
-from offloop.trainer.arguments.checks import check_function, check_text
+from offloop.trainer.arguments.checks import check_function
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
 from offloop.trainer.fields.model import ACTIVATION_FIELDS, MODEL_FIELDS
@@ -30,7 +29,6 @@ BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | PH
 """The fields of every training."""
 
 _RESERVED = {*dir(Snapshot), "device_name", "flops_per_batch", "logged", "not_sent", "on_demand", "precision"}
-_MAX_LISTED = 3
 
 
 class FieldRegistry(UserDict[str, Field]):
@@ -38,53 +36,19 @@ class FieldRegistry(UserDict[str, Field]):
 
     :meth:`register` adds a field at any time. It is available from the next event on."""
 
-    def register(
-        self,
-        name: str,
-        compute: FieldFunction,
-        *,
-        events: Collection[Event | str] | None = None,
-        unit: str | None = None,
-        shape: str | None = None,
-        description: str | None = None,
-    ) -> None:
+    def register(self, name: str, compute: FieldFunction, *, events: Collection[Event | str] | None = None) -> None:
         """Add a field.
 
         Args:
             name: of the field, and of its attribute in snapshots.
             compute: called with the state, which it must not change; returns numbers, text, tensors, lists or maps.
             events: the events at which it is available, by default all.
-            unit, shape, description: for people to read. The default description is the first line of the function's
-                docstring.
 
         Raises:
             ConfigurationError: the name, an event or the function is not allowed."""
         _check_name(name, self)
         check_function(compute, f"the field {name!r}", "(state)")
-        for what, text in (("unit", unit), ("shape", shape), ("description", description)):
-            if text is not None:
-                check_text(text, f"{what} of the field {name!r}")
-        first_line = (inspect.getdoc(compute) or "").partition("\n")[0] if inspect.isfunction(compute) else ""
-        self[name] = Field(
-            compute,
-            frozenset(Event) if events is None else _checked_events(name, events),
-            unit,
-            shape,
-            first_line if description is None else description,
-        )
-
-    def listing(self) -> list[str]:
-        width = max(map(len, self)) + 3
-        return [f"  {name:<{width}}{_described(field)}" for name, field in self.items()]
-
-
-def _described(field: Field) -> str:
-    kind = ", ".join(part for part in (field.shape, field.unit) if part)
-    some = [event.value for event in Event if event in field.events]
-    events = (
-        "" if len(some) == len(Event) else f" [{', '.join(some[:_MAX_LISTED])}{', ...' * (len(some) > _MAX_LISTED)}]"
-    )
-    return f"{field.description}{f' ({kind})' if kind else ''}{events}".strip()
+        self[name] = Field(compute, frozenset(Event) if events is None else _checked_events(name, events))
 
 
 def _check_name(name: Any, known: Container[str]) -> None:

@@ -115,33 +115,13 @@ def _check_whole(tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-_ANY = "map of name to tensor"
-
 TENSOR_FIELDS: dict[str, Field] = {
-    "inputs": Field(
-        lambda state: _flat("inputs", _part(state.batch, is_target=False)),
-        _WITH_BATCH,
-        shape=_ANY,
-        description="the model's inputs",
-    ),
-    "targets": Field(
-        lambda state: _flat("targets", _part(state.batch, is_target=True)),
-        _WITH_BATCH,
-        shape=_ANY,
-        description="the targets",
-    ),
-    "outputs": Field(
-        lambda state: _flat("outputs", state.outputs), _WITH_OUTPUTS, shape=_ANY, description="the model's last outputs"
-    ),
-    "weights": Field(_weights, _WITH_MODEL, shape=_ANY, description="the model's state dict", reserves=True),
-    "checkpoint": Field(
-        _checkpoint, _WITHIN_FIT, shape=_ANY, description="the whole training, as in save_folder", reserves=True
-    ),
+    "inputs": Field(lambda state: _flat("inputs", _part(state.batch, is_target=False)), _WITH_BATCH),
+    "targets": Field(lambda state: _flat("targets", _part(state.batch, is_target=True)), _WITH_BATCH),
+    "outputs": Field(lambda state: _flat("outputs", state.outputs), _WITH_OUTPUTS),
+    "weights": Field(_weights, _WITH_MODEL, reserves=True),
+    "checkpoint": Field(_checkpoint, _WITHIN_FIT, reserves=True),
     "weights_checkpoint": Field(
-        lambda state: _as_checkpoint(state, lambda: weights_tree(state)),
-        _WITH_MODEL,
-        shape=_ANY,
-        description="the model alone, as in save_folder with save_weights_only",
-        reserves=True,
+        lambda state: _as_checkpoint(state, lambda: weights_tree(state)), _WITH_MODEL, reserves=True
     ),
 }

@@ -167,11 +167,3 @@ def test_the_page_s_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     made.state.algorithms[:] = [CutMix(), Act(lambda *_: print("applied"), Event.BEFORE_FORWARD)]
     made.engine.run_event(Event.BEFORE_FORWARD)
     assert capsys.readouterr().out == "applied\n"
-
-
-def test_the_fields_are_listed_with_what_they_are(run: Run) -> None:
-    listed = run("--list-fields")
-    assert listed.code == 0
-    lines = {line.split()[0]: line for line in listed.out.splitlines() if line.startswith("  ")}
-    assert {"gradient_norm", "optimizer_norms", "activations", "inputs", "checkpoint"} <= set(lines)
-    assert "norm of all gradients together" in lines["gradient_norm"]

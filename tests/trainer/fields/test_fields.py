@@ -334,34 +334,17 @@ def test_a_field_that_cannot_be_is_refused_before_anything_is_started(fields: An
 
 
 def queue_length(state: State) -> int:
-    """Requests that wait.
-
-    More of it."""
     return 7
 
 
 def test_the_registry_has_what_is_built_in_and_what_is_added() -> None:
     registry = check_fields(None)
     assert dict(registry) == BUILT_IN
-    registry.register("queue", queue_length, events=["batch_end", Event.EPOCH_END], unit="requests", shape="number")
+    registry.register("queue", queue_length, events=["batch_end", Event.EPOCH_END])
     assert list(registry) == [*BUILT_IN, "queue"]
     assert len(registry) == len(BUILT_IN) + 1
-    field = registry["queue"]
-    assert (field.events, field.unit, field.shape) == ({Event.BATCH_END, Event.EPOCH_END}, "requests", "number")
-    assert field.description == "Requests that wait."
+    assert registry["queue"].events == {Event.BATCH_END, Event.EPOCH_END}
     assert "queue" not in check_fields(None)
-
-
-def test_every_field_has_a_description_and_its_events() -> None:
-    registry = check_fields({"queue": queue_length})
-    registry.register("at_end", lambda state: 1, events=["fit_end"], unit="apples", description="what is left")
-    lines = {line.split()[0]: line for line in registry.listing()}
-    assert list(lines) == list(registry)
-    assert lines["at_end"].split() == ["at_end", "what", "is", "left", "(apples)", "[fit_end]"]
-    assert lines["queue"].split() == ["queue", "Requests", "that", "wait."]
-    assert lines["gradient_norm"].endswith("(number, L2 norm) [after_train_batch, batch_end]")
-    assert all(field.description and field.shape for field in BUILT_IN.values())
-    assert max(map(len, lines.values())) <= 200
 
 
 def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next_event(
@@ -382,7 +365,7 @@ def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"name": "_own"}, {"name": "weights"}, {"name": "given"}, {"events": "batch_end"}, {"events": []}, {"unit": 3}],
+    [{"name": "_own"}, {"name": "weights"}, {"name": "given"}, {"events": "batch_end"}, {"events": []}],
     ids=str,
 )
 def test_invalid_fields_are_refused_by_the_registry(arguments: dict[str, Any]) -> None:
