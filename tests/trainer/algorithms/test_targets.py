@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from algorithm_runs import Image, image_batches, note, row_batches, train
+from algorithm_runs import Image, note, row_batches, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, Classifier, DataSpec, LanguageModel, State
+from offloop.trainer import Algorithm, Classifier, DataSpec, LanguageModel
 from offloop.trainer.algorithms import CutMix, LabelSmoothing, MixUp
 from offloop.trainer.algorithms.common import random_span, soft_targets
 
@@ -134,40 +134,6 @@ def test_mixup_draws_from_the_beta_distribution() -> None:
     drawn = torch.tensor([mixup.draw_coefficient() for _ in range(4000)])
     assert drawn.mean() == pytest.approx(0.5, abs=0.02)
     assert drawn.var() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.05)
-
-
-@pytest.mark.parametrize("mixing", [MixUp, CutMix])
-@pytest.mark.parametrize(("precision", "microbatch_size"), [("fp32", None), ("amp_bf16", 4)])
-def test_mixed_losses_equal_the_loss_of_mixed_targets(mixing: Any, microbatch_size: int | None, precision: str) -> None:
-    # One batch: gradients in 16 bits differ between the two, and so would the weights of the second batch.
-    batches = image_batches(1, 8)
-    settings: Any = {"make_model": Image, "device_train_microbatch_size": microbatch_size, "precision": precision}
-    of_targets = losses_and_parts(mixing(alpha=1.0), batches, **settings)
-    of_losses: list[Tensor] = []
-    look = note(of_losses, lambda state: state.loss, Event.AFTER_BACKWARD)
-    train(batches, [mixing(alpha=1.0, interpolate_loss=True), look], **settings)
-    for (loss, *_), other in zip(of_targets, of_losses, strict=True):
-        torch.testing.assert_close(other, loss)
-
-
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        lambda outputs, targets: (cross_entropy(outputs, targets), outputs.square().mean()),
-        lambda outputs, targets: {"total": cross_entropy(outputs, targets) + outputs.square().mean()},
-    ],
-    ids=["tuple", "total"],
-)
-def test_losses_of_several_parts_are_mixed_part_by_part(loss_fn: Any) -> None:
-    def whole(outputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(outputs, targets) + outputs.square().mean()
-
-    def train_on(loss: Any) -> State:
-        return train(image_batches(), MixUp(1.0, interpolate_loss=True), lambda: Image(loss_fn=loss))
-
-    ends = [train_on(loss).model.state_dict() for loss in (loss_fn, whole)]
-    for first, second in zip(ends[0].values(), ends[1].values(), strict=True):
-        torch.testing.assert_close(first, second)
 
 
 def test_values_to_regress_on_are_mixed_without_classes() -> None:
