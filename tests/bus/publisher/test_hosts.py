@@ -43,9 +43,14 @@ def test_a_host_has_a_run_of_its_own_ranks_with_the_agreed_attempt_and_identity(
         send_command(find_run("r", tmp_path), "pause")
     with pytest.raises(RunIsLiveError):
         next_attempt(tmp_path, "r")
+    # Its next broker waits for the same ranks alone.
+    os.kill(json.loads((tmp_path / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    publish(ranks)
     for one in ranks:
         one.close()
-    assert sorted((one.rank, one.world_size) for one in follower) == [(2, 4), (3, 4)]
+    assert sorted((one.rank, one.seq, one.world_size) for one in follower) == [
+        *((2, 1, 4), (2, 2, 4), (3, 1, 4), (3, 2, 4)),
+    ]
     follower.close()
     assert follower.ending.status == "finished"
     run = find_run("r", tmp_path)
@@ -55,20 +60,7 @@ def test_a_host_has_a_run_of_its_own_ranks_with_the_agreed_attempt_and_identity(
     assert run.last.reached.batch == 1
     assert ("ranks", "2 of 4: the others are recorded on their hosts") in list(lines(describe_run(run)))
     recording = Recording(tmp_path / "r")
-    assert (len(list(recording)), recording.ending.status) == (2, "finished")
+    assert (len(list(recording)), recording.ending.status, recording.gaps) == (4, "finished", ())
     assert next_attempt(tmp_path, "r") == (6, ID)
     with pytest.raises(BrokerError, match="attempt 5 of run 'r' cannot begin: another one has begun since"):
         second_host(tmp_path, attempt=5)
-
-
-def test_a_killed_broker_of_a_host_is_restarted_and_waits_for_its_own_ranks_only(tmp_path):
-    ranks = second_host(tmp_path)
-    publish(ranks)
-    os.kill(json.loads((tmp_path / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
-    publish(ranks)
-    for one in ranks:
-        one.close()
-    recording = Recording(tmp_path / "r")
-    assert sorted((one.rank, one.seq) for one in recording) == [(2, 1), (2, 2), (3, 1), (3, 2)]
-    assert (recording.ending.status, recording.gaps) == ("finished", ())
-    assert find_run("r", tmp_path).last.local_world_size == 2

@@ -1,31 +1,16 @@
 """What a loop of one's own logs: it arrives whole, under its steps, whoever comes when."""
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import wait_for
 
-from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recording, find_run
+from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recording
 from offloop.consumers.callbacks import TrainerMetrics
 from offloop.consumers.testing import replay
-
-LOOP = """
-import pathlib, sys, time
-from offloop.bus import Publisher
-with Publisher("logs") as publisher:
-    for step in range(100):
-        publisher.log({"loss": 1 / (step + 1), "grad/norm": 2.0 * step}, step=step)
-        while step == 50 and not pathlib.Path(sys.argv[1]).exists():
-            publisher.poll()
-            time.sleep(0.01)
-"""
 
 
 def logged_by(publisher: Publisher) -> list[tuple[str, int, Any]]:
@@ -34,26 +19,6 @@ def logged_by(publisher: Publisher) -> list[tuple[str, int, Any]]:
         (snapshot.event.value, int(snapshot.timestamp.batch), snapshot.fields.get("logged"))
         for snapshot in Recording(publisher.recording)
     ]
-
-
-def test_metrics_of_a_loop_that_only_logs_reach_a_file(runs_dir: Path, tmp_path: Path) -> None:
-    script, go, rows = tmp_path / "loop.py", tmp_path / "go", tmp_path / "rows.jsonl"
-    script.write_text(LOOP)
-    with subprocess.Popen([sys.executable, script, go]) as loop:
-        wait_for(lambda: (runs_dir / "logs" / "run.json").exists(), "the run")
-        command = [sys.executable, "-m", "offloop.consumers", "--run", "logs", "-c", "metrics", "-l", "jsonl"]
-        with subprocess.Popen([*command, "-o", f"jsonl.path={rows}"]) as consumer:
-            # It is there after the first half, which it gets from the recording.
-            wait_for(lambda: rows.exists() and '"step": 50' in rows.read_text(), "the first half")
-            go.touch()
-            assert loop.wait(30) == 0
-            assert consumer.wait(30) == 0
-    read = [json.loads(line) for line in rows.read_text().splitlines()]
-    mine = [(row["step"], row["loss"], row["grad/norm"]) for row in read if "loss" in row]
-    assert mine == [(step, 1 / (step + 1), 2.0 * step) for step in range(100)]
-    reached = find_run("logs").last.reached
-    assert reached is not None
-    assert reached.batch == 100
 
 
 def test_logged_metrics_travel_with_the_next_event(runs_dir: Path) -> None:

@@ -51,15 +51,6 @@ def test_an_image_is_what_was_written_and_is_published_once(pool: SegmentPool) -
         SegmentPool(0)
 
 
-def test_a_segment_is_used_again_when_it_is_released_or_handled(pool: SegmentPool) -> None:
-    for seq in range(1, 20):
-        released = pool.reserve(MIB, "weights")
-        assert released is not None
-        released.release()
-        assert filled(pool, MIB, seq) is not None
-    assert pool.size == MIB
-
-
 def test_unhandled_segments_are_kept_for_their_hold_time() -> None:
     handled: set[tuple[int, str]] = set()
     pool = SegmentPool(2, is_handled=lambda seq, field: (seq, field) in handled)

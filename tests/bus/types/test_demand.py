@@ -51,11 +51,6 @@ def test_a_merged_demand_is_due_exactly_when_one_of_its_parts_is(
     assert merged.content.max_delay is None
 
 
-def test_every_10th_and_every_15th_batch_are_not_every_5th() -> None:
-    demand = Demand.merge([Demand({INNER: EventDemand(10)}), Demand({INNER: EventDemand(15)})])
-    assert [number for number in range(1, 61) if demand.is_due(INNER, number)] == [10, 15, 20, 30, 40, 45, 50, 60]
-
-
 def test_base_events_come_every_time_and_their_fields_when_they_are_due() -> None:
     demand = Demand({Event.BATCH_END: EventDemand(10, {"gradient_norm": 10}), INNER: EventDemand(10)})
     assert [demand.is_due(Event.BATCH_END, number) for number in (9, 10)] == [True, True]
@@ -192,16 +187,6 @@ def test_a_lease_ends_with_the_time_and_is_renewed_by_asking_again() -> None:
     assert leases.merged(104.0 + LEASE_SECONDS) == Demand()
 
 
-def test_the_delay_of_a_consumer_that_is_gone_goes_with_its_lease() -> None:
-    leases, slow, fast = Consumers(), Demand.of([INNER]), Demand(max_delay=0.01)
-    leases.renew(b"a", slow, now=2.0)
-    leases.renew(b"b", fast, now=0.0)
-    leases.renew(b"c", Demand(max_delay=0.1), now=1.0)
-    delays = [leases.merged(now).max_delay for now in (2.0, LEASE_SECONDS, 1.0 + LEASE_SECONDS)]
-    assert delays == [0.01, 0.1, None]
-    assert leases.merged(1.0 + LEASE_SECONDS) == slow
-
-
 def test_each_consumer_is_described_with_its_events() -> None:
     leases = Consumers()
     leases.renew(b"a", Demand.of([INNER, Event.BATCH_START]), now=0, name="alice")
@@ -236,18 +221,6 @@ def test_a_sum_of_demands_that_is_too_large_to_send_is_refused() -> None:
             refused += 1
     assert (len(primes), refused) == (78, 78 - 64)
     assert travelled(leases.merged(1)) == leases.merged(1)
-
-
-def test_a_refused_demand_leaves_the_one_before() -> None:
-    leases = Consumers()
-    leases.renew(b"a", Demand({INNER: EventDemand(1, {f"field_{number}": 1 for number in range(60)})}), now=0)
-    small = Demand({INNER: EventDemand(5, {"queue": 5})})
-    leases.renew(b"b", small, now=0)
-    before = leases.merged(0)
-    with pytest.raises(BrokerError):
-        leases.renew(b"b", Demand({INNER: EventDemand(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
-    assert leases.merged(1) == before
-    assert leases.merged(LEASE_SECONDS) == Demand()
 
 
 # -- what a callback asks for, and sees -------------------------------------------------------------------------------

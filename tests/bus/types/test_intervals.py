@@ -112,24 +112,6 @@ def test_a_share_of_samples_is_not_known_before_they_come() -> None:
     assert [row[2] for row in due("0.25dur", found)] == [0]
 
 
-RUNS = json.loads((REFERENCE / "cb_image_visualizer.json").read_text())["runs"]
-
-
-@pytest.mark.parametrize(("name", "interval", "microbatch"), [("input_2ba", "2ba", None), ("input_1ep_mb2", "1ep", 2)])
-def test_images_are_due_when_the_reference_logs_them(name: str, interval: str, microbatch: int | None) -> None:
-    found = moments(
-        INNER,
-        Event.EVAL_BEFORE_FORWARD,
-        n_train=24,
-        eval_dataloader=gold_loader("eval_a", 8, 5),
-        eval_interval="1ep",
-        device_train_microbatch_size=microbatch,
-    )
-    texts = {INNER: interval, Event.EVAL_BEFORE_FORWARD: "1ep"}
-    logged = [(one.timestamp[2], one.event.name) for one in found if is_due(texts[one.event], one)]
-    assert logged == [(call["step"], call["event"]) for call in RUNS[name]["log_images_calls"]]
-
-
 def test_batches_of_an_evaluation_are_counted_by_it() -> None:
     found = moments(Event.EVAL_BEFORE_FORWARD, eval_dataloader=gold_loader("eval_a", 24, 5), eval_interval="1ep")
     assert len(found) == 2 * 5

@@ -1,13 +1,11 @@
 """Secrets are in nothing that is written down about a run: known by names, by shapes, and from the environment."""
 
 import contextlib
-import shlex
 import time
 from collections import UserDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +36,7 @@ OTHER_NAMES = """
 @pytest.mark.parametrize("name", SECRET_NAMES.split())
 def test_a_value_under_the_name_of_a_secret_is_hidden(name: str) -> None:
     for value in (SECRET, [SECRET], (1, SECRET), {"a": SECRET}, {SECRET: 1}, {"a": [{"b": SECRET}]}, SECRET.encode()):
+        assert redact(UserDict({"a": ({name: value},)})) == {"a": [{name: "***"}]}
         assert redact({"a": [{name: value}]}) == {"a": [{name: "***"}]}
     assert redact([f"--{name}", SECRET, f"--{name}={SECRET}", "x"]) == [f"--{name}", "***", f"--{name}=***", "x"]
     assert redact([[name, SECRET], ("lr", 1)]) == [[name, "***"], ["lr", 1]]
@@ -136,49 +135,6 @@ def test_values_of_the_environment_are_known_wherever_they_are(monkeypatch: pyte
     assert redact("\udcffsecret") == "***"
     kept = [str(tmp_path), "test 1 not-secret a-long-value"]
     assert redact(kept) == kept
-
-
-HIDDEN_BY = {
-    "a name": lambda name, around: {name: around},
-    "a text": lambda name, _: {"n": f"x --{name} {shlex.quote(SECRET)} y"},
-    "an assignment": lambda name, _: [f"{name}={SECRET}"],
-    "a command line": lambda name, _: ["x", f"--{name}", SECRET],
-    "a representation": lambda name, around: f"{ {name: around} } y",
-}
-NAMES = st.sampled_from(SECRET_NAMES.split())
-AROUND = st.recursive(
-    st.just(SECRET),
-    lambda inner: st.one_of(
-        *(st.lists(inner, min_size=1, max_size=2), st.tuples(st.text(max_size=3), inner)),
-        st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=2),
-        inner.map(lambda one: {SECRET: one}),
-    ),
-    max_leaves=4,
-)
-PLAIN = st.text(max_size=8) | st.integers(-5, 5) | st.none() | st.booleans() | st.floats()
-
-
-@st.composite
-def with_secrets(draw: Any) -> Any:
-    value = HIDDEN_BY[draw(st.sampled_from(sorted(HIDDEN_BY)))](draw(NAMES), draw(AROUND))
-    for _ in range(draw(st.integers(0, 5))):
-        others = draw(st.lists(PLAIN, max_size=2))
-        shape = draw(st.sampled_from(("list", "tuple", "map", "mapping")))
-        if shape in ("list", "tuple"):
-            value = [*others, value, *others]
-            value = tuple(value) if shape == "tuple" else value
-        else:
-            value = {**{str(one): one for one in others}, draw(st.text(max_size=5)): value}
-            value = UserDict(value) if shape == "mapping" else value
-    return value
-
-
-@settings(max_examples=150)
-@given(with_secrets())
-def test_no_secret_is_in_what_is_packed(value: Any) -> None:
-    redacted = redact(value)
-    assert SECRET.encode() not in msgpack.packb(redacted, unicode_errors="surrogatepass")
-    assert redact(redacted) == redacted or "nan" in repr(redacted)
 
 
 @settings(max_examples=50)

@@ -242,18 +242,6 @@ def test_a_signal_finishes_the_event_and_closes(number: int, wrap: Any) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_ends_the_wait_for_the_next_event() -> None:
-    async def quiet() -> AsyncIterator[Snapshot]:
-        yield batch_end(1)
-        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
-        await asyncio.Event().wait()
-
-    calls: list[str] = []
-    statistics = Runner(quiet(), [Witness("a", calls)]).run()
-    assert statistics.interrupted
-    assert calls == ["batch_end a", "close a", "post_close a"]
-
-
 def test_a_second_signal_interrupts_a_hung_callback() -> None:
     class Hangs(Callback):
         async def batch_end(self, state: Snapshot, logger: Logger) -> None:
