@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections import UserDict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from offloop.bus import Publisher, Recording
 from offloop.bus.redaction import redact
-from offloop.trainer.stream.description import plain_value
 
 SECRET = "s3cr-et,VALUE+0"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
@@ -110,16 +109,6 @@ def test_words_of_a_command_line_may_be_values_of_the_option_before() -> None:
         *("t.py", "--token", "***", "--secret", "--verbose", "--max-tokens", "5", "-key", "***", 1),
         *("-H", "Authorization: ***", "-H", "Authorization:", "***", "***", "--no-auth", "--x", "y"),
     ]
-
-
-def test_the_parts_of_a_named_tuple_have_names() -> None:
-    class Login(NamedTuple):
-        user: str
-        api_key: str
-
-    given = {"logins": [Login("me", SECRET)]}
-    assert redact(given) == {"logins": [{"user": "me", "api_key": "***"}]}
-    assert plain_value(given) == {"logins": "{'user': 'me', 'api_key': '***'}"}
 
 
 def test_values_of_the_environment_are_known_wherever_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

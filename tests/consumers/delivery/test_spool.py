@@ -459,17 +459,6 @@ def test_a_missing_spool_is_reported(context: RunContext) -> None:
         go_on(state, Server(), context)
 
 
-def close_while_it_works(spool: Spool, working: threading.Event, go_on: threading.Event) -> None:
-    """Closes a spool that waits for its destination for longer than for one that gets on with nothing."""
-    ending = threading.Thread(target=spool.close)
-    ending.start()
-    assert working.wait(60)
-    ending.join(0.4)
-    assert ending.is_alive()
-    go_on.set()
-    ending.join(60)
-
-
 def test_pending_entries_of_a_destination_are_awaited(context: RunContext) -> None:
     # Like wandb, which takes everything in at once.
     closing, go_on = threading.Event(), threading.Event()
@@ -485,7 +474,14 @@ def test_pending_entries_of_a_destination_are_awaited(context: RunContext) -> No
     spool = opened(context, server := Slow())
     log(spool, 1, 2)
     wait_for(lambda: server.steps == [1, 2], "both rows")
-    close_while_it_works(spool, closing, go_on)
+    ending = threading.Thread(target=spool.close)
+    ending.start()
+    assert closing.wait(60)
+    # It has longer than one that gets on with nothing.
+    ending.join(0.4)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join(60)
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
 
 

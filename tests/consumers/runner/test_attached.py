@@ -2,12 +2,10 @@
 
 import io
 import json
-import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from consumers_stream import record_run, snapshots_of_training
@@ -20,37 +18,10 @@ from offloop.consumers import (
 )  # fmt: skip
 from offloop.consumers.cli.attached import read_order, run_attached
 
-USER_MODULE = """
-from offloop.consumers import Callback, LoggerDestination
-
-class Mine(Callback):
-    def batch_end(self, state, logger):
-        logger.log_metrics({"doubled": 2 * state.loss})
-"""
-
-
-def order(run: Path, callbacks: list[Any], loggers: list[Any], sys_path: list[str]) -> bytes:
-    head = json.dumps({"sys_path": sys_path, "run": str(run)}).encode() + b"\n"
-    return head + pickle.dumps({"callbacks": callbacks, "loggers": loggers})
-
 
 def attached(payload: bytes) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "offloop.consumers.cli.attached"]
     return subprocess.run(command, input=payload, capture_output=True, timeout=100, check=False)
-
-
-def test_classes_of_user_modules_are_sent_through_the_pipe(
-    runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "user_module_under_test.py").write_text(USER_MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    import user_module_under_test  # type: ignore[import-not-found]
-
-    run = record_run(runs_dir, "r", snapshots_of_training())
-    done = attached(order(run, [user_module_under_test.Mine()], [], [str(tmp_path), *sys.path]))
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"doubled" in done.stdout
-    assert b"loss/train/total" not in done.stdout
 
 
 def test_loggers_receive_the_trainers_metrics_once(runs_dir: Path) -> None:

@@ -159,24 +159,19 @@ def test_callbacks_without_a_state_start_anew_with_a_warning(
     )
 
 
-def test_a_checkpoint_of_another_run_brings_its_callback_states(runs_dir: Path) -> None:
-    publish("first", range(1, 4), saved=(2,))
-    watch(runs_dir / "first", 1, Counter())
-    publish("second", range(3, 5), loaded={"timestamp": time_of(2), "run": "first"})
-    counter = Counter()
-    watch(runs_dir / "second", 1, counter)
-    assert counter.batches == [1, 2, 3, 4]
-
-
-def test_a_renamed_run_finds_its_callback_states(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_another_or_a_renamed_run_brings_its_callback_states(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     publish("old", range(1, 4), saved=(2,))
     watch(runs_dir / "old", 1, Counter())
-    rename_run(runs_dir / "old", "new")
-    publish("new", range(3, 5), loaded={"timestamp": time_of(2), "run": "old"})
-    counter = Counter()
-    watch(runs_dir / "new", 2, counter)
-    assert counter.batches == [1, 2, 3, 4]
-    assert "up to the checkpoint" not in capsys.readouterr().err
+    for run, attempt in (("another", 1), ("renamed", 2)):
+        if run == "renamed":
+            rename_run(runs_dir / "old", "renamed")
+        publish(run, range(3, 5), loaded={"timestamp": time_of(2), "run": "old"})
+        counter = Counter()
+        watch(runs_dir / run, attempt, counter)
+        assert counter.batches == [1, 2, 3, 4]
+        assert "up to the checkpoint" not in capsys.readouterr().err
 
 
 def test_a_damaged_state_is_reported_and_rebuilt_from_the_recording(
