@@ -1,14 +1,12 @@
 """The pytest plug-in: fixtures for tests of callbacks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from _pytest.terminal import TerminalReporter
-
     from offloop.bus.recording.recording import Recording
     from offloop.consumers.testing.golden import Golden
     from offloop.consumers.testing.harness import Logged
@@ -18,8 +16,6 @@ __all__ = ["golden", "recording", "replay"]
 UPDATE = "--offloop-update-golden"
 FOLDER = "offloop_recordings"
 GOLDEN = "golden"  # folder of golden files, beside the test
-
-_WRITTEN = "offloop_golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,28 +59,14 @@ def replay(request: pytest.FixtureRequest) -> "Callable[..., Logged]":
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> "Iterator[Golden]":
+def golden(request: pytest.FixtureRequest) -> "Golden":
     """``golden.check(logged, "name")``: compare with the file ``golden/NAME.jsonl`` beside the test.
 
     See :class:`offloop.consumers.testing.Golden`. ``pytest --offloop-update-golden`` writes the files anew."""
     from offloop.consumers.testing.golden import Golden
 
     update = bool(request.config.getoption("offloop_update_golden"))
-    files = Golden(request.path.parent / GOLDEN, update, f"pytest '{request.node.nodeid}' {UPDATE}")
-    yield files
-    # Reports reach the process that prints the summary.
-    request.node.user_properties.extend((_WRITTEN, str(path)) for path in files.written)
-
-
-def pytest_terminal_summary(terminalreporter: "TerminalReporter", config: pytest.Config) -> None:
-    if not config.getoption("offloop_update_golden"):
-        return
-    reports: Sequence[Any] = [one for group in terminalreporter.stats.values() for one in group]
-    written = {value for one in reports for name, value in getattr(one, "user_properties", ()) if name == _WRITTEN}
-    for path in sorted(written):
-        terminalreporter.write_line(f"golden file written: {path}")
-    if not written:
-        terminalreporter.write_line("golden files: none had to be written")
+    return Golden(request.path.parent / GOLDEN, update, f"pytest '{request.node.nodeid}' {UPDATE}")
 
 
 def _find(path: str | Path, request: pytest.FixtureRequest) -> Path:

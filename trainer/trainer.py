@@ -56,9 +56,6 @@ class Trainer:
         self.settings = make_settings(self._progress, setup.settings)
         """Values that ``offloop send RUN set NAME VALUE`` can set. More can be registered."""
         self._stream = setup.stream
-        self.fields = self._stream.fields
-        """Fields that consumers can request. More can be registered, see
-        :class:`offloop.trainer.fields.registry.FieldRegistry`."""
         self._control = RemoteControl(state, self.settings, setup.ranks, self._progress.note)
         with self._ending_on_error():
             setup.start(self.logger, self._control, shows=given.progress_bar)

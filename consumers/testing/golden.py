@@ -37,8 +37,6 @@ class Golden:
         self._folder = Path(folder)
         self._update = update
         self._how_to_update = how_to_update
-        self.written: list[Path] = []
-        """Files that were written with other content than before."""
 
     def check(self, logged: Logged, name: str, tolerance: float = 0.0) -> None:
         """Compare logged values with the file ``NAME.jsonl``.
@@ -85,11 +83,8 @@ class Golden:
 
     def _write(self, path: Path, lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        self.written.append(path)
 
 
 def _lines(logged: Logged) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.engine.state import State
-from offloop.trainer.fields.field import FieldFunction, FieldNotReadyError, hook_optimizers
-from offloop.trainer.fields.registry import FieldRegistry
+from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, hook_optimizers
 
 _NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
 
@@ -49,7 +48,7 @@ class GradientProbe:
                 self._trouble = error
 
 
-def keep_gradients(fields: FieldRegistry) -> None:
+def keep_gradients(fields: dict[str, Field]) -> None:
     """Compute fields of gradients right after the step, and send them at the end of the batch."""
     for name in _NAMES:
         field = fields[name]

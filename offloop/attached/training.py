@@ -38,7 +38,6 @@ from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
-from offloop.trainer.fields.registry import FieldRegistry
 
 ALWAYS = frozenset(
     {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
@@ -565,7 +564,7 @@ def _settings(options: Options, set_lr: Callable[[float], object] | str | None) 
     return settings
 
 
-def _limit_fields(fields: FieldRegistry, framework: Framework) -> dict[str, Any]:
+def _limit_fields(fields: dict[str, Field], framework: Framework) -> dict[str, Any]:
     """Make the fields that a framework lacks unavailable; return the stream's description of the framework."""
     if not framework.keeps_gradients:
         keep_gradients(fields)

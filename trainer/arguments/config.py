@@ -237,8 +237,8 @@ class StreamConfig(ArgumentGroup):
             :class:`offloop.bus.Publisher`.
         backlog_bytes: bound of the memory for events that the broker has not yet written to disk, by default 64 MiB.
         config: further facts about the run for ``run.json``.
-        fields: further fields that consumers can request, by name: functions of the state, see
-            :mod:`offloop.trainer.fields.registry`.
+        fields: further fields that consumers can request, by name: functions of the state, which return
+            numbers, text, tensors, lists or maps.
         settings: further names for ``offloop send RUN set NAME VALUE``: functions of the state and the value.
         wait_for: names of consumers that may stop the training. The training waits where they decide, so that they
             stop it exactly there. ``callbacks`` stands for those given to the trainer, ``all`` for every such consumer.

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 _MISTAKES = (ConfigurationError, InvalidTimeError, InvalidRunNameError, CheckpointError)
-_PATIENCE = 10.0
 _FREQUENT = ("--max-duration", "--run-name", "--seed", "--device", "--save-folder", "--autoresume")
 """The common options that the help of a task explains."""
 
@@ -139,7 +138,7 @@ def _wait_for_the_first_rank() -> None:
     # torchrun ends all ranks when one has ended, and the first rank reports the same error. If this returns, only
     # this rank has something to report.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(_PATIENCE)
+    time.sleep(10)
 
 
 def _built_in_tasks() -> list[tuple[str, str]]:
@@ -169,19 +168,17 @@ class _TaskCommand(CliCommand):
     subcommand_metavar="TASK [OPTIONS]",
     context_settings=HELP,
 )
-@click.option("--list-tasks", is_flag=True, help="Show the tasks, and exit.")
 @click.option("--list-options", is_flag=True, help="Show the options that all tasks have, and exit.")
 @click.option("--list-algorithms", is_flag=True, help="Show the algorithms with their options, and exit.")
 @click.version_option(package_name="offloop", prog_name="trainer")
 @click.pass_context
-def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algorithms: bool) -> None:
+def trainer(ctx: click.Context, list_options: bool, list_algorithms: bool) -> None:
     """Train a model and publish its events for consumers.
 
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
 
     Exit code: 0 when the training finished, 1 when it failed, 2 for a mistake in the arguments, 130 after Ctrl-C."""
     for show, is_given in (
-        (_print_tasks, list_tasks),
         (_print_options, list_options),
         (_print_algorithms, list_algorithms),
     ):
@@ -194,13 +191,6 @@ def trainer(ctx: click.Context, list_tasks: bool, list_options: bool, list_algor
 
 def main() -> None:
     run_command(trainer)
-
-
-def _print_tasks() -> None:
-    width = max(len(name) for name in BUILT_IN)
-    for name, text in _built_in_tasks():
-        click.echo(f"{name:<{width}}  {text}")
-    click.echo("\n'trainer TASK --help' shows a task's options; your own is named module:function")
 
 
 def _print_options() -> None:

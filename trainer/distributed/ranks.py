@@ -240,18 +240,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def local_world_size(by_itself: int) -> int:
-    size = os.environ.get("LOCAL_WORLD_SIZE")
-    if size is None:
-        return by_itself
-    try:
-        ranks = int(size)
-    except ValueError:
-        ranks = 0
-    if ranks < 1:
-        raise ConfigurationError(
-            f"LOCAL_WORLD_SIZE is {size!r} in the environment: start ranks with torchrun, or unset it"
-        )
-    return ranks
+    return int(os.environ.get("LOCAL_WORLD_SIZE", by_itself))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """Computes fields while a consumer requests them."""
 
 import logging
-from collections import UserDict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from offloop.bus.types.intervals import EventPosition
 from offloop.bus.types.timestamp import TrainingTime
 from offloop.trainer.arguments.checks import check_function
 from offloop.trainer.engine.state import State
-from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, FieldUnsupportedError
+from offloop.trainer.fields.field import Field, FieldNotReadyError, FieldUnsupportedError
 from offloop.trainer.fields.model import ACTIVATION_FIELDS, MODEL_FIELDS
 from offloop.trainer.fields.norms import NORM_FIELDS
 from offloop.trainer.fields.phases import PHASE_FIELDS, PhaseProbe
@@ -31,53 +30,26 @@ BUILT_IN: dict[str, Field] = NORM_FIELDS | MODEL_FIELDS | ACTIVATION_FIELDS | PH
 _RESERVED = {*dir(Snapshot), "device_name", "flops_per_batch", "logged", "not_sent", "on_demand", "precision"}
 
 
-class FieldRegistry(UserDict[str, Field]):
-    """The fields that consumers can request from a training, by name: built-in fields and the user's own.
-
-    :meth:`register` adds a field at any time. It is available from the next event on."""
-
-    def register(self, name: str, compute: FieldFunction, *, events: Collection[Event | str] | None = None) -> None:
-        """Add a field.
-
-        Args:
-            name: of the field, and of its attribute in snapshots.
-            compute: called with the state, which it must not change; returns numbers, text, tensors, lists or maps.
-            events: the events at which it is available, by default all.
-
-        Raises:
-            ConfigurationError: the name, an event or the function is not allowed."""
-        _check_name(name, self)
-        check_function(compute, f"the field {name!r}", "(state)")
-        self[name] = Field(compute, frozenset(Event) if events is None else _checked_events(name, events))
-
-
-def _check_name(name: Any, known: Container[str]) -> None:
+def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name.isidentifier() or name[0] == "_" or len(name) > MAX_FIELD_NAME:
         raise ConfigurationError(
             f"fields has the name {name!r}: use an identifier of at most {MAX_FIELD_NAME} characters that does not "
             "begin with '_', such as 'queue_length'"
         )
-    if name in known or name in _RESERVED:
+    if name in BUILT_IN or name in _RESERVED:
         raise ConfigurationError(
             f"fields has the name {name!r}, which every snapshot or training has already: use another one"
         )
 
 
-def _checked_events(name: str, events: Any) -> frozenset[Event]:
-    if isinstance(events, str) or not isinstance(events, Collection) or not events:
-        raise ConfigurationError(
-            f"events of the field {name!r} is {events!r:.60}: give a list of events, such as ['batch_end']"
-        )
-    return frozenset(Event(event) for event in events)
-
-
-def check_fields(given: Any) -> FieldRegistry:
+def check_fields(given: Any) -> dict[str, Field]:
+    """Return the built-in fields and a user's own."""
     if not isinstance(given, Mapping | None):
         raise ConfigurationError(f"fields is a {type(given).__name__}: give a dict of names to functions of the state")
-    registry = FieldRegistry(BUILT_IN)
     for name, function in (given or {}).items():
-        registry.register(name, function)
-    return registry
+        _check_name(name)
+        check_function(function, f"the field {name!r}", "(state)")
+    return BUILT_IN | {name: Field(function) for name, function in (given or {}).items()}
 
 
 class _Schedule:

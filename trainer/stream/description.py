@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,9 +36,7 @@ def describe_system(state: State) -> dict[str, Any]:
     facts = {
         "host": socket.gethostname(),
         "operating_system": f"{platform.system()} {platform.release()}",
-        **_processors(),
         "cpu_threads": os.cpu_count(),
-        "memory_bytes": _memory(),
         "nodes": max(state.world_size // ranks_here, 1),
         "accelerators": ranks_here if on_gpu else 0,
         "python": platform.python_version(),
@@ -79,24 +76,6 @@ def _samples(dataloader: Any) -> int | None:
     # Streaming datasets have no length, or one that raises.
     with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
         return len(dataloader.dataset)
-    return None
-
-
-def _processors() -> dict[str, Any]:
-    model, cores = platform.processor() or None, set()
-    with contextlib.suppress(OSError):
-        for block in Path("/proc/cpuinfo").read_text().split("\n\n"):
-            lines = (line.partition(":") for line in block.splitlines())
-            found = {name.strip(): value.strip() for name, _, value in lines}
-            model = found.get("model name", model)
-            if "core id" in found:
-                cores.add((found.get("physical id"), found["core id"]))
-    return {"cpu": model, "cpu_cores": len(cores) or None}
-
-
-def _memory() -> int | None:
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 

@@ -58,6 +58,7 @@ class TrainingStream:
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
         self._waits_for = check_wait_for(config.wait_for, requesting)
         self.fields = check_fields(config.fields)
+        """Fields that consumers can request."""
         self.sharing: TensorSharing | None = None
         """Sends tensors to the consumers that request them; ``None`` without a stream."""
         self.publisher: Publisher | None = None

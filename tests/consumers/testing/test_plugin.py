@@ -129,7 +129,6 @@ def test_golden_files_are_requested_written_and_compared(project: pytest.Pyteste
 
     result = project.runpytest_inprocess("--offloop-update-golden")
     result.assert_outcomes(passed=1)
-    assert f"golden file written: {path}" in lines(result)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["metrics"] for row in rows] == [
         {"loss": 1.0, "batch": 1},
@@ -139,11 +138,6 @@ def test_golden_files_are_requested_written_and_compared(project: pytest.Pyteste
 
     result = project.runpytest_inprocess()
     result.assert_outcomes(passed=1)
-    assert "golden file" not in lines(result)
-    before = path.stat()
-    result = project.runpytest_inprocess("--offloop-update-golden")
-    assert "golden files: none had to be written" in lines(result)
-    assert path.stat().st_mtime_ns == before.st_mtime_ns
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream, asking, train
 from gold import GoldMLP, gold_loader
-from training import Act, gold_trainer
+from training import gold_trainer
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.demand import Demand, EventDemand
@@ -324,53 +324,9 @@ def test_it_is_computed_without_a_graph() -> None:
     assert published(torch.is_grad_enabled, CpuDevice())["own"] is False
 
 
-@pytest.mark.parametrize("fields", [[len], {"own": 3}, {"my field": len}, {"x" * 101: len}, {"loss": len}])
+@pytest.mark.parametrize(
+    "fields", [[len], {"own": 3}, {"my field": len}, {"x" * 101: len}, {"loss": len}, {"weights": len}, {"_own": len}]
+)
 def test_a_field_that_cannot_be_is_refused_before_anything_is_started(fields: Any) -> None:
     with pytest.raises(ConfigurationError):
         gold_trainer(fields=fields)
-
-
-# -- the registry ------------------------------------------------------------------------------------------------------
-
-
-def queue_length(state: State) -> int:
-    return 7
-
-
-def test_the_registry_has_what_is_built_in_and_what_is_added() -> None:
-    registry = check_fields(None)
-    assert dict(registry) == BUILT_IN
-    registry.register("queue", queue_length, events=["batch_end", Event.EPOCH_END])
-    assert list(registry) == [*BUILT_IN, "queue"]
-    assert len(registry) == len(BUILT_IN) + 1
-    assert registry["queue"].events == {Event.BATCH_END, Event.EPOCH_END}
-    assert "queue" not in check_fields(None)
-
-
-def test_a_field_that_is_registered_while_the_training_runs_is_there_at_the_next_event(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry = check_fields(None)
-    monkeypatch.setattr("offloop.trainer.stream.run_stream.check_fields", lambda given: registry)
-
-    def register(event: Event, state: State, logger: object) -> None:
-        if state.timestamp.batch == 3:
-            registry.register("late", lambda state: int(state.timestamp.batch))
-
-    stream = Stream(asking(1, field="late"))
-    train(monkeypatch, stream, 6, algorithms=[Act(register, Event.AFTER_TRAIN_BATCH)])
-    assert [fields["late"] for _, _, fields in stream.sent if "late" in fields] == [4, 5, 6]
-    assert stream.batches_with("late") == [4, 5, 6]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"name": "_own"}, {"name": "weights"}, {"name": "given"}, {"events": "batch_end"}, {"events": []}],
-    ids=str,
-)
-def test_invalid_fields_are_refused_by_the_registry(arguments: dict[str, Any]) -> None:
-    registry = check_fields({"given": queue_length})
-    given = {"name": "own", "compute": queue_length, **arguments}
-    with pytest.raises(ConfigurationError):
-        registry.register(given.pop("name"), given.pop("compute"), **given)
-    assert list(registry) == [*BUILT_IN, "given"]
