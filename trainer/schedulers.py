@@ -34,6 +34,26 @@ from offloop.trainer.arguments.values import set_rate
 if TYPE_CHECKING:
     from offloop.trainer.engine.state import State
 
+__all__ = [
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWarmRestartsScheduler",
+    "CosineAnnealingWithWarmupScheduler",
+    "ExponentialScheduler",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
+    "MultiStepScheduler",
+    "MultiStepWithWarmupScheduler",
+    "PolynomialScheduler",
+    "PolynomialWithWarmupScheduler",
+    "Scheduler",
+    "SchedulerFunction",
+    "StepScheduler",
+    "TimeAwareScheduler",
+    "compile_scheduler",
+]
+
 
 class Scheduler(ABC):
     """A schedule. It keeps no state between calls, so a run can be resumed, or its length changed, at any time."""

@@ -28,6 +28,7 @@ from offloop.trainer.device.device import get_device, is_gpu, make_scaler
 from offloop.trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
 from offloop.trainer.distributed.ranks import join_ranks, make_equal
 from offloop.trainer.distributed.sampling import check_parts, check_shards, own_sampler
+from offloop.trainer.engine.engine import check_loss_interpolation
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics, use_evaluators
 from offloop.trainer.loop.forward_pass import ForwardPass
@@ -98,6 +99,7 @@ class Setup:
             evaluators=evaluators,
         )
         state.iteration_length = check_iteration_length(given.iteration_length)
+        check_loss_interpolation(state.algorithms)
         for algorithm in state.algorithms:
             algorithm.check(state)
         return state

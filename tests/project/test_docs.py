@@ -54,6 +54,7 @@ EXPORTING = (
     "offloop.consumers.testing",
     "offloop.trainer",
     "offloop.trainer.algorithms",
+    "offloop.trainer.schedulers",
     "offloop",
 )
 """The packages whose public names are all on reference pages."""

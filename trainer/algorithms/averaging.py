@@ -1,5 +1,6 @@
 """Averages of a model's weights over the training, to evaluate with or to end on."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -13,7 +14,8 @@ from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 from offloop.trainer.algorithms.common import check_point, check_update_interval, has_reached, update_event
-from offloop.trainer.arguments.checks import check_number
+from offloop.trainer.arguments.checks import check_choice, check_count, check_number
+from offloop.trainer.arguments.values import set_rate
 from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
@@ -180,15 +182,24 @@ class SWA(_Averaging):
         swa_start, swa_end: when averaging starts and when the mean replaces the weights: shares of the training, or
             counts such as ``3ep``, both in the same unit.
         update_interval: how often weights are added, in batches or epochs.
+        schedule_swa_lr: move the learning rates to ``swa_lr`` and keep them there while weights are averaged,
+            overriding the schedulers.
+        anneal_strategy: how the learning rates move: ``linear`` or ``cos``.
+        anneal_steps: after how many updates they arrive.
+        swa_lr: the final learning rate; ``None`` keeps the rates of ``swa_start``.
 
     Paper: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", arXiv:1803.05407.
-    Reference: ``composer/algorithms/swa``, without its schedule of learning rates."""
+    Reference: ``composer/algorithms/swa``; the rates are those of ``torch.optim.swa_utils.SWALR``."""
 
     def __init__(
         self,
         swa_start: TimeInput = "0.7dur",
         swa_end: TimeInput = "0.97dur",
         update_interval: TimeInput = "1ep",
+        schedule_swa_lr: bool = False,
+        anneal_strategy: str = "linear",
+        anneal_steps: int = 10,
+        swa_lr: float | None = None,
     ) -> None:
         self.swa_start = check_point("swa_start", swa_start)
         self.swa_end = check_point("swa_end", swa_end)
@@ -198,8 +209,15 @@ class SWA(_Averaging):
                 "use two points of the training in order and in the same unit, such as 0.7dur and 0.97dur"
             )
         self.update_interval = check_update_interval("update_interval", update_interval)
+        self.schedule_swa_lr = schedule_swa_lr
+        self.anneal_strategy = check_choice(anneal_strategy, "anneal_strategy", ("linear", "cos"))
+        self.anneal_steps = check_count(anneal_steps, "anneal_steps")
+        self.swa_lr = None if swa_lr is None else check_number(swa_lr, "swa_lr")
+        if swa_lr is not None and not schedule_swa_lr:
+            raise ConfigurationError(f"swa_lr {swa_lr!r} has no effect without schedule_swa_lr=True: add that")
         self._event = update_event(self.update_interval)
         self._mix = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+        self._first_rates: list[list[float]] = []
         self._intervals = 0
         self._updates = 0
         self._is_over = False
@@ -207,6 +225,8 @@ class SWA(_Averaging):
     def match(self, event: Event, state: State) -> bool:
         if event is self._event:
             return not self._is_over and has_reached(state, self.swa_start)
+        if event is Event.BATCH_START:
+            return self.schedule_swa_lr and self._average is not None
         if event is Event.FIT_END:
             return self._average is not None and has_reached(state, self.swa_end)
         return event in (Event.INIT, Event.FIT_START)
@@ -216,6 +236,8 @@ class SWA(_Averaging):
             self._state = state
         elif event is Event.FIT_START:
             self._check_dataloader(state)
+        elif event is Event.BATCH_START:
+            self._set_rates(state)
         else:
             if event is self._event:
                 self._add_weights(state)
@@ -232,23 +254,28 @@ class SWA(_Averaging):
             "average": self._average.state_dict(),
             "intervals": self._intervals,
             "updates": self._updates,
+            "first_rates": self._first_rates,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._is_over = state.get("is_over", False)
         self._intervals, self._updates = state.get("intervals", 0), state.get("updates", 0)
+        self._first_rates = [list(rates) for rates in state.get("first_rates", [])]
         self._average = None
         if "average" in state:
             self._begin_average(state["average"])
 
     def _add_weights(self, state: State) -> None:
         if self._average is None:
+            self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in state.optimizers]
             self._begin_average()
             self._updates = 1
         elif self._intervals % int(self.update_interval) == 0:
             self._average.update(self._mix, self._updates)
             self._updates += 1
         self._intervals += 1
+        if self.schedule_swa_lr:
+            self._set_rates(state)
 
     def _replace_weights(self, state: State) -> None:
         assert self._average is not None  # swa_end comes after swa_start
@@ -257,6 +284,13 @@ class SWA(_Averaging):
         self._is_over = True
         with autocast(state.precision, state.device):
             update_bn(_batches(state), state.model)
+
+    def _set_rates(self, state: State) -> None:
+        progress = min(1.0, self._updates / self.anneal_steps)
+        share = progress if self.anneal_strategy == "linear" else (1 - math.cos(math.pi * progress)) / 2
+        for optimizer, rates in zip(state.optimizers, self._first_rates, strict=True):
+            for group, first in zip(optimizer.param_groups, rates, strict=True):
+                set_rate(group, first if self.swa_lr is None else (1 - share) * first + share * self.swa_lr)
 
     def _check_dataloader(self, state: State) -> None:
         dataloader = state.train_dataloader

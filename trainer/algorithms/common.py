@@ -103,11 +103,13 @@ def check_images(images: Any, algorithm: str) -> torch.Tensor:
     )
 
 
-def random_span(size: int, length: int) -> slice:
+def random_span(size: int, length: int, uniform: bool) -> slice:
     """Draw one side of a box of ``length`` pixels in an image side of ``size`` pixels, cut off at the border.
 
-    The box's middle is drawn from all pixels, by torch's generator on the host."""
-    start = int(torch.randint(0, size, ())) - length // 2
+    With ``uniform`` every pixel is in the box with the same probability; otherwise the box's middle is drawn from all
+    pixels, as in the papers. Draws from torch's generator on the host."""
+    lowest, offset = (1 - max(length, 1), 0) if uniform else (0, length // 2)
+    start = int(torch.randint(lowest, size, ())) - offset
     return slice(max(start, 0), min(start + length, size))
 
 

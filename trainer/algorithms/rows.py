@@ -13,9 +13,11 @@ from offloop.trainer.algorithms.common import check_key
 from offloop.trainer.arguments.checks import check_count, check_function, check_number
 from offloop.trainer.arguments.values import describe
 from offloop.trainer.data.spec import count_samples
-from offloop.trainer.device.batch import BatchKey, map_tensors
+from offloop.trainer.device.batch import BatchKey, batch_set, map_tensors
 from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
+
+_INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 Losses = Callable[[Any, Any], torch.Tensor]
 
@@ -33,8 +35,11 @@ class SelectiveBackprop(Algorithm):
     Args:
         start, end: from which to which share of the training rows are left out.
         keep: share of a batch's rows to keep, above 0 and up to 1; at least one row is kept.
+        scale_factor: scale of the inputs' size (the dimensions after the second one) in the pass for the losses, above
+            0 and up to 1, which saves time for models that take any size. Other values than 1 need inputs of shape
+            (rows, channels, length), (rows, channels, height, width) or with one dimension more.
         interrupt: leave every such batch of an epoch whole, to stay close to the whole data; 0 for none.
-        target_key: key of the targets in the batch, see :mod:`offloop.trainer.device.batch`.
+        input_key, target_key: keys of inputs and targets in the batch, see :mod:`offloop.trainer.device.batch`.
         loss_fn: takes outputs and targets and returns one loss for each row, or several whose mean counts, such as
             ``torch.nn.MSELoss(reduction="none")``. The default is the cross entropy, with the classes in the last
             dimension of the outputs, or in the second one as in torch.
@@ -50,7 +55,9 @@ class SelectiveBackprop(Algorithm):
         start: float = 0.5,
         end: float = 0.9,
         keep: float = 0.5,
+        scale_factor: float = 1.0,
         interrupt: int = 2,
+        input_key: BatchKey = 0,
         target_key: BatchKey = 1,
         loss_fn: Losses | None = None,
     ) -> None:
@@ -59,9 +66,11 @@ class SelectiveBackprop(Algorithm):
         if start >= end:
             raise ConfigurationError(f"start {start} is not before end {end}: use two shares of the training in order")
         self.keep = check_number(keep, "keep", above=0, most=1)
+        self.scale_factor = check_number(scale_factor, "scale_factor", above=0, most=1)
         self.interrupt = check_count(interrupt, "interrupt", 0)
         if interrupt == 1:
             raise ConfigurationError("interrupt 1 would leave every batch whole: use 0 for none, or 2 and more")
+        self.input_key = check_key("input_key", input_key)
         self.target_key = check_key("target_key", target_key)
         if loss_fn is not None:
             check_function(loss_fn, "loss_fn", "(outputs, targets)")
@@ -90,15 +99,26 @@ class SelectiveBackprop(Algorithm):
         return self.keep < 1 and self.start <= float(state.get_elapsed_duration() or 0) < self.end
 
     def _compute_losses(self, state: State) -> torch.Tensor:
-        targets = state.batch_get_item(self.target_key)
+        batch, targets = state.batch, state.batch_get_item(self.target_key)
+        if self.scale_factor < 1:
+            batch = batch_set(batch, self.input_key, self._scale(state.batch_get_item(self.input_key)))
         with torch.no_grad(), autocast(state.precision, state.device):
-            losses = self.loss_fn(state.model(state.batch), targets)
+            losses = self.loss_fn(state.model(batch), targets)
         if not isinstance(losses, torch.Tensor) or losses.ndim == 0 or losses.shape[0] != targets.shape[0]:
             raise ConfigurationError(
                 f"loss_fn returned {describe(losses)} for {targets.shape[0]} rows: use one that gives a loss for each "
                 "row, such as torch.nn.MSELoss(reduction='none')"
             )
         return losses.float().flatten(1).mean(dim=1) if losses.ndim > 1 else losses
+
+    def _scale(self, inputs: Any) -> torch.Tensor:
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim not in _INTERPOLATION:
+            raise ConfigurationError(
+                f"scale_factor {self.scale_factor} cannot be applied to {describe(inputs)}: "
+                "they need 3 to 5 dimensions, the first two being rows and channels; use scale_factor=1"
+            )
+        mode = _INTERPOLATION[inputs.ndim]
+        return functional.interpolate(inputs, scale_factor=self.scale_factor, mode=mode)
 
     def _draw_places(self, rows: int) -> torch.Tensor:
         # Rounded, because 0.29 * 100 is a little less than 29.
@@ -132,6 +152,8 @@ class SequenceLengthWarmup(Algorithm):
         truncate: drop the rest of a sequence. Otherwise the tokens of the batch, row after row, are laid out in rows of
             the present length, and only the rest that does not fill a row is dropped. All tensors must then have the
             same shape.
+        preserve_end_of_sequence: put each row's last token, by its ``attention_mask``, at the end of the shortened row,
+            in all tensors. For mappings that are padded on the right, with ``truncate``.
 
     Paper: Li, Zhang & He 2021, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT
     Models", arXiv:2108.06084. Reference: ``composer/algorithms/seq_length_warmup``."""
@@ -143,12 +165,14 @@ class SequenceLengthWarmup(Algorithm):
         max_seq_length: int = 1024,
         step_size: int = 8,
         truncate: bool = True,
+        preserve_end_of_sequence: bool = False,
     ) -> None:
         self.duration = check_number(duration, "duration", most=1)
         self.min_seq_length = check_count(min_seq_length, "min_seq_length")
         self.max_seq_length = check_count(max_seq_length, "max_seq_length", min_seq_length)
         self.step_size = check_count(step_size, "step_size")
         self.truncate = truncate
+        self.preserve_end_of_sequence = preserve_end_of_sequence
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_DATALOADER
@@ -159,6 +183,9 @@ class SequenceLengthWarmup(Algorithm):
         if not self.truncate:
             if length < shape[1]:
                 state.batch = map_tensors(state.batch, lambda tensor: _lay_out(tensor, length))
+        elif self.preserve_end_of_sequence:
+            last = _last_positions(state.batch)
+            state.batch = map_tensors(state.batch, lambda tensor: _cut_before(tensor, length, last))
         else:
             state.batch = map_tensors(state.batch, lambda tensor: tensor[:, :length])
         sizes = {"curr_seq_len": length, "curr_bs": count_samples(state.batch)}
@@ -199,3 +226,21 @@ def _lay_out(tensor: torch.Tensor, length: int) -> torch.Tensor:
     tokens = tensor.flatten(0, 1)
     rows = len(tokens) // length
     return tokens[: rows * length].reshape(rows, length, *tensor.shape[2:])
+
+
+def _last_positions(batch: Any) -> torch.Tensor:
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if isinstance(mask, torch.Tensor):
+        return (mask.long().sum(dim=1) - 1).clamp(min=0)
+    raise ConfigurationError(
+        f"preserve_end_of_sequence needs the attention mask of each batch, and a batch is a {type(batch).__name__} "
+        "without 'attention_mask': use batches that are mappings with one, or leave out preserve_end_of_sequence"
+    )
+
+
+def _cut_before(tensor: torch.Tensor, length: int, last: torch.Tensor) -> torch.Tensor:
+    rows = torch.arange(tensor.shape[0], device=tensor.device)
+    # A copy: the fetched batch may be needed again.
+    shortened = tensor[:, :length].clone()
+    shortened[rows, last.clamp(max=length - 1)] = tensor[rows, last]
+    return shortened

@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -11,24 +12,28 @@ from offloop.bus.types.event import Event
 from offloop.trainer.algorithms.common import check_images, check_key, random_span, soft_targets
 from offloop.trainer.arguments.checks import check_number
 from offloop.trainer.device.batch import BatchKey
+from offloop.trainer.device.device import autocast
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 
 
 class Mixing(Algorithm):
     """Mixes each row of a microbatch with a random partner row.
 
-    A subclass mixes the inputs. This class mixes the targets, which become probabilities. After the loss the batch
-    holds the original targets again, for metrics. Random numbers come from torch's generator on the host."""
+    A subclass mixes the inputs. This class mixes the targets, which become probabilities, or, with
+    ``interpolate_loss``, the losses for both sets of targets. After the loss the batch holds the original targets
+    again, for metrics. Random numbers come from torch's generator on the host. With ``interpolate_loss`` another
+    algorithm's change of the targets affects only the loss for the rows' own targets."""
 
-    def __init__(self, alpha: float, input_key: BatchKey, target_key: BatchKey) -> None:
+    def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:
         self.alpha = check_number(alpha, "alpha")
+        self.interpolates_loss = interpolate_loss
         self.input_key = check_key("input_key", input_key)
         self.target_key = check_key("target_key", target_key)
-        self._steps: dict[Event, Callable[[State], None]] = {
-            Event.BEFORE_FORWARD: self._mix_inputs,
-            Event.BEFORE_LOSS: self._mix_targets,
-            Event.AFTER_LOSS: self._restore_targets,
-        }
+        self._steps: dict[Event, Callable[[State], None]] = {Event.BEFORE_FORWARD: self._mix_inputs}
+        if interpolate_loss:
+            self._steps[Event.BEFORE_BACKWARD] = self._mix_losses
+        else:
+            self._steps |= {Event.BEFORE_LOSS: self._mix_targets, Event.AFTER_LOSS: self._restore_targets}
         self._targets: torch.Tensor | None = None
         self._partners = torch.empty(0, dtype=torch.long)
         self._share = 0.0
@@ -63,20 +68,31 @@ class Mixing(Algorithm):
         state.batch_set_item(self.input_key, mixed)
 
     def _mix_targets(self, state: State) -> None:
-        targets = state.batch_get_item(self.target_key)
-        if not isinstance(targets, torch.Tensor):
-            raise ConfigurationError(
-                f"{type(self).__name__} cannot mix targets of type {type(targets).__name__}: it needs a tensor whose "
-                "first dimension counts the rows; name it by target_key"
-            )
-        self._targets = targets
+        targets = self._targets = self._get_targets(state)
         if not targets.is_floating_point():
             targets = soft_targets(targets, state.outputs)
-        state.batch_set_item(self.target_key, (1 - self._share) * targets + self._share * targets[self._partners])
+        state.batch_set_item(self.target_key, _mixture(targets, targets[self._partners], self._share))
 
     def _restore_targets(self, state: State) -> None:
         state.batch_set_item(self.target_key, self._targets)
         self._targets = None
+
+    def _mix_losses(self, state: State) -> None:
+        targets = self._get_targets(state)
+        state.batch_set_item(self.target_key, targets[self._partners])
+        with autocast(state.precision, state.device):
+            loss = state.model.loss(state.outputs, state.batch)
+        state.batch_set_item(self.target_key, targets)
+        state.loss = _mixture(state.loss, loss, self._share)
+
+    def _get_targets(self, state: State) -> torch.Tensor:
+        targets = state.batch_get_item(self.target_key)
+        if isinstance(targets, torch.Tensor):
+            return targets
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot mix targets of type {type(targets).__name__}: it needs a tensor whose first "
+            "dimension counts the rows; name it by target_key"
+        )
 
 
 class MixUp(Mixing):
@@ -88,14 +104,17 @@ class MixUp(Mixing):
 
     Args:
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
+        interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
         input_key, target_key: keys of inputs (floats of shape (rows, ...)) and targets (class numbers, probabilities or
             values) in the batch, see :mod:`offloop.trainer.device.batch`.
 
     Paper: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Reference:
     ``composer/algorithms/mixup``."""
 
-    def __init__(self, alpha: float = 0.2, input_key: BatchKey = 0, target_key: BatchKey = 1) -> None:
-        super().__init__(alpha, input_key, target_key)
+    def __init__(
+        self, alpha: float = 0.2, interpolate_loss: bool = False, input_key: BatchKey = 0, target_key: BatchKey = 1
+    ) -> None:
+        super().__init__(alpha, interpolate_loss, input_key, target_key)
 
     def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
         if not inputs.is_floating_point():
@@ -115,24 +134,43 @@ class CutMix(Mixing):
 
     Args:
         alpha: parameter of the Beta distribution, 0 or more: the larger, the closer to equal parts; 0 for no mixing.
+        interpolate_loss: mix the losses for both sets of targets, for losses that take no probabilities as targets.
+        uniform_sampling: every pixel is in the box with the same probability. By default the box's middle is drawn from
+            all pixels, as in the paper.
         input_key, target_key: keys of images (of shape (rows, channels, height, width)) and targets (class numbers,
             probabilities or values) in the batch, see :mod:`offloop.trainer.device.batch`.
 
     Paper: Yun et al. 2019, "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features",
     arXiv:1905.04899. Reference: ``composer/algorithms/cutmix``."""
 
-    def __init__(self, alpha: float = 1.0, input_key: BatchKey = 0, target_key: BatchKey = 1) -> None:
-        super().__init__(alpha, input_key, target_key)
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        interpolate_loss: bool = False,
+        uniform_sampling: bool = False,
+        input_key: BatchKey = 0,
+        target_key: BatchKey = 1,
+    ) -> None:
+        super().__init__(alpha, interpolate_loss, input_key, target_key)
+        self.uniform_sampling = uniform_sampling
 
     def mix(self, inputs: torch.Tensor, partners: torch.Tensor) -> tuple[torch.Tensor, float]:
         height, width = check_images(inputs, "CutMix").shape[2:]
         side = math.sqrt(self.draw_coefficient())
-        rows = random_span(height, int(side * height))
-        columns = random_span(width, int(side * width))
+        rows = random_span(height, int(side * height), self.uniform_sampling)
+        columns = random_span(width, int(side * width), self.uniform_sampling)
         mixed = inputs.clone()
         mixed[:, :, rows, columns] = inputs[partners, :, rows, columns]
         area = (rows.stop - rows.start) * (columns.stop - columns.start)
         return mixed, area / (height * width)
+
+
+def _mixture(own: Any, partners: Any, share: float) -> Any:
+    if isinstance(own, Mapping):
+        return {name: _mixture(part, partners[name], share) for name, part in own.items()}
+    if isinstance(own, list | tuple):
+        return [_mixture(*parts, share) for parts in zip(own, partners, strict=True)]
+    return (1 - share) * own + share * partners
 
 
 _EVENTS = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})

@@ -31,7 +31,9 @@ from offloop.trainer.algorithms import (
 
 DRAWING: dict[str, Callable[[], Algorithm]] = {
     "mixup": MixUp,
+    "mixup_of_losses": lambda: MixUp(interpolate_loss=True),
     "cutmix": CutMix,
+    "cutmix_of_losses": lambda: CutMix(interpolate_loss=True),
     "cutout": CutOut,
     "crop": lambda: ProgressiveResizing("crop", size_increment=2),
     "selective_backprop": lambda: SelectiveBackprop(start=0.0, end=1.0, interrupt=0),
@@ -67,7 +69,7 @@ def test_batches_of_the_dataloader_are_not_changed(name: str, microbatch_size: i
         assert equal(batch, original)
 
 
-@pytest.mark.parametrize("name", ["mixup", "cutmix", "label_smoothing"])
+@pytest.mark.parametrize("name", ["mixup", "mixup_of_losses", "cutmix", "cutmix_of_losses", "label_smoothing"])
 def test_metrics_and_the_end_of_the_batch_see_the_original_targets(name: str) -> None:
     batches = image_batches()
     after_loss: list[Tensor] = []

@@ -7,11 +7,13 @@ import torch
 from algorithm_runs import Image, image_batches, note, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn.functional import cross_entropy
 from training import Act
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
+from offloop.trainer import Classifier
 from offloop.trainer.algorithms import CutOut, ProgressiveResizing
 
 
@@ -28,13 +30,14 @@ def seen_batches(algorithm: Any, batches: Any, make_model: Any = Image, **argume
     width=st.integers(1, 9),
     length=st.floats(0.01, 1),
     holes=st.integers(1, 3),
+    uniform=st.booleans(),
 )
 def test_a_hole_is_a_square_of_zeros_in_all_images_and_the_rest_stays(
-    height: int, width: int, length: float, holes: int
+    height: int, width: int, length: float, holes: int, uniform: bool
 ) -> None:
     batches = image_batches(count=2, height=height, width=width)
     side = int(length * min(height, width))
-    algorithm = CutOut(num_holes=holes, length=length)
+    algorithm = CutOut(num_holes=holes, length=length, uniform_sampling=uniform)
     for (cut, targets), (images, classes) in zip(seen_batches(algorithm, batches), batches, strict=True):
         hole = cut[0, 0] == 0
         assert torch.equal(cut, images * ~hole)
@@ -103,6 +106,34 @@ def test_crops_are_pieces_from_all_over_the_images() -> None:
     assert {top for top, _ in starts} == {left for _, left in starts} == {0, 1, 2, 3, 4}
 
 
+class Pixels(Classifier):
+    """Scores for each pixel, with the classes last, where there are as many targets as pixels."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 3, 1), loss_fn=lambda outputs, targets: outputs.mean())
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool])
+def test_targets_of_pixels_stay_with_their_pixels(mode: str, dtype: torch.dtype) -> None:
+    numbers = torch.randint(2, (3, 1, 8, 12), generator=torch.Generator().manual_seed(2))
+    algorithm = ProgressiveResizing(mode, resize_targets=True)
+    for targets in (numbers.to(dtype), numbers[:, 0].to(dtype)):
+        for images, seen in seen_batches(algorithm, [(numbers.float(), targets)] * 10, Pixels):
+            assert seen.dtype is dtype
+            assert torch.equal(images.flatten().to(dtype), seen.flatten())
+
+
+@pytest.mark.parametrize("mode", ["resize", "crop"])
+def test_targets_with_fewer_pixels_are_reduced_in_proportion(mode: str) -> None:
+    corners = torch.arange(16).reshape(1, 4, 4)
+    images = corners.repeat_interleave(4, 1).repeat_interleave(4, 2).float().unsqueeze(1)
+    algorithm = ProgressiveResizing(mode, resize_targets=True, delay_fraction=0.8)
+    for image, target in seen_batches(algorithm, [(images, corners)] * 20, Pixels)[:16]:
+        assert (image.shape[2:], target.shape) == ((8, 8), (1, 2, 2))
+        assert int(image[0, 0, 0, 0]) == int(target[0, 0, 0])
+
+
 def test_the_size_is_logged() -> None:
     logged: list[Any] = []
 
@@ -124,6 +155,7 @@ ROWS = (torch.zeros(6, 8), torch.zeros(6))
     [
         (CutOut(), ROWS),
         (ProgressiveResizing(), ROWS),
+        (ProgressiveResizing(resize_targets=True), (torch.zeros(6, 1, 8, 8), torch.zeros(6))),
         (CutOut(input_key=[0, "image"]), ([torch.zeros(6, 8)], torch.zeros(6))),
     ],
 )

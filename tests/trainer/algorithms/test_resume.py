@@ -76,7 +76,7 @@ def everything() -> list[Algorithm]:
     [
         lambda: [EMA(half_life="3ba", ema_start="3ba", update_interval="2ba")],
         lambda: [EMA(half_life="1ep")],
-        lambda: [SWA("4ba", "10ba", "3ba")],
+        lambda: [SWA("4ba", "10ba", "3ba", schedule_swa_lr=True, anneal_steps=3, swa_lr=0.002)],
         lambda: [SWA("0.25dur", "0.75dur")],
         lambda: [StochasticDepth("Residual", drop_rate=0.5, drop_warmup="6ba")],
         lambda: [LayerFreezing(freeze_start=0.0)],

@@ -88,6 +88,21 @@ def test_without_truncation_all_tokens_that_fill_a_row_are_kept_in_order(rows: i
         assert torch.equal(inputs.flatten(), torch.arange(inputs.numel()))
 
 
+def test_the_last_token_that_counts_is_kept_at_the_end() -> None:
+    tokens = text(4, 16)
+    mask = torch.zeros(4, 16, dtype=torch.long)
+    for row, count in enumerate((16, 9, 8, 3)):
+        mask[row, :count] = 1
+    batch = {"input_ids": tokens, "attention_mask": mask}
+    before = {name: values.clone() for name, values in batch.items()}
+    seen = seen_batches(SequenceLengthWarmup(preserve_end_of_sequence=True), [batch], Named)[0]
+    expected = tokens[:, :8].clone()
+    expected[0, 7], expected[1, 7] = tokens[0, 15], tokens[1, 8]
+    assert torch.equal(seen["input_ids"], expected)
+    assert torch.equal(seen["attention_mask"], mask[:, :8])
+    assert all(torch.equal(batch[name], before[name]) for name in batch)
+
+
 def test_length_and_rows_are_logged() -> None:
     logged: list[Any] = []
     collect = Act(lambda event, state, logger: logged.extend(logger.take()), Event.BATCH_START)
@@ -104,6 +119,7 @@ def test_length_and_rows_are_logged() -> None:
     [
         ({}, (text(), torch.zeros(3))),
         ({"truncate": False}, (text(), text(3, 16))),
+        ({"preserve_end_of_sequence": True}, (text(), text())),
     ],
 )
 def test_batches_that_are_no_sequences_are_refused(arguments: Any, batch: Any) -> None:
@@ -173,12 +189,35 @@ def test_every_tensor_with_a_place_for_each_row_loses_the_same_rows() -> None:
     tokens = torch.arange(6)[:, None].repeat(1, 4)
     batch = {"input_ids": tokens, "more": [torch.arange(6)], "weights": torch.ones(3), "scale": torch.tensor(2.0)}
     data = DataSpec([batch], get_num_samples_in_batch=lambda batch: len(batch["input_ids"]))
-    selective = SelectiveBackprop(0.0, 1.0, interrupt=0, target_key="input_ids")
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0, input_key="input_ids", target_key="input_ids")
     (seen,) = seen_batches(selective, data, Named, max_duration="1ba")
     assert seen["input_ids"].shape == (3, 4)
     assert torch.equal(seen["more"][0], seen["input_ids"][:, 0])
     assert seen["weights"].shape == (3,)
     assert seen["scale"] == 2
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 8), (6, 2, 4, 4, 4)])
+def test_the_losses_are_computed_on_smaller_inputs_and_the_training_on_full_ones(shape: tuple[int, ...]) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 3)
+            self.shapes: list[tuple[tuple[int, ...], bool]] = []
+
+        def forward(self, batch: Any) -> Tensor:
+            self.shapes.append((tuple(batch[0].shape), torch.is_grad_enabled()))
+            outputs: Tensor = self.linear(batch[0].flatten(2).mean(dim=2))
+            return outputs
+
+        def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+            return cross_entropy(outputs, batch[1])
+
+    selective = SelectiveBackprop(0.0, 1.0, interrupt=0, scale_factor=0.5)
+    model = Pooled()
+    train([(torch.rand(shape), torch.arange(6) % 3)], selective, lambda: model)
+    half = (*shape[:2], *(size // 2 for size in shape[2:]))
+    assert model.shapes == [(half, False), ((3, *shape[1:]), True)]
 
 
 def test_the_pass_for_the_losses_has_the_precision_of_the_training_and_leaves_no_gradient() -> None:
@@ -200,6 +239,7 @@ def test_the_pass_for_the_losses_has_the_precision_of_the_training_and_leaves_no
     [
         ({"loss_fn": cross_entropy}, row_batches()[0]),
         ({"loss_fn": lambda outputs, targets: 1.0}, row_batches()[0]),
+        ({"scale_factor": 0.5}, row_batches()[0]),
         ({"target_key": (torch.clone, torch.add)}, torch.zeros(6, 8)),
     ],
 )

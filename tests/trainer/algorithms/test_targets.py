@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from algorithm_runs import Image, note, row_batches, train
+from algorithm_runs import Image, image_batches, note, row_batches, train
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.trainer import Algorithm, Classifier, DataSpec, LanguageModel
+from offloop.trainer import Algorithm, Classifier, DataSpec, LanguageModel, State
 from offloop.trainer.algorithms import CutMix, LabelSmoothing, MixUp
 from offloop.trainer.algorithms.common import random_span, soft_targets
 
@@ -136,6 +136,40 @@ def test_mixup_draws_from_the_beta_distribution() -> None:
     assert drawn.var() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.05)
 
 
+@pytest.mark.parametrize("mixing", [MixUp, CutMix])
+@pytest.mark.parametrize(("precision", "microbatch_size"), [("fp32", None), ("amp_bf16", 4)])
+def test_mixed_losses_equal_the_loss_of_mixed_targets(mixing: Any, microbatch_size: int | None, precision: str) -> None:
+    # One batch: gradients in 16 bits differ between the two, and so would the weights of the second batch.
+    batches = image_batches(1, 8)
+    settings: Any = {"make_model": Image, "device_train_microbatch_size": microbatch_size, "precision": precision}
+    of_targets = losses_and_parts(mixing(alpha=1.0), batches, **settings)
+    of_losses: list[Tensor] = []
+    look = note(of_losses, lambda state: state.loss, Event.AFTER_BACKWARD)
+    train(batches, [mixing(alpha=1.0, interpolate_loss=True), look], **settings)
+    for (loss, *_), other in zip(of_targets, of_losses, strict=True):
+        torch.testing.assert_close(other, loss)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda outputs, targets: (cross_entropy(outputs, targets), outputs.square().mean()),
+        lambda outputs, targets: {"total": cross_entropy(outputs, targets) + outputs.square().mean()},
+    ],
+    ids=["tuple", "total"],
+)
+def test_losses_of_several_parts_are_mixed_part_by_part(loss_fn: Any) -> None:
+    def whole(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs, targets) + outputs.square().mean()
+
+    def train_on(loss: Any) -> State:
+        return train(image_batches(), MixUp(1.0, interpolate_loss=True), lambda: Image(loss_fn=loss))
+
+    ends = [train_on(loss).model.state_dict() for loss in (loss_fn, whole)]
+    for first, second in zip(ends[0].values(), ends[1].values(), strict=True):
+        torch.testing.assert_close(first, second)
+
+
 def test_values_to_regress_on_are_mixed_without_classes() -> None:
     batches = [(torch.eye(6), torch.arange(6.0))]
     notes: list[Any] = []
@@ -167,8 +201,8 @@ def test_smoothing_and_two_mixings_add_up_in_any_order(order: tuple[int, ...]) -
     assert all(torch.equal(targets, classes) for targets in after)
 
 
-@pytest.mark.parametrize("microbatch_size", [4, None])
-def test_cutmix_weighs_targets_by_the_areas_of_the_images(microbatch_size: int | None) -> None:
+@pytest.mark.parametrize(("uniform", "microbatch_size"), [(False, 4), (True, None)])
+def test_cutmix_weighs_targets_by_the_areas_of_the_images(uniform: bool, microbatch_size: int | None) -> None:
     # Each image is filled with its number, so that each pixel tells which image it is from.
     images = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 2, 7, 9).clone()
     classes = torch.arange(8) % 3
@@ -178,7 +212,7 @@ def test_cutmix_weighs_targets_by_the_areas_of_the_images(microbatch_size: int |
         note(forward, lambda state: state.batch[0], Event.AFTER_FORWARD),
         note(soft, lambda state: state.batch[1], Event.BEFORE_LOSS),
     ]
-    algorithm = CutMix(alpha=1.0)
+    algorithm = CutMix(alpha=1.0, uniform_sampling=uniform)
     train([(images, classes)] * 15, [algorithm, *look], Image, device_train_microbatch_size=microbatch_size)
     areas = set()
     for number, (mixed, targets) in enumerate(zip(forward, soft, strict=True)):
@@ -204,18 +238,23 @@ def test_cutmix_cuts_the_share_that_was_drawn() -> None:
         assert weight == sides[0] * sides[1] / 96
 
 
-@given(size=st.integers(1, 12), data=st.data())
-def test_a_span_lies_within_the_image(size: int, data: st.DataObject) -> None:
+@given(size=st.integers(1, 12), data=st.data(), uniform=st.booleans())
+def test_a_span_lies_within_the_image_and_uniform_ones_cover_all_pixels_equally(
+    size: int, data: st.DataObject, uniform: bool
+) -> None:
     length = data.draw(st.integers(0, size))
     with patch(DRAW, return_value=torch.tensor(0)) as draw:
-        random_span(size, length)
+        random_span(size, length, uniform)
     low, high, _ = draw.call_args.args
     spans = []
     for number in range(low, high):
         with patch(DRAW, return_value=torch.tensor(number)):
-            spans.append(random_span(size, length))
+            spans.append(random_span(size, length, uniform))
     assert all(0 <= span.start <= span.stop <= size and span.stop - span.start <= length for span in spans)
+    counts = [sum(span.start <= pixel < span.stop for span in spans) for pixel in range(size)]
     assert max(span.stop - span.start for span in spans) == length
+    if uniform:
+        assert set(counts) == {length}
 
 
 @pytest.mark.parametrize(

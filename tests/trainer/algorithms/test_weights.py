@@ -7,6 +7,8 @@ import torch
 from algorithm_runs import note, row_batches, train
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.swa_utils import SWALR
 from torch.utils.data import DataLoader
 
 from offloop.bus.errors import CheckpointError, ConfigurationError
@@ -163,6 +165,28 @@ def test_statistics_of_batch_normalization_are_those_of_the_averaged_weights() -
     torch.testing.assert_close(layers[1].running_mean, torch.stack([one.mean(0) for one in outputs]).mean(0))
     torch.testing.assert_close(layers[1].running_var, torch.stack([one.var(0) for one in outputs]).mean(0))
     assert momenta == [(0.1, True)]
+
+
+@pytest.mark.parametrize("strategy", ["linear", "cos"])
+def test_learning_rates_go_where_they_should_whatever_the_schedulers_say(strategy: str) -> None:
+    model = Classifier(nn.Linear(8, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    rates: list[float] = []
+    watch = note(rates, lambda state: state.optimizers[0].param_groups[0]["lr"], Event.BEFORE_TRAIN_BATCH)
+    swa = SWA("3ba", "9ba", "1ba", schedule_swa_lr=True, anneal_strategy=strategy, anneal_steps=4, swa_lr=0.02)
+    settings: dict[str, Any] = {"max_duration": "9ba", "seed": 1, "publish": False, "progress_bar": False}
+    settings |= {"schedulers": ExponentialLR(sgd, 0.9), "step_schedulers_every_batch": True}
+    with Trainer(model, BATCHES, optimizers=sgd, algorithms=[swa, watch], **settings) as trainer:
+        trainer.fit()
+
+    expected = [0.1 * 0.9**batch for batch in range(3)]
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1 * 0.9**3)
+    annealing = SWALR(other, swa_lr=0.02, anneal_epochs=4, anneal_strategy=strategy)
+    for _ in range(6):
+        other.step()
+        annealing.step()
+        expected.append(other.param_groups[0]["lr"])
+    assert rates == pytest.approx(expected)
 
 
 def test_no_pass_over_the_data_is_begun_where_it_would_disturb_the_epoch() -> None:

@@ -14,7 +14,7 @@ from training import Act
 from offloop.bus.runs.directory import list_runs
 from offloop.bus.types.event import Event
 from offloop.trainer import Trainer, algorithms
-from offloop.trainer.algorithms import ALGORITHMS, EMA, LabelSmoothing
+from offloop.trainer.algorithms import ALGORITHMS, EMA, CutMix, LabelSmoothing
 from offloop.trainer.device.seeding import seed_all
 from offloop.trainer.tasks import find_task
 
@@ -157,7 +157,13 @@ def test_the_page_has_a_row_for_every_algorithm() -> None:
 
 
 def test_the_page_s_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    (own,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    own, ordered = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(own, names)
     assert capsys.readouterr().out == "48\n"
+    exec(ordered, names)
+    made = names["trainer"]
+    # Its images are rows of numbers, which CutMix would refuse.
+    made.state.algorithms[:] = [CutMix(), Act(lambda *_: print("applied"), Event.BEFORE_FORWARD)]
+    made.engine.run_event(Event.BEFORE_FORWARD)
+    assert capsys.readouterr().out == "applied\n"

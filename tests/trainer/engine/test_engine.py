@@ -7,7 +7,7 @@ import pytest
 import torch
 from gold import GoldMLP, gold_optimizer
 from helpers import REFERENCE
-from training import FakeStream
+from training import Act, FakeStream, gold_trainer
 
 from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm, AlgorithmLogger, Engine, State
@@ -119,3 +119,28 @@ def test_metrics_are_published_where_they_are_new_and_at_every_pause_after_it() 
     for event in (Event.BATCH_END, Event.EVAL_END, Event.EPOCH_END, Event.FIT_END):
         publisher.publish(event)
     assert [fields.get("eval_metrics") for _, fields, _ in stream.sent] == [None, *[{"eval": {"accuracy": 0.5}}] * 3]
+
+
+def test_a_pass_of_ones_own_reorders_and_leaves_out_algorithms() -> None:
+    events = (Event.EPOCH_START, Event.AFTER_LOSS, Event.EPOCH_END)
+    seen: list[str] = []
+
+    def named(name: str) -> Act:
+        return Act(lambda event, state, logger: seen.append(f"{name} {event.value}"), *events)
+
+    first, second = named("first"), named("second")
+    with gold_trainer(algorithms=[first, second]) as trainer:
+        trainer.engine.run_event(Event.AFTER_LOSS)
+        trainer.engine.register_pass(lambda algorithms, event: algorithms[::-1])
+        trainer.engine.register_pass(
+            lambda algorithms, event: algorithms if event is not Event.EPOCH_END else [first], index=0
+        )
+        for event in events:
+            trainer.engine.run_event(event)
+    assert seen == [
+        *("second after_loss", "first after_loss"),
+        *("second epoch_start", "first epoch_start"),
+        # Reversed twice.
+        *("first after_loss", "second after_loss"),
+        "first epoch_end",
+    ]
