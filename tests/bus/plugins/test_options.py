@@ -75,10 +75,8 @@ def test_options_show_their_default_as_it_would_be_written() -> None:
 def test_kinds_of_options_are_described_in_words() -> None:
     kinds = {option.name: option.kind for option in options_of(Typed)}
     assert kinds["count"] == "a whole number or none"
-    assert kinds["mode"] == "a or b"
     assert kinds["start"] == "a time such as 10ba or none"
     assert PluginOption("key", int | str | list[int] | tuple[Callable[..., int], int], 0).kind == (
         "a whole number or text or a list with commas"
     )
-    assert PluginOption("function", Callable[..., int] | None, None).kind == "none"
     assert PluginOption("function", Callable[..., int]).kind == "a Callable, only from Python"

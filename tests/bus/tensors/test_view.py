@@ -176,21 +176,17 @@ MALFORMED = [
     *(image_of({"a": entry(shape=shape)}, FOUR) for shape in ([2], [-1, -1], [True], [1] * 65)),
     *(image_of({"a": entry(offsets=at)}, FOUR) for at in ([-4, 0], [1 << 70, (1 << 70) + 4])),
     *(image_of({"a": entry(shape=shape, offsets=[0, 0])}) for shape in ([1 << 62, 4], [1 << 30, 1 << 30, 0])),
-    image_of({"a": entry("F33")}, FOUR),
     image_of({"a": entry("F4", shape=[1], offsets=[0, 0])}),
     image_of({"a": entry(), "b": entry()}, FOUR),
     image_of({"a": entry(), "b": entry(offsets=[2, 6])}, FOUR + FOUR),
-    image_of({"a": entry(offsets=[1, 5])}, FOUR + b"5"),
     image_of({"a": entry()}, FOUR + b"5"),
     image_of({"__metadata__": {"a": 1}}),
     image_of(b'{"__metadata__":{"\\ud800":""}}'),
-    image_of(b"\xff{}"),
     image_of(b" {}"),
     image_of(b"[" * 500_000),
     image_of(b'{"a":[' + b"1," * ((1 << 22) + 1) + b"1]}"),
     image_of(b'{"a":' + b"1" * 5000 + b"}"),
     struct.pack("<Q", 1 << 63) + b"{}",
-    struct.pack("<Q", 3) + b"{}",
 ]
 
 
