@@ -35,8 +35,10 @@ from offloop.bus.protocol.frames import Control
 from offloop.bus.publisher import session_state
 from offloop.bus.publisher.launch import BrokerProcess
 from offloop.bus.publisher.session import BrokerSession
+from offloop.bus.recording.source import RecordSource
 from offloop.bus.types.commands import Command
 from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import Timestamp
 
 
 def read_back(publisher):
@@ -209,6 +211,10 @@ def test_the_shortest_delay_requested_by_a_consumer_applies(runs_dir):
             asking(Event.AFTER_LOSS, 1),
         ):
             assert longest_wait() == 4
+            publisher.demand_in_effect(Timestamp(batch=1).values)
+    # The delay is not part of what is recorded.
+    (mark,) = [one.event.fields for one in RecordSource(publisher.recording) if one.topic.name == "$demand"]
+    assert set(mark["demand"]) == {"batch_checkpoint", "after_loss"}
 
 
 # -- how a run ends ---------------------------------------------------------------------------------------------------

@@ -217,6 +217,10 @@ def test_a_sum_of_demands_that_is_too_large_to_send_is_refused() -> None:
         except BrokerError:
             refused += 1
     assert (len(primes), refused) == (78, 78 - 64)
+    # A refused demand leaves the one before.
+    with pytest.raises(BrokerError):
+        leases.renew(b"every 2", Demand({INNER: EventDemand(1, {f"other_{number}": 1 for number in range(60)})}), now=1)
+    assert leases.merged(1).is_due(Event.BATCH_START, 2)
     assert travelled(leases.merged(1)) == leases.merged(1)
 
 

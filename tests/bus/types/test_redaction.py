@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections import UserDict
+from collections import UserDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,11 @@ def test_words_of_a_command_line_may_be_values_of_the_option_before() -> None:
         *("t.py", "--token", "***", "--secret", "--verbose", "--max-tokens", "5", "-key", "***", 1),
         *("-H", "Authorization: ***", "-H", "Authorization:", "***", "***", "--no-auth", "--x", "y"),
     ]
+
+
+def test_the_parts_of_a_named_tuple_have_names() -> None:
+    login = namedtuple("login", ["user", "api_key"])
+    assert redact([login("me", SECRET)]) == [{"user": "me", "api_key": "***"}]
 
 
 def test_values_of_the_environment_are_known_wherever_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
