@@ -164,7 +164,7 @@ class Run:
     """One run of a folder, as :class:`Runs` found it.
 
     :meth:`metrics` and :meth:`events` read its recordings as they are now; everything else is as of the last
-    :meth:`refresh`. Methods raise ConfigurationError
+    :meth:`Runs.refresh`. Methods raise ConfigurationError
     for an unknown name or a missing library, RecordingError for an unreadable recording, RunNotFoundError for an
     unknown attempt."""
 
@@ -252,11 +252,6 @@ class Run:
         add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
         said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
         self._folder.replace(self._entry.annotated(said))
-
-    def refresh(self) -> "Run":
-        """Read the folder again and return this object."""
-        self._folder.refresh()
-        return self
 
     def metrics(
         self, names: str | Collection[str] | None = None, *, attempt: int | None = None, to: Library | None = None

@@ -51,7 +51,7 @@ class Setup:
         self.max_duration = scaled_max_duration(given.max_duration, given.scale_schedule_ratio)
         check_countable(self.max_duration, check_iteration_length(given.iteration_length))
         self.eval_interval = check_interval(given.eval_interval, "eval_interval")
-        self.microbatch_size = check_microbatch_size(given.device_train_microbatch_size, self.data)
+        self.microbatch_size = check_microbatch_size(given.device_train_microbatch_size)
         self.clock = given.clock or wall_clock()
         self.stream = TrainingStream(given, given.callbacks, given.loggers)
         self.settings = check_settings(given.settings)
@@ -197,7 +197,6 @@ class Setup:
         """Check the arguments of ``Trainer.fit`` and prepare the state. A refused argument changes nothing."""
         state = self.state
         data = self.data if train_dataloader is None else as_data_spec(train_dataloader, "train_dataloader")
-        check_microbatch_size(self.microbatch_size, data)
         evaluators = None if eval_dataloader is None else as_evaluators(eval_dataloader)
         check_shards(self.ranks, data, evaluators or [])
         if evaluators is not None:

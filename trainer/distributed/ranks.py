@@ -227,16 +227,7 @@ def rank_and_world_size() -> tuple[int, int]:
     """Return rank and world size of torch's process group or of ``torchrun``; (0, 1) for a single process."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    try:
-        place = int(rank), int(size)
-    except ValueError:
-        place = (-1, 0)
-    if not 0 <= place[0] < place[1]:
-        raise ConfigurationError(
-            f"RANK is {rank!r} and WORLD_SIZE {size!r} in the environment: start ranks with torchrun, or unset both"
-        )
-    return place
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def local_world_size(by_itself: int) -> int:

@@ -50,11 +50,6 @@ class RankBatchSampler(Sampler[list[int]]):
         self._size = batch_size
         self._smallest = batch_size if drop_last else self.num_replicas
 
-    @property
-    def rank_batch_size(self) -> int:
-        """Limit of a batch's samples on this rank."""
-        return -(-self._size // self.num_replicas)
-
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch. The trainer calls it."""
         self.epoch = epoch

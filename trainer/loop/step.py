@@ -14,7 +14,6 @@ from offloop.trainer.data.metrics import read_metrics
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import autocast
 from offloop.trainer.distributed.ranks import Ranks
-from offloop.trainer.distributed.sampling import own_sampler
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import State
 from offloop.trainer.loop.forward_pass import ForwardPass
@@ -123,16 +122,9 @@ class TrainStep:
         elif self._microbatch_size == "auto":
             loss = self._compute_in_fitting_microbatches(state.device_train_microbatch_size or rows or 1)
         else:
-            # The last batch of an epoch may be smaller than a microbatch.
-            if rows is not None and self._microbatch_size > rows and not self._is_last_batch():
-                raise _too_large(self._microbatch_size, rows)
             loss = self._compute_in_microbatches(self._microbatch_size)
         state.batch, state.batch_size = batch, rows
         return loss
-
-    def _is_last_batch(self) -> bool:
-        length = self._state.dataloader_len
-        return length is None or length <= self._state.timestamp.values.batch_in_epoch + 1
 
     def _compute_in_fitting_microbatches(self, size: int) -> torch.Tensor:
         state, rows = self._state, self._state.batch_size or 1
@@ -267,7 +259,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def check_microbatch_size(size: Any, data: DataSpec | None = None) -> MicrobatchSize | None:
+def check_microbatch_size(size: Any) -> MicrobatchSize | None:
     if size is None or size == "auto":
         return size  # type: ignore[no-any-return]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -275,21 +267,7 @@ def check_microbatch_size(size: Any, data: DataSpec | None = None) -> Microbatch
             f"device_train_microbatch_size {size!r} is not allowed: "
             "use a number of samples, 'auto', or None to leave batches whole"
         )
-    batch_size = None if data is None else _rows_of(data.dataloader)
-    if batch_size is not None and size > batch_size:
-        raise _too_large(size, batch_size)
     return size
-
-
-def _rows_of(dataloader: Any) -> int | None:
-    sampler = own_sampler(dataloader)
-    if sampler is not None:
-        return sampler.rank_batch_size
-    for one in (dataloader, getattr(dataloader, "batch_sampler", None)):
-        rows = getattr(one, "batch_size", None)
-        if isinstance(rows, int):
-            return rows
-    return None
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -297,9 +275,3 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     text = str(error)
     signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in signs)
-
-
-def _too_large(size: int, rows: int) -> ConfigurationError:
-    return ConfigurationError(
-        f"device_train_microbatch_size {size} is larger than the batch of {rows} samples: use {rows} or less"
-    )

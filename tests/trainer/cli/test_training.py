@@ -144,7 +144,6 @@ def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.Mon
         (["--max-duration", "3iter"], "iteration_length='1ep'"),
         (["--iteration-length", "3ba"], "'--iteration-length'"),
         (["--microbatch-size", "0"], "'0'"),
-        (["--microbatch-size", "7"], "device_train_microbatch_size"),
         (["--save-folder", "ck", "--save-interval", "5"], "'--save-interval'"),
         (["--save-folder", "{rum_name}"], "{rum_name}"),
         (["--save-interval", "5ba"], "--save-folder"),

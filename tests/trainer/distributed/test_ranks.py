@@ -332,11 +332,3 @@ def test_without_a_seed_the_order_follows_from_the_trainer_s() -> None:
 def test_a_batch_has_to_be_enough_for_all_ranks() -> None:
     with pytest.raises(ConfigurationError, match="batch_size 3"):
         RankBatchSampler(range(10), 3, rank=0, num_replicas=4)
-
-
-@pytest.mark.parametrize(("rank", "size"), [("one", "2"), ("2", "2"), ("-1", "2")])
-def test_an_invalid_environment_is_refused(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ConfigurationError):
-        gold_trainer()

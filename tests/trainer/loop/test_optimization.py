@@ -204,15 +204,13 @@ def test_single_samples_out_of_memory_and_other_errors_are_raised_unchanged() ->
         trainer.fit()
 
 
-def test_a_microbatch_larger_than_the_batch_is_refused() -> None:
-    with pytest.raises(ConfigurationError):
-        gold_trainer(device_train_microbatch_size=7)
-    batches = [gold_data("train", 6)] * 3
-    with (
-        pytest.raises(ConfigurationError),
-        gold_trainer(train_dataloader=batches, device_train_microbatch_size=7) as trainer,
-    ):
-        trainer.fit()
+def test_a_microbatch_larger_than_the_batch_is_the_whole_batch() -> None:
+    ends = []
+    for size in (7, None):
+        with gold_trainer(device_train_microbatch_size=size) as trainer:
+            trainer.fit()
+        ends.append(list(trainer.state.model.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
 
 def test_recomputed_gradients_are_those_at_the_weights_as_they_are() -> None:
