@@ -8,7 +8,6 @@ from algorithm_runs import Image, image_batches, note, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 from training import Act
 
 from offloop.bus.errors import ConfigurationError
@@ -55,19 +54,6 @@ def test_holes_have_their_number_and_length_unless_they_are_cut_off() -> None:
     sizes = [int((cut[0, 0] == 0).sum()) for cut, _ in seen_batches(CutOut(3, 0.25), image_batches(20, 1))]
     assert max(sizes) == 3 * 2**2
     assert len(set(sizes)) > 1
-
-
-def test_holes_are_cut_into_a_part_that_is_found_by_name() -> None:
-    class Named(Image):
-        def forward(self, batch: Any) -> Any:
-            return super().forward([batch["image"]])
-
-        def loss(self, outputs: Any, batch: Any) -> Any:
-            return cross_entropy(outputs, batch["class"])
-
-    batches = [{"image": images, "class": classes} for images, classes in image_batches()]
-    for cut in seen_batches(CutOut(input_key="image"), batches, Named):
-        assert (cut["image"] == 0).any()
 
 
 def sizes(algorithm: ProgressiveResizing, batches: Any, **arguments: Any) -> list[tuple[int, ...]]:

@@ -172,6 +172,7 @@ def test_a_layer_that_is_left_out_gives_its_input_and_gets_no_gradient() -> None
             torch.testing.assert_close(outputs, inputs + 2 * plain[0].linear(inputs))
         seen.add(is_left_out)
     assert seen == {True, False}
+    assert torch.equal(model.eval()(inputs), plain(inputs))
 
 
 def test_rows_are_left_out_one_by_one() -> None:
@@ -184,18 +185,6 @@ def test_rows_are_left_out_one_by_one() -> None:
     left_out = (outputs == inputs).all(dim=1)
     assert left_out.float().mean().item() == pytest.approx(0.25, abs=0.03)
     torch.testing.assert_close(outputs[~left_out], (inputs + plain[0].linear(inputs) / 0.75)[~left_out])
-
-
-@pytest.mark.parametrize("method", ["block", "sample"])
-def test_on_average_and_in_evaluation_a_layer_is_what_it_was(method: str) -> None:
-    model, plain = residuals(1), residuals(1)
-    plain.load_state_dict(model.state_dict())
-    start(StochasticDepth("Residual", method, drop_rate=0.3), model)
-    inputs = torch.rand(1, 8)
-    torch.manual_seed(8)
-    with torch.no_grad():
-        mean = torch.stack([model(inputs) for _ in range(1500)]).mean(0)
-    torch.testing.assert_close(mean, plain(inputs).detach(), atol=0.05, rtol=0)
     assert torch.equal(model.eval()(inputs), plain(inputs))
 
 

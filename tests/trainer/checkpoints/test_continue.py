@@ -38,7 +38,6 @@ TOKENS = DataSpec([gold_data("train", 6)] * 4, get_num_tokens_in_batch=lambda ba
     [
         {"max_duration": "3iter", "iteration_length": "1ep"},
         {"max_duration": "3iter", "iteration_length": "12tok", "train_dataloader": TOKENS},
-        {"max_duration": "3iter", "iteration_length": "24tok", "train_dataloader": TOKENS},
     ],
 )
 def test_iterations_resume_where_they_were(arguments: dict[str, Any], tmp_path: Path) -> None:

@@ -116,18 +116,6 @@ def test_norms_of_each_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(values_of(stream, "parameter_norms")[0]) == NAMES
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])
-def test_updates_are_those_of_any_optimizer(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    model = GoldMLP()
-    before = {name: one.detach().clone() for name, one in model.named_parameters()}
-    stream = Stream(asking(1, field="update_norms"))
-    train(monkeypatch, stream, 1, model=model, optimizers=kind(model.parameters(), lr=0.05))
-    [found] = values_of(stream, "update_norms")
-    assert found == pytest.approx(
-        norms_by_hand({name: one - before[name] for name, one in model.named_parameters()}), rel=1e-4
-    )
-
-
 def copies_of_weights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     copied: list[int] = []
     copy = torch._foreach_copy_

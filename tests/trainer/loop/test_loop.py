@@ -188,19 +188,6 @@ def test_algorithms_may_replace_batch_outputs_and_loss() -> None:
     assert seen == [(2, pytest.approx(1.3862944)), 5.0]
 
 
-@pytest.mark.parametrize(("loss", "total"), [((1.0, 2.0), 3.0), ({"a": 1.0, "total": 7.0}, 7.0)])
-def test_a_model_may_have_several_losses(loss: Any, total: float) -> None:
-    class Several(GoldMLP):
-        def loss(self, outputs: Any, batch: Any) -> Any:
-            zero = outputs.sum() * 0
-            return {k: v + zero for k, v in loss.items()} if isinstance(loss, dict) else [v + zero for v in loss]
-
-    with gold_trainer(model=Several(), max_duration="1ba") as trainer:
-        trainer.fit()
-    assert trainer.state.total_loss is not None
-    assert trainer.state.total_loss.item() == pytest.approx(total)
-
-
 def test_a_further_training_takes_all_of_the_seconds_that_it_was_given() -> None:
     clock = FakeClock(1000.0)
 

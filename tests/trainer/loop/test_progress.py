@@ -10,7 +10,7 @@ from gold import GoldMLP, gold_loader
 from training import Act, FakeClock, gold_evaluators, gold_trainer
 
 from offloop.bus.types.event import Event
-from offloop.trainer import Evaluator, State
+from offloop.trainer import State
 from offloop.trainer.device.device import CpuDevice
 from offloop.trainer.loop.progress import ProgressDisplay
 
@@ -97,15 +97,3 @@ def test_an_evaluation_is_shown_once_and_a_stop_is_named(capsys: pytest.CaptureF
     assert ["MulticlassAccuracy" in line for line in epochs] == [False, True, False]
     assert last.startswith("stopped: 3 ep, 15 ba, 90 sp of 9ep in ")
     assert "MulticlassAccuracy" in last + more
-
-
-def test_the_first_evaluation_of_several_is_named_as_later_ones_are(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluators = [
-        Evaluator("often", gold_loader("eval_a", 12, 5), ["MulticlassAccuracy"], eval_interval="1ep"),
-        Evaluator("seldom", gold_loader("eval_a", 12, 5), ["MulticlassAccuracy"], eval_interval="2ep"),
-    ]
-    with gold_trainer(max_duration="2ep", eval_dataloader=evaluators, progress_bar=True) as trainer:
-        trainer.fit()
-    first, second, more, *_ = capsys.readouterr().err.splitlines()
-    assert re.findall(r"(\w+/)?MulticlassAccuracy", first) == ["often/"]
-    assert re.findall(r"(\w+/)?MulticlassAccuracy", second + more) == ["often/", "seldom/"]
