@@ -12,7 +12,6 @@ from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
 from offloop.bus.recording.reader import Record, RecordingReader
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.demand import BASE_EVENTS
-from offloop.bus.types.event import Event
 
 BEGAN = 1_795_259_222_215_294_932
 _NAMES = ["batch_end", "epoch_end", "before_forward", "after_loss", "eval_end", "$demand", "$command"]
@@ -105,5 +104,4 @@ def entries(draw: st.DrawFn, ranks: int = 3) -> list[Entry]:
     return made
 
 
-EVENTS = [Event(name) for name in _NAMES if not name.startswith("$")]
 """Those in :func:`entries`."""
