@@ -12,7 +12,7 @@ import pytest
 from commands import command
 from documents import blocks
 from helpers import wait_for
-from paths import DATA
+from paths import RECORDINGS
 
 import offloop
 from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
@@ -20,7 +20,6 @@ from offloop.bus.index.annotations import read_annotations
 from offloop.bus.runs.directory import is_locked
 from offloop.consumers.cli.main import main as consumer_main
 
-RECORDED = DATA / "recordings" / "0.1.0"
 LOSS = "loss/train/total"
 ACCURACY = "metrics/eval/Accuracy"
 
@@ -218,9 +217,9 @@ def beside_batches(logged: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any
 def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(
     recorded: str, runs_dir: Path, log: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install(runs_dir, RECORDED / f"{recorded}.mcap")
+    install(runs_dir, RECORDINGS / f"{recorded}.mcap")
     [run] = offloop.runs()
-    logged = log(RECORDED / f"{recorded}.mcap")
+    logged = log(RECORDINGS / f"{recorded}.mcap")
     assert len(logged[LOSS]) > 3
     caplog.clear()
     assert exact(by_step(run.metrics(to="dict"))) == exact(beside_batches(logged))

@@ -80,7 +80,7 @@ def publish(
     **arguments: Any,
 ) -> None:
     """Publishes ``events`` events at ``rate`` a second, or until SIGUSR1, and then does as ``ending`` says: ``close``;
-    ``raise`` an exception; ``stay`` until it is killed, once everything is on disk.
+    or ``stay`` until it is killed, once everything is on disk.
 
     ``restart_pauses`` take the place of the publisher's own, for brokers that die more often than brokers do."""
     # On a busy machine a broker may take longer to come back than a training is to wait for it.
@@ -109,7 +109,8 @@ def publish(
         if ending == "stay":
             # What is on its way to the broker when a process dies may be lost with it.
             wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything to be recorded", PATIENCE)
-        end_as(ending)
+            print("published", flush=True)
+            time.sleep(600)
     told = {
         "events": number - 1,
         "seconds": seconds,
@@ -118,15 +119,6 @@ def publish(
         **asdict(publisher.statistics()),
     }
     print(json.dumps(told), flush=True)
-
-
-def end_as(ending: str) -> None:
-    """Does what is meant to end the program, or nothing."""
-    if ending == "raise":
-        raise RuntimeError("no more data")
-    if ending == "stay":
-        print("published", flush=True)
-        time.sleep(600)
 
 
 def follow(run: str, *, times: int = 1, pause: float = 0.0, **arguments: Any) -> None:

@@ -79,19 +79,6 @@ def train_beside(work):
     return trainer
 
 
-def test_set_lr_reports_the_batch_from_which_it_counts(runs_dir):
-    _, (outcome,), snapshots = train(("set", "lr", 0.025))
-    assert outcome.event in ("batch_checkpoint", "epoch_checkpoint")
-    assert outcome.error is None
-    assert outcome.batch >= 3
-    rates = {int(one.timestamp.batch): one.lr["SGD"] for one in snapshots if one.event is Event.BATCH_END}
-    assert all(rate == [0.1 if batch <= outcome.batch else 0.025] for batch, rate in rates.items())
-    (recorded,) = Recording(find_run("r").recording).read_commands()
-    assert recorded._replace(time_ns=None) == outcome
-    at = [one.time_ns for one in snapshots if one.event is Event.BATCH_END and one.timestamp.batch == outcome.batch]
-    assert at[0] <= recorded.time_ns
-
-
 def test_a_schedule_continues_from_a_rate_that_was_set(runs_dir):
     from offloop.trainer.schedulers import ConstantScheduler
 
@@ -211,8 +198,10 @@ def test_send_prints_the_outcome(runs_dir):
 WATCHER = """
 import sys
 from offloop.bus import Event, Subscriber
+from offloop.bus.types.demand import Demand, EventDemand
 name, event, batch = sys.argv[1] or None, Event(sys.argv[2]), int(sys.argv[3])
-with Subscriber("r", events=[event], name=name, barrier_events=[event]) as stream:
+demand = Demand({event: EventDemand(1, {"gradient_norm": 1})})
+with Subscriber("r", events=[event], demand=demand, name=name, barrier_events=[event]) as stream:
     for snapshot in stream:
         if int(snapshot.timestamp.batch) == batch:
             snapshot.stop_training()
@@ -246,6 +235,10 @@ def test_a_waiting_trainer_stops_at_the_exact_batch(runs_dir, consumer, name, ev
     assert trainer.state.timestamp.values[2] == batch
     (outcome,) = Recording(find_run("r").recording).read_commands()
     assert (outcome.event, outcome.batch, outcome.delay) == (event.value, batch, 0)
+    if event is Event.BATCH_END:
+        # It receives its fields from the first batch on.
+        ends = [one for one in Recording(find_run("r").recording) if one.event is event]
+        assert all("gradient_norm" in one.on_demand for one in ends)
 
 
 def test_a_trainer_waits_no_longer_than_wait_seconds(runs_dir, consumer, caplog):
@@ -267,32 +260,6 @@ def test_a_trainer_waits_no_longer_than_wait_seconds(runs_dir, consumer, caplog)
         trainer.fit()
     assert trainer.state.timestamp.values[2] == 8
     assert caplog.text.count("has not decided at batch_end within 2 s") == 1
-
-
-FIELDS = """
-import sys
-from offloop.bus import Event, Subscriber
-from offloop.bus.types.demand import Demand, EventDemand
-demand = Demand({Event.BATCH_END: EventDemand(1, {"gradient_norm": 1})})
-with Subscriber("r", events=[Event.BATCH_END], demand=demand, name="judge", barrier_events=[Event.BATCH_END]) as stream:
-    list(stream)
-"""
-
-
-def test_an_awaited_consumer_receives_its_fields_from_the_first_batch(runs_dir):
-    process = []
-
-    def begin(_event, state, logger):
-        process.append(subprocess.Popen([sys.executable, "-c", FIELDS]))
-
-    with gold_trainer(
-        24, 6, publish=True, run_name="r", wait_for="judge", algorithms=[Act(begin, Event.INIT)]
-    ) as trainer:
-        trainer.fit()
-    process[0].wait(60)
-    ends = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
-    assert len(ends) == 8
-    assert all("gradient_norm" in one.on_demand for one in ends)
 
 
 class Elsewhere(Callback):

@@ -1,7 +1,6 @@
 """Consumers with a name: killed at any moment and started again, their files come out as if nothing had happened."""
 
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -300,6 +299,12 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
         assert progress.load() is not None
 
 
+def test_a_name_used_with_other_callbacks_is_refused(tmp_path: Path) -> None:
+    run_named([batch_end(1)], tmp_path)
+    with pytest.raises(ConfigurationError):
+        run_named([batch_end(2)], tmp_path, callbacks=[LRMonitor()])
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 CALLBACKS = """
@@ -415,14 +420,3 @@ def test_a_second_consumer_of_one_name_is_refused(
         code, lines = finish(command("second", "--run", "r", "--name", "mine"))
     assert (code, len(lines)) == (1, 1)
     assert not list(tmp_path.glob("second.*"))
-
-
-def test_a_name_used_with_other_callbacks_or_loggers_is_refused(
-    command: Callable[..., list[str]], runs_dir: Path
-) -> None:
-    directory = record_run(runs_dir, "r", snapshots_of_training(), status=None)
-    words = [sys.executable, "-m", "offloop.consumers", "--run", "r", "--name", "mine"]
-    assert finish([*words, "--callbacks", "speed,lr", "--log", "jsonl"])[0] == 3
-    assert finish([*words, "--callbacks", "lr", "--log", "jsonl"])[0] == 1
-    assert finish([*words, "--callbacks", "speed,lr", "--log", "jsonl,csv"])[0] == 1
-    assert json.loads((directory / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1

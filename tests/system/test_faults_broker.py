@@ -1,6 +1,5 @@
 """Brokers that are killed, stopped and started again in the middle of a run: nothing is lost, and nobody waits."""
 
-import contextlib
 import os
 import random
 import signal
@@ -96,14 +95,3 @@ def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
         times = [decode_event(record.body).time for records in reader.read() for record in records]
     assert times == sorted(times)
     assert len(times) == len(told["numbers"]) + 1
-
-
-@pytest.mark.soak
-def test_64_consumers_of_one_broker_are_all_complete(runs_dir: Path) -> None:
-    with Training(runs_dir, rate=1000) as training, contextlib.ExitStack() as stack:
-        followers = [stack.enter_context(Follower(runs_dir, times=16)) for _ in range(4)]
-        training.await_published(training.published + 1000)
-        told = training.finish()
-        for follower in followers:
-            for one in follower.results():
-                assert_complete(one, told["events"])

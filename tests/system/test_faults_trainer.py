@@ -62,18 +62,6 @@ def test_a_trainer_killed_together_with_its_broker_is_lost(runs_dir: Path) -> No
     assert find_run("r").status == "lost"
 
 
-def test_a_trainer_that_raises_has_everything_recorded(runs_dir: Path) -> None:
-    ending = "failed: RuntimeError: no more data"
-    with Training(runs_dir, events=1000, ending="raise") as training, Follower(runs_dir) as follower:
-        told = follower.result()
-        assert_complete(told, 1000, ending)
-        training.process.communicate(timeout=100)
-        assert training.process.returncode != 0
-    wait_for(lambda: not find_run("r").live, "the broker to end")
-    read_recording(runs_dir / "r", 1000, ending)
-    assert f"{find_run('r').status}: {find_run('r').last.error}" == ending
-
-
 def test_a_surviving_fork_does_not_keep_a_killed_run_live(runs_dir: Path) -> None:
     script = """
 import os, time

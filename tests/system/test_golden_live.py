@@ -187,24 +187,6 @@ def test_speeds_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir
     assert {name: monitor.state_dict()[name] for name in reference} == reference
 
 
-def test_speeds_after_a_resume_are_those_of_the_reference_live_and_in_replay(runs_dir: Path, tmp_path: Path) -> None:
-    def with_evaluations(**arguments: Any) -> dict[str, Any]:
-        evaluators = gold_evaluators(EVAL_B)
-        return {**timed(), "eval_dataloader": evaluators, "eval_interval": "2ba", **arguments}
-
-    live, replayed = Kept(), Kept()
-    with gold_trainer(**with_evaluations(max_duration="4ba", save_folder=tmp_path, save_interval="1ep")) as first:
-        first.fit()
-    [checkpoint] = tmp_path.glob("ep*")
-    monitor, again = SPEED_MONITORS["resumed_from_4ba"](), SPEED_MONITORS["resumed_from_4ba"]()
-    train([monitor], live, "resumed", **with_evaluations(max_duration="8ba", load_path=checkpoint))
-    replay(runs_dir, [again], replayed, "resumed")
-    reference = SPEED["resumed_from_4ba"]["state_dict_at_end"]["SpeedMonitor"]
-    assert {name: monitor.state_dict()[name] for name in reference} == reference
-    assert monitor.state_dict() == again.state_dict()
-    assert live.calls == replayed.calls == by_event(SPEED["resumed_from_4ba"]["logged"])
-
-
 # -- RuntimeEstimator -------------------------------------------------------------------------------------------------
 
 

@@ -141,8 +141,7 @@ def descriptors():
     return len(os.listdir("/dev/fd"))
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EROFS, "read-only"), ValueError("odd")])
-def test_a_failed_dump_affects_nothing_else(recorder, tmp_path, monkeypatch, error):
+def test_a_failed_dump_affects_nothing_else(recorder, tmp_path, monkeypatch):
     before = descriptors()
 
     def refuse(*_):
@@ -150,7 +149,7 @@ def test_a_failed_dump_affects_nothing_else(recorder, tmp_path, monkeypatch, err
             raise OSError(errno.EROFS, "read-only")
 
         monkeypatch.setattr(Path, "unlink", refuse_again)
-        raise error
+        raise ValueError("odd")
 
     monkeypatch.setattr(RecordingWriter, "append", refuse)
     ((done, why),) = dumped(recorder)
@@ -168,13 +167,6 @@ def test_ranks_that_fail_together_are_dumped_once_with_the_first_error(recorder,
     settle(recorder)
     found = [Recording(dump).flight for dump in list_dumps(tmp_path)]
     assert found == [("failed", "rank 0: mistake 0"), ("lost", "rank 8: lost")]
-
-
-def test_a_long_reason_is_shortened(recorder, tmp_path):
-    recorder.note_end(LiveRank(0), {"status": "failed", "error": "é" * 50_000})
-    settle(recorder)
-    (dump,) = list_dumps(tmp_path)
-    assert Recording(dump).flight[1] == "rank 0: " + "é" * 992
 
 
 def test_events_written_during_a_copy_leave_no_gap(ring, monkeypatch):

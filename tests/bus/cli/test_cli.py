@@ -17,14 +17,12 @@ from plugin_files import install
 from recorded_runs import Entry, write_foreign, write_recording
 
 from offloop.bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
-from offloop.bus.cli import main as cli
 from offloop.bus.cli.main import bus
-from offloop.bus.protocol.frames import decode_event
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
 from offloop.bus.types.commands import Command
 from offloop.bus.types.timestamp import Timestamp
-from offloop.bus.types.units import duration, when
+from offloop.bus.types.units import duration
 
 
 def invoke(*arguments):
@@ -148,31 +146,6 @@ def test_show_names_what_a_part_of_a_recording_leaves_out(tmp_path):
     assert "left out" not in invoke("show", tmp_path / "a.mcap")
 
 
-@pytest.mark.parametrize(
-    ("commands", "number"),
-    [
-        (["pause", "checkpoint"], 2),
-        (["pause", "stop"], None),
-        (["pause", "resume", "pause"], 4),
-        (["refused"], None),
-    ],
-)
-def test_show_says_since_when_a_run_is_paused(tmp_path, commands, number):
-    path, over = tmp_path / "a.mcap", tmp_path / "b.mcap"
-    fields = [{"command": name, "event": "batch_end"} for name in commands]
-    fields = [{"command": "pause", "error": "not here"} if one["command"] == "refused" else one for one in fields]
-    entries = [Entry(batch=7), *(Entry("$command", 0, 7, one) for one in fields)]
-    times = {
-        event.seq: event.time / 1e9 for _, body in write_recording(path, entries) for event in [decode_event(body)]
-    }
-    paused = json.loads(invoke("show", "--json", path))["details"]["paused"]
-    assert paused == (None if number is None else {"since": times[number], "batch": 7})
-    line = "" if number is None else f"paused     since {when(times[number])}, after batch 7\n"
-    assert line in invoke("show", path)
-    write_recording(over, [*entries, Entry("$end", fields={"status": "finished"})])
-    assert "paused" not in invoke("show", over)
-
-
 def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeypatch):
     def refused(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -180,15 +153,6 @@ def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeyp
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(RunDirectoryError, match="cannot be read: Permission denied"):
         invoke("runs")
-
-
-def test_without_a_command_it_shows_the_help(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bus"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert re.search(r"\n  export +Write a recording for other tools\.\n", told.err)
 
 
 def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):

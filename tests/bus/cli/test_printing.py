@@ -19,7 +19,7 @@ from recorded_runs import Entry, write_recording
 from offloop.bus import Event, OffloopError, Publisher, Subscriber
 from offloop.bus.cli.describe import describe_run
 from offloop.bus.cli.main import main as bus_main
-from offloop.bus.printing import LOGGERS, cut_in_the_middle, escape, one_line
+from offloop.bus.printing import LOGGERS, escape, one_line
 from offloop.bus.protocol.frames import encode_control
 from offloop.bus.runs.directory import find_run
 from offloop.consumers.cli.main import main as consumer_main
@@ -168,8 +168,3 @@ def test_what_the_encoding_of_the_output_lacks_is_escaped():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True, cwd=ROOT)
     assert done.stdout == done.stderr == b"gr\\xf6\\xdfer \\u5b78\n"
-
-
-def test_a_name_that_is_too_long_keeps_its_beginning_and_its_end() -> None:
-    assert cut_in_the_middle("short", 12) == "short"
-    assert cut_in_the_middle("digits-with-a-long-name-seed-17", 20) == "digits-wi...-seed-17"

@@ -92,19 +92,6 @@ def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: 
     assert invoke("runs", "--where", "lr > 1") == f"no runs in {three} of which 'lr > 1' is true\n"
 
 
-def test_programs_get_everything_about_runs(three: Path) -> None:
-    invoke("edit", "a", "--tag", "baseline")
-    of_c, _, of_a = described("runs")
-    assert (of_a["run"], of_a["tags"], of_a["note"], of_a["pinned"]) == ("a", ["baseline"], "", False)
-    assert of_a["hyperparameters"]["optimizer/lr"] == 0.1
-    extremes = {"min": 0.5, "min_step": 1, "max": 1.0, "max_step": 0}
-    assert of_a["metrics"]["loss/train/total"] == {"last": 0.75, "last_step": 2, **extremes}
-    assert of_a["recording"] == str(three / "a" / "recording-1.mcap")
-    assert of_a["size"] > 0
-    # NaN is neither the least nor the greatest.
-    assert of_c["metrics"]["loss/train/total"]["max"] == 2.0
-
-
 def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> None:
     assert names() == ["c", "b", "a"]
     assert invoke("edit", "a", "--pin") == "run a: pinned\n"

@@ -12,7 +12,7 @@ from run_tables import ACCURACY, entry, table
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.columns import Columns, progress_of, reached_text
 from offloop.bus.index.entry import MetricValues
-from offloop.bus.index.table import RunTable, differences
+from offloop.bus.index.table import RunTable
 
 
 def names(of: RunTable, find: str = "", order: str = "-started", archived: bool = False) -> list[str]:
@@ -190,31 +190,6 @@ def test_what_has_no_direction_has_no_best_value_until_the_runs_or_the_user_say_
     assert found(runs, "kl.best < 1.5") == ["a"]
 
 
-def test_differences_are_those_that_not_all_runs_share():
-    assert differences(RUNS[:2]) == {
-        "config/lr": [0.01, 0.1],
-        "flag": [True, False],
-        "list": [None, [1, 2]],
-        "model/name": ["A", "B"],
-        "zero": [0, None],
-    }
-
-
-def test_pinned_runs_come_first_in_any_order_and_archived_ones_only_when_asked_for():
-    runs = table(
-        entry("a", started=1.0),
-        entry("b", started=2.0, pinned=True),
-        entry("c", started=3.0, archived=True),
-        entry("d"),
-    )
-    assert names(runs) == ["b", "d", "a"]
-    assert names(runs, order="run") == ["b", "a", "d"]
-    assert names(runs, order="-metrics/gone") == names(runs)
-    assert names(runs, archived=True) == ["b", "d", "c", "a"]
-    assert names(runs, "archived") == names(runs, "archived == true") == ["c"]
-    assert runs.choose("").archived == 1
-
-
 @pytest.mark.parametrize(
     ("find", "found"),
     [
@@ -252,18 +227,6 @@ def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_meas
     runs = table(entry("a", hyperparameters={"config/lr": 1, "a_rather_long_prefix/lr": 2}))
     columns = runs.columns(["config/lr", "nonsense", "a_rather_long_prefix/lr", "config/lr"])
     assert [column.title for column in columns] == ["config/lr", "a_rather_long_prefix/lr"]
-
-
-def test_columns_that_most_runs_have_come_before_those_of_a_few():
-    few = {f"metrics/eval/{name}": MetricValues(0.5, 9, 0.5, 9, 0.5, 9) for name in ("a_accuracy", "b_accuracy")}
-    runs = [
-        entry(f"r{number}", hyperparameters={"config/width": number, "config/zeta": number % 3}) for number in range(5)
-    ]
-    runs.append(entry("odd", hyperparameters={"config/alpha": 1}, metrics=few))
-    runs.append(entry("even", hyperparameters={"config/alpha": 2}, metrics=few))
-    usual = table(*runs).usual_columns
-    assert usual[:4] == ("status", "config/zeta", "config/width", "config/alpha")
-    assert usual[4] == f"{ACCURACY}.best"
 
 
 def test_the_best_of_a_column_is_that_of_the_runs_that_are_found():

@@ -15,7 +15,6 @@ from offloop.bus import BrokerError, Event, Publisher, Recording, Subscriber
 from offloop.bus.cli.main import bus
 from offloop.bus.errors import ConfigurationError, OffloopError, RecordingError, RunDirectoryError, RunNotFoundError
 from offloop.bus.jetstream import bridge
-from offloop.bus.jetstream.bridge import Bridge
 from offloop.bus.jetstream.download import download
 from offloop.bus.jetstream.file_copy import BridgeReplacedError, FileCopy
 from offloop.bus.jetstream.nats_connection import NatsConnection
@@ -116,23 +115,6 @@ def test_a_bridge_of_a_finished_run_gives_up_when_the_servers_take_nothing(tmp_p
     with pytest.raises(BrokerError, match="stored nothing of run r"):
         live.wait()
     assert (read_bridge(path).state, read_bridge(path).has_all(1)) == ("failed", False)
-
-
-def test_a_bridge_of_a_live_run_never_gives_up(tmp_path, nats_server, copying, monkeypatch):
-    nats_server.kill()
-    run = WrittenRun(tmp_path, "late").train([1.0] * 20)
-    looks = []
-    monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", -1.0)
-    monkeypatch.setattr(Bridge, "_check_use", lambda self, check=Bridge._check_use: (check(self), looks.append(1)))
-    live = copying(run.path)
-    wait_for(lambda: len(looks) > 3 and live.status.reason == "no server answers", "the bridge")
-    nats_server.start()
-    wait_for(lambda: live.has_all_of(run), "the bridge")
-    monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 60.0)
-    path = run.end()
-    live.wait()
-    assert read_bridge(path).has_all(1)
-    assert_copied(nats_server, path)
 
 
 @pytest.mark.parametrize(("is_connected", "is_replaced"), [(True, False), (False, True)])

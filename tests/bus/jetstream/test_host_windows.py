@@ -85,28 +85,6 @@ def test_a_reader_elsewhere_gets_the_windows_of_all_hosts(tmp_path, nats_server,
         host.end()
 
 
-def test_a_full_stream_is_paused_also_while_windows_have_room(tmp_path, nats_server, copying):
-    host = Host(tmp_path, 0, copying, max_bytes=100_000)
-    host.run.send("batch_end", {"blob": random.Random(1).randbytes(300_000)})
-    host.run.writer.flush()
-    wait_for(lambda: host.bridge.status.state == "paused", "the full stream")
-    seen, got = set(), []
-
-    def arrived(last):
-        seen.add(host.bridge.status.state)
-        got.extend(reader.host_windows())
-        return [one.last for one in got][-1:] == [last]
-
-    with attach(nats_server, "wide") as reader:
-        for last in (2, 4):
-            host.say(last)
-            wait_for(lambda last=last: arrived(last), "the window")
-    assert seen == {"paused"}
-    nats_server.give_room("ol_wide")
-    wait_for(lambda: host.bridge.status.state == "copying", "room")
-    host.end()
-
-
 def test_a_window_that_was_written_in_part_is_cut_off(tmp_path, monkeypatch):
     path = tmp_path / "windows-1"
     writer = WindowsWriter(path)

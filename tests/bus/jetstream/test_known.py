@@ -8,11 +8,9 @@ import time
 
 import nats
 import pytest
-from click.testing import CliRunner
 from helpers import wait_for
 
 from offloop.bus import BrokerError, Subscriber
-from offloop.bus.cli.main import bus
 from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.net.channels import ask
@@ -102,15 +100,3 @@ def test_a_request_that_no_bridge_takes_is_refused_at_once(nats_server):
     with NatsConnection(nats_server.servers) as there, pytest.raises(BrokerError):
         ask(StreamChannel(there), "command", {"run": "r", "command": "stop"})
     assert time.monotonic() - begin < 4, "it waited for an answer"
-
-
-def test_runs_with_few_details_are_listed(nats_server):
-    put(
-        nats_server,
-        r_1_h={"run": "r", "attempt": 1, "status": "failed"},
-        s_1_h={"run": "s", "attempt": 1, "status": "live", "live": True},
-    )
-    for options in ([], ["--json"]):
-        done = CliRunner().invoke(bus, ["runs", "--stream", nats_server.address, *options], catch_exceptions=False)
-        assert done.exit_code == 0
-        assert "failed" in done.output

@@ -222,12 +222,6 @@ def test_the_configuration_has_limits_and_what_a_server_of_a_cluster_is_called(t
     assert "jetstream: { max_file: 100GB }" in made.output
 
 
-def test_a_folder_may_have_other_letters_in_its_name(tmp_path):
-    made = Roles(tmp_path / "M\u00f6we", BESIDE_PYTHON)
-    made.server.kill()
-    assert made.server.store.is_dir()
-
-
 def test_a_viewer_has_no_command_delivered_and_no_answer_sent_elsewhere(roles, copying, attach, publisher):
     """Servers deliver what is requested of a stream to any subject, and an answer may be wanted anywhere."""
     bridge = copying(publisher.run_dir, roles.servers("publish"))

@@ -6,7 +6,7 @@ import time
 
 from helpers import wait_for
 from nats_servers import NatsServer
-from run_folders import WrittenRun, write_run
+from run_folders import write_run
 
 from offloop.bus import Subscriber
 from offloop.bus.jetstream import connection, names
@@ -75,31 +75,6 @@ def test_a_message_that_the_server_does_not_store_does_not_count(nats_server):
         nats_server.operate(give_room)
         send(nats_server, b" and more", begin=4)
         assert read(stored, 0, 13) == b"good and more"
-
-
-def test_the_end_of_a_file_that_another_broker_continues_is_replaced(nats_server):
-    make_stream(nats_server)
-    send(nats_server, b"begin", b"footer")
-    with reading(nats_server) as stored:
-        assert read(stored, 0, 11) == b"beginfooter"
-        send(nats_server, b"on", b"ward", begin=5)
-        wait_for(lambda: stored.read_at(0, 100) == b"beginonward", "what took its place", 10)
-
-
-def test_a_reader_knows_how_far_it_is_behind(nats_server, copying, runs_dir):
-    run = WrittenRun(runs_dir, "r")
-    for _ in range(10):
-        run.train([0.5] * 20)
-    bridge = copying(run.path)
-    wait_for(lambda: bridge.has_all_of(run), "the bridge")
-    with Subscriber("r", stream=nats_server.address) as subscriber:
-        following = iter(subscriber)
-        next(following)
-        behind = subscriber.statistics().lag
-        assert behind > 0
-        for _ in range(199):
-            next(following)
-        assert (subscriber.statistics().lag, subscriber.statistics().lag_high) == (0, behind)
 
 
 def test_readers_leave_nothing_in_the_servers(nats_server, copying, runs_dir):

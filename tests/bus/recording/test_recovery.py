@@ -4,9 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
-from recording_files import TOPICS, append, crash, official, read, spoil
+from recording_files import TOPICS, append, crash, official, read
 
-from offloop.bus import Gap, Recording
 from offloop.bus.recording.reader import Record, RecordingReader
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.tools.convert import convert
@@ -83,36 +82,6 @@ def test_a_flipped_bit_costs_at_most_its_chunk_and_is_reported(tmp_path, finishe
         mended.unlink()
         losses += not complete
     assert flips / 5 < losses < flips
-
-
-def test_missing_events_are_reported_by_number(tmp_path):
-    path = tmp_path / "a.mcap"
-    writer = RecordingWriter(path, "r", 1)
-    sizes = []
-    for first in (1, 4, 7):
-        sizes.append(writer.size)
-        for seq in range(first, first + 3):
-            append(writer, seq)
-        writer.flush()
-    writer.close()
-    spoil(path, sizes[0] + 60)
-    spoil(path, sizes[2] + 60)
-    done = convert([path], tmp_path / "b.mcap")
-    assert done.gaps == (Gap(0, 1, 3), Gap(0, 7, 9))
-    assert (done.events, done.lost) == (3, True)
-
-
-def test_a_recovered_run_without_an_end_stays_lost(tmp_path):
-    path = tmp_path / "a.mcap"
-    writer = RecordingWriter(path, "r", 1)
-    append(writer, 1)
-    writer.flush()
-    crash(writer)
-    convert([path], tmp_path / "b.mcap")
-    recording = Recording(tmp_path / "b.mcap")
-    assert [snapshot.seq for snapshot in recording] == [1]
-    assert recording.ending is not None
-    assert recording.ending.status == "lost"
 
 
 def test_a_malformed_event_is_left_out_and_reported(tmp_path):

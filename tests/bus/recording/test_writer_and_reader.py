@@ -72,17 +72,6 @@ def test_a_recording_has_mcap_metadata_and_is_private(tmp_path):
     assert official(tmp_path / "b.mcap") == read(tmp_path / "b.mcap") == []
 
 
-def test_a_reader_may_begin_at_any_chunk(tmp_path):
-    sizes = write(tmp_path / "a.mcap", [5, 5, 5])
-    with RecordingReader(tmp_path / "a.mcap") as reader:
-        reader.position = sizes[1]
-        (chunk,) = reader.read()
-        assert [record.body for record in chunk] == [body(TOPICS[0], seq) for seq in range(11, 16)]
-        assert (reader.damage, reader.lost, reader.finished) == ([], False, True)
-        reader.position = sizes[0]
-        assert [len(chunk) for chunk in reader.read()] == [5, 5]
-
-
 def test_a_large_chunk_is_written_without_a_flush(tmp_path):
     writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
     for seq in range(1, 4):
@@ -102,46 +91,6 @@ def test_more_topics_than_a_file_may_hold_are_refused_by_name(tmp_path, monkeypa
         writer.append(b"r/event_100/0", 1, 1, 1, b"")
     writer.close()
     assert len(read(tmp_path / "a.mcap")) == 100
-
-
-def test_positions_are_those_of_flushed_events(tmp_path):
-    writer = RecordingWriter(tmp_path / "a.mcap", "r", 1)
-    append(writer, 1)
-    assert (writer.positions, writer.written) == ({}, 1)
-    writer.flush()
-    append(writer, 7, TOPICS[7])
-    assert writer.positions == {0: Position(1, 1, 1, False)}
-    writer.flush()
-    assert writer.positions == {0: Position(1, 1, 1, False), 1: Position(7, 7, 7, True)}
-    writer.close()
-    writer.close()
-
-
-def test_a_reader_continues_while_the_file_grows(tmp_path):
-    path = tmp_path / "a.mcap"
-    writer = RecordingWriter(path, "r", 1)
-    with RecordingReader(path) as reader:
-        assert list(reader.read()) == []
-        for begin in (1, 6, 11):
-            for seq in range(begin, begin + 5):
-                append(writer, seq)
-            writer.flush()
-            (chunk,) = reader.read()
-            assert len(chunk) == 5
-            assert reader.position == writer.size
-        writer.close()
-        assert list(reader.read()) == []
-        assert reader.finished
-
-
-def test_a_reader_continues_when_a_finished_recording_is_resumed(tmp_path):
-    write(tmp_path / "a.mcap", [3, 4])
-    with RecordingReader(tmp_path / "a.mcap") as reader:
-        assert sum(len(chunk) for chunk in reader.read()) == 7
-        writer = RecordingWriter(tmp_path / "a.mcap", "r", 1, resume=True)
-        added = append(writer, 8)
-        writer.close()
-        assert (list(reader.read()), reader.damage) == ([[added]], [])
 
 
 def write_at_random(path: Path, count: int) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,10 @@ from offloop.bus.errors import RunDirectoryError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.runs import directory, writing
 from offloop.bus.runs import lock as run_lock
-from offloop.bus.runs.directory import find_run, host_name, list_runs, read_run
+from offloop.bus.runs.directory import find_run, list_runs, read_run
 from offloop.bus.runs.listing import ListedRun
 from offloop.bus.runs.run_file import MAX_BYTES, MAX_TEXT
 from offloop.bus.runs.writing import RunDirectory, next_attempt
-from offloop.bus.types.units import lasted
 
 
 def change(**values: Any) -> Callable[[Path], None]:
@@ -89,14 +87,6 @@ def test_a_description_that_is_wrong_in_one_value_hides_no_run(tmp_path: Path) -
     assert info == {"cwd": "/here", "own": {"a": [1]}, "other": {"run": 1}}
 
 
-def test_what_later_versions_add_is_kept_when_another_attempt_begins(tmp_path: Path) -> None:
-    run = write_run(tmp_path, "r")
-    change(later={"a": [1, None]})(run / "run.json")
-    write_run(tmp_path, "r")
-    first, second = json.loads((run / "run.json").read_text())["attempts"]
-    assert (first["later"], second["attempt"]) == ({"a": [1, None]}, 2)
-
-
 def test_an_attempt_that_would_make_the_file_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,18 +153,6 @@ def test_an_attempt_never_lasted_less_than_nothing_although_the_clock_was_set_ba
     assert last.ended is not None
     # A broker that was started again does not know when the attempt began by its own clock.
     assert last.ended - last.started == pytest.approx(0 if is_resumed else 7, abs=1)
-
-
-@pytest.mark.parametrize(("started", "ended", "live"), [(3600.0, 1.4, False), (1e11, None, True)])
-def test_what_ended_before_it_began_took_no_time(started: float, ended: float | None, live: bool) -> None:
-    assert lasted(started, ended, live=live) == lasted(0, 0, live=False)
-
-
-def test_a_host_is_called_as_the_environment_says_or_as_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OFFLOOP_HOST", raising=False)
-    assert host_name() == socket.gethostname()
-    monkeypatch.setenv("OFFLOOP_HOST", "node-7")
-    assert host_name() == "node-7"
 
 
 @pytest.mark.parametrize("can_ask", [run_lock.CAN_ASK, False])

@@ -60,11 +60,6 @@ def test_a_command_is_answered_by_the_broker_and_then_by_the_training() -> None:
     assert broker.waits == [5, 30, 30]
 
 
-def test_a_slow_command_has_no_outcome_yet() -> None:
-    outcome = outcome_of(Broker(ACCEPTED))
-    assert (outcome.command.name, outcome.event, outcome.batch) == ("set", None, None)
-
-
 @pytest.mark.parametrize(
     ("answers", "error"),
     [

@@ -1,8 +1,5 @@
 """Receiving: everything once and in order, whenever one comes and whatever happens on the way."""
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +8,7 @@ import time
 import pytest
 from helpers import wait_for
 
-from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber, find_run
+from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from offloop.bus.types.demand import Demand, EventDemand
 
 
@@ -68,25 +65,6 @@ def test_inner_events_are_published_once_a_consumer_requests_them(runs_dir):
         publish(publisher, 1, 3, Event.BATCH_START)
     watcher.join(30)
     assert batches(watcher.got) == [1, 2, 3] == batches(Recording(publisher.recording))
-
-
-def test_subscribers_wait_for_a_killed_broker_while_the_trainer_lives(runs_dir):
-    publisher = Publisher("r")
-    publish(publisher, 1, 100)
-    wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged == 100, "the record")
-    early = Collector()
-    wait_for(lambda: len(early.got) == 100, "the history")
-    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
-    wait_for(lambda: find_run("r").away, "the run to be without a broker")
-    assert find_run("r").status == "live"
-    late = Collector()
-    publish(publisher, 101, 200)
-    publisher.close()
-    for collector in (early, late):
-        collector.join(30)
-        assert batches(collector.got) == list(range(1, 201))
-        assert collector.subscriber.ending.status == "finished"
-        assert collector.subscriber.gaps == ()
 
 
 def test_unknown_runs_and_closed_subscribers_are_errors(runs_dir):

@@ -10,7 +10,7 @@ from recorded_runs import Entry, entries, read_records, write_recording
 from recording_files import file_limit, spoil
 from run_folders import write_run
 
-from offloop.bus import ConfigurationError, Gap, InvalidTimeError, Recording, RunDirectoryError
+from offloop.bus import ConfigurationError, InvalidTimeError, Recording, RunDirectoryError
 from offloop.bus.cli.recordings import convert_recordings
 from offloop.bus.recording.replay import Replay
 from offloop.bus.recording.source import CutRange, RecordSource
@@ -107,20 +107,6 @@ async def test_a_cut_holds_what_a_replay_of_that_part_shows(trained, tmp_path):
         assert done.events == len(shown)
         assert done.events + done.dropped == len(list(Recording(trained)))
         assert part.ending == done.ending == Recording(trained).read_endings()[0]
-
-
-def test_a_part_tells_left_out_from_lost_events_and_can_be_cut_again(tmp_path):
-    original, part, smaller = (tmp_path / f"{name}.mcap" for name in "opq")
-    write_recording(original, [Entry(batch=batch) for batch in range(1, 11)], missing=[4, 5])
-    convert([original], part, "3ba", "8ba")
-    source = RecordSource(part)
-    assert [record.event.seq for record in source if record.topic.name == "batch_end"] == [3, 4, 7, 8]
-    assert [(one.first, one.last) for one in source.left_out] == [(1, 2), (9, 10)]
-    assert source.gaps == [Gap(0, 5, 6)]
-    convert([part], smaller, "4ba", "7ba")
-    source = RecordSource(smaller)
-    assert [record.event.seq for record in source if record.topic.name == "batch_end"] == [4, 7]
-    assert [(one.first, one.last) for one in source.left_out] == [(1, 3), (8, 10)]
 
 
 def test_commands_and_the_end_of_every_rank_stay(tmp_path):

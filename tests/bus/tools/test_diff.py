@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from recorded_runs import BEGAN, Entry, entries, write_foreign, write_recording
 from recording_files import spoil
-from training import gold_evaluators, gold_trainer
 
 from offloop.bus.cli.compare import compare_runs
 from offloop.bus.terminal import run_command
@@ -205,21 +204,6 @@ def test_what_is_missing_is_no_difference_and_is_named(tmp_path):
         assert [line.partition(" of rank")[0] for line in found.incomplete] == [
             f"{side} lacks events {numbers}" for numbers in ("1 to 1", "5 to 6")
         ]
-
-
-def test_trainings_are_the_same_until_they_are_not(runs_dir):
-    for name, more in (("one", {}), ("two", {}), ("longer", {"max_duration": "3ep"})):
-        evaluators = gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}})
-        settings = {"eval_dataloader": evaluators, "eval_interval": "1ep", **more}
-        with gold_trainer(publish=True, run_name=name, **settings) as trainer:
-            trainer.fit()
-    result = run("one", "two")
-    assert result.return_value == 0
-    assert result.output.splitlines()[-1].startswith("the same in ")
-    result = run("one", "longer")
-    assert result.return_value == 1
-    assert "first difference: before_load at 0ep 0ba of rank 0" in result.output
-    assert "  max_duration: 2ep in A, 3ep in B\n" in result.output
 
 
 def test_the_command_shows_the_first_difference(tmp_path):

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
-from helpers import wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_runs import Entry, read_records, write_recording
+from recorded_runs import Entry, write_recording
 from recording_files import append, file_limit, spoil
 from run_folders import WrittenRun
 
-from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError
+from offloop.bus import ConfigurationError, Event, Recording, RunDirectoryError
 from offloop.bus.cli.recordings import export_recording
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.tools import export as tables
@@ -245,16 +244,6 @@ def test_what_is_recorded_between_two_passes_is_left_for_the_next_export(tmp_pat
     assert pa.parquet.read_table(exported(path, "parquet")).num_rows == 1
     assert pa.parquet.read_table(exported(path, "parquet")).num_rows == 2
     writer.close()
-
-
-def test_a_live_run_is_exported_as_far_as_it_is(runs_dir, tmp_path):
-    with Publisher("live") as publisher:
-        publisher.publish(Event.EPOCH_END, batch=1)
-        wait_for(lambda: len(read_records(runs_dir / "live" / "recording-1.mcap")) == 1, "the event to be recorded")
-        result = run("live", "--to", "csv", "-o", tmp_path / "live.csv")
-    assert result.exit_code == 0
-    assert result.output.splitlines()[-1] == "the run's ending is not recorded"
-    assert len(read_csv(tmp_path / "live.csv")) == 1
 
 
 def test_of_a_damaged_recording_everything_whole_is_exported(tmp_path):

@@ -154,13 +154,6 @@ def two_ranks(batches: int) -> Iterator[Snapshot]:
         yield from (stream.batch([("data", 1 + stream.rank), ("backward", 3 - stream.rank)]) for stream in streams)
 
 
-def test_each_rank_is_a_process_with_its_host() -> None:
-    trace = shown(two_ranks(3))
-    assert trace.processes == {0: "rank 0 (node-0)", 1: "rank 1 (node-1)"}
-    assert [one.ended for one in trace.on("batches", 1)] == [5000, 10000, 15000]
-    assert [one.began for one in trace.on("backward", 1)] == [2000, 7000, 12000]
-
-
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 

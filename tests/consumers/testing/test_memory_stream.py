@@ -15,7 +15,7 @@ from offloop.bus.types.event import Event
 from offloop.consumers import Callback, JsonlLogger, Logger, LoggerDestination, LRMonitor, NaNMonitor, SpeedMonitor
 from offloop.consumers.testing import Logged, MemoryStream, replay
 
-EVALUATED = RECORDINGS / "0.1.0" / "evaluated.mcap"
+EVALUATED = RECORDINGS / "evaluated.mcap"
 TRAINERS_OWN = {"system", "seed", "train_samples", "evaluators", "eval_samples", "hyperparameters"}
 """Fields that a training has and a made stream has not."""
 

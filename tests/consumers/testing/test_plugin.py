@@ -10,7 +10,7 @@ from paths import RECORDINGS, ROOT
 
 pytest_plugins = ["pytester"]
 
-EVALUATED = RECORDINGS / "0.1.0" / "evaluated.mcap"
+EVALUATED = RECORDINGS / "evaluated.mcap"
 DOCS = ROOT / "docs" / "testing.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
