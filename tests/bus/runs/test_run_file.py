@@ -38,18 +38,13 @@ def write(content: bytes) -> Callable[[Path], None]:
 
 DAMAGE = {
     "infinite": change(started=float("inf")),
-    "no date": change(started=1e300),
     "before 1970": change(ended=-5.0),
-    "many digits": change(started=10**400),
     "year 10000": change(paused={"since": 253402300800.0, "batch": 1}),
     "attempt of 65 bits": change(attempt=2**64),
-    "boolean attempt": change(attempt=True),
     "fractional attempt": change(attempt=1.5),
     "surrogate": change(reason="\udcff"),
-    "list as status": change(status=["finished"]),
     "status of no attempt": change(status="live"),
     "batch of 71 bits": change(reached={"epoch": 0, "batch": 2**70, "sample": 0, "planned": None}),
-    "nothing reached": change(reached={"epoch": 0}),
     "recording elsewhere": change(recording="../other/recording-1.mcap"),
     "empty": write(b""),
     "attempt is a number": write(b'{"name": "r", "attempts": [5]}'),
