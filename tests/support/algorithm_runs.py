@@ -28,14 +28,12 @@ def row_batches(count: int = 4, rows: int = 6) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def image_batches(
-    count: int = 4, rows: int = 6, height: int = 8, width: int = 8, channels: int = 2
-) -> list[tuple[Tensor, Tensor]]:
-    """Batches of images without a zero in them, of 3 classes."""
+def image_batches(count: int = 4, rows: int = 6, height: int = 8, width: int = 8) -> list[tuple[Tensor, Tensor]]:
+    """Batches of images with 2 channels, without a zero in them, of 3 classes."""
     generator = torch.Generator().manual_seed(6)
     return [
         (
-            torch.rand(rows, channels, height, width, generator=generator) + 0.5,
+            torch.rand(rows, 2, height, width, generator=generator) + 0.5,
             torch.randint(3, (rows,), generator=generator),
         )
         for _ in range(count)
