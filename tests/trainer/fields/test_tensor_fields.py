@@ -228,37 +228,25 @@ class Copies:
         self.waits += 1
 
 
-def test_tensors_on_a_gpu_are_ready_when_copied_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = Copies()
-    monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.copied", lambda tensor: copies)
-    sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
-    tensors = {"w": torch.arange(LARGE, dtype=torch.float32).as_subclass(OnGpu)}
-    later: Any = sharing.share("weights", TensorPayload(tensors))
-    assert not later.ready()
-    copies.done = True
-    assert later.ready()
-    value = later.value()
-    assert copies.waits == 0
-    with open_tensors(value) as opened:
-        assert opened["w"].numpy()[-1] == LARGE - 1
-    sharing.close()
-
-
-def test_weights_on_two_gpus_are_ready_when_both_have_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_two_gpus_are_ready_when_both_have_copied_and_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnOther(OnGpu):
         device = torch.device("cuda", 1)
 
     copies = {torch.device("cpu"): Copies(), OnOther.device: Copies()}
     monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.copied", lambda tensor: copies[tensor.device])
-    sharing = TensorSharing(SegmentPool(), TensorStream())
-    tensors = {"a": torch.ones(3).as_subclass(OnGpu), "b": torch.ones(3).as_subclass(OnOther), "c": torch.ones(3)}
+    sharing = TensorSharing(SegmentPool(is_handled=lambda seq, field: True), TensorStream())
+    large = torch.arange(LARGE, dtype=torch.float32)
+    tensors = {"a": large.as_subclass(OnGpu), "b": torch.ones(3).as_subclass(OnOther), "c": torch.ones(3)}
     monkeypatch.setattr("torch.empty", lambda *shape, pin_memory, **more: torch.zeros(*shape, **more))
     later: Any = sharing.share("weights", TensorPayload(tensors))
     for one in copies.values():
         assert not later.ready()
         one.done = True
     assert later.ready()
+    with open_tensors(later.value()) as opened:
+        assert opened["a"].numpy()[-1] == LARGE - 1
     assert [one.waits for one in copies.values()] == [0, 0]
+    sharing.close()
 
 
 def test_memory_is_used_again_only_when_copies_that_were_begun_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
