@@ -89,10 +89,9 @@ def test_a_disabled_loop_resumes_at_the_epoch_that_it_has_reached(options: dict[
     assert list(resumed.epochs(4)) == [2, 3]
 
 
-@pytest.mark.parametrize(("accumulation", "batches"), [(1, 8), (2, 4)])
-def test_a_disabled_loop_counts_batches(options: dict[str, Any], accumulation: int, batches: int) -> None:
+def test_a_disabled_loop_counts_batches(options: dict[str, Any]) -> None:
     model, optimizer = make()
-    run = offloop.watch(model, optimizer, gradient_accumulation_steps=accumulation, **options)
+    run = offloop.watch(model, optimizer, gradient_accumulation_steps=2, **options)
     for epoch in run.epochs(4):
         for index, _ in enumerate(run.batches(DATA)):
             if (epoch, index) == (1, 2):
@@ -100,7 +99,7 @@ def test_a_disabled_loop_counts_batches(options: dict[str, Any], accumulation: i
         if epoch == 1:
             saved = run.state_dict()
             break
-    assert Timestamp.from_values(saved["timestamp"]).values.batch == batches
+    assert Timestamp.from_values(saved["timestamp"]).values.batch == 4
     assert saved["epoch"] == "ended"
 
 

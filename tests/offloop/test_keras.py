@@ -145,18 +145,6 @@ def test_what_is_not_a_number_is_seen_and_a_step_of_ones_own_is_watched() -> Non
     assert losses[0] == pytest.approx(float(model(INPUTS[:SIZE]).mean().detach()), abs=10)
 
 
-# Of Keras's step, when it is compiled.
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled_steps_are_watched_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compile_(function, backend="eager"))
-    model = make_model(keras.optimizers.SGD(0.1), dropout=0.0, jit_compile=True)
-    history = fit(model, OffloopCallback(run_name=RUN)).history
-    losses = values_of(Event.BATCH_END, "loss")
-    assert [np.mean(losses[:5]), np.mean(losses[5:])] == pytest.approx(history["loss"], abs=1e-6)
-
-
 def test_a_rate_of_a_schedule_and_a_checkpoint_without_a_folder_are_refused() -> None:
     sender = Sender(("set", "lr", 0.5), ("checkpoint",), ("stop",))
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
@@ -213,21 +201,18 @@ def test_a_consumer_gets_the_weights_and_learns_what_cannot_be_had(tmp_path: Pat
     assert unavailable["gradient_norm"] == "Keras adds up the gradients of microbatches within its optimizer"
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(ZeroDivisionError("the user's"), "failed"), (KeyboardInterrupt(), "stopped")]
-)
-def test_errors_of_the_step_are_the_users_own_and_end_the_run(error: BaseException, status: str) -> None:
+def test_errors_of_the_step_are_the_users_own_and_end_the_run() -> None:
     def rows() -> Any:
         for batch in range(4):
             yield INPUTS[:SIZE], TARGETS[:SIZE] if batch < 3 else None
 
     def fail(*_: Any, **__: Any) -> Any:
-        raise error
+        raise ZeroDivisionError("the user's")
 
     model = make_model(loss=lambda truth, said: fail() if model.optimizer.iterations == 3 else said.mean(), metrics=[])
-    with pytest.raises(type(error)):
+    with pytest.raises(ZeroDivisionError, match="the user's"):
         fit(model, pickle.loads(pickle.dumps(OffloopCallback(run_name=RUN))))
-    assert ending().status == status
+    assert ending().status == "failed"
     assert len(values_of(Event.BATCH_END, "loss")) == 3
     assert "Offloop" not in repr(model.train_function)
 

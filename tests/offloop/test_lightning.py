@@ -19,7 +19,6 @@ from attached_runs import (
     RUN,
     Sender,
     are_same,
-    break_down,
     ending,
     events_of,
     logged_in,
@@ -299,22 +298,6 @@ def test_unusual_modules_train_as_without(precision: str, calls_again: bool) -> 
     )
 
 
-def test_a_callback_whose_run_has_failed_has_another_one_in_the_next_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    callback = OffloopCallback(run_name=RUN)
-    with monkeypatch.context() as broken:
-        break_down(broken)
-        fit(callback)
-    assert callback.detached
-    fit(callback)
-    assert callback.state_dict()["run_name"] == f"{RUN}-2"
-    assert [find_run(name).status for name in (RUN, f"{RUN}-2")] == ["failed", "finished"]
-    # A checkpoint of a training without a run has nothing of the run before.
-    with monkeypatch.context() as broken:
-        break_down(broken)
-        fit(callback)
-    assert not callback.state_dict()
-
-
 def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
     callback = OffloopCallback(run_name=RUN, record="all")
     trainer, module = make_trainer(callback, max_epochs=1), Module()
@@ -388,9 +371,7 @@ class Unsized(IterableDataset[Any]):
     ("limits", "max_duration", "batches"),
     [
         ({"max_epochs": -1, "max_steps": 7}, "7ba", 7),
-        ({"max_epochs": 3, "limit_train_batches": 2}, "3ep", 6),
         ({"max_epochs": None, "max_time": {"seconds": 90}, "limit_train_batches": 2}, "90sec", 4),
-        ({"max_epochs": 5, "fast_dev_run": True}, "1ba", 1),
     ],
 )
 def test_the_duration_is_that_of_the_limits(limits: dict[str, Any], max_duration: str, batches: int) -> None:
@@ -401,7 +382,7 @@ def test_the_duration_is_that_of_the_limits(limits: dict[str, Any], max_duration
     ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
     assert len(ends) == batches
     assert str(ends[0].max_duration) == max_duration
-    whole = limits.get("limit_train_batches", 1 if "fast_dev_run" in limits else BATCHES)
+    whole = limits.get("limit_train_batches", BATCHES)
     assert {one.dataloader_len for one in ends} == {whole}
     # An epoch that is left in its middle does not end.
     assert events_of().count("epoch_end") == batches // whole
@@ -418,14 +399,6 @@ def test_data_of_unknown_length_is_trained_on_and_evaluated_on_command() -> None
     first = next(one for one in snapshots_of() if one.event is Event.EVAL_END)
     assert int(first.timestamp.batch) == evaluated.batch
     assert set(first.eval_metrics["val"]) == {"val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"}
-
-
-def test_a_learning_rate_finder_is_no_run() -> None:
-    finder = lightning.callbacks.LearningRateFinder(num_training_steps=8, attr_name="lr")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(os.environ["OFFLOOP_RUNS_DIR"])
-        fit(finder, OffloopCallback(run_name=RUN), max_epochs=1)
-    assert len(values_of(Event.BATCH_END, "loss")) == BATCHES
 
 
 @pytest.mark.slow

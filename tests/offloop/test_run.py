@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import wait_for
 
-from offloop.automatic import VARIABLE, lightning_callbacks
+from offloop.automatic import VARIABLE
 from offloop.bus import Event, Recording, find_run
 
 OFFLOOP = [sys.executable, "-m", "offloop", "run"]
@@ -127,11 +127,6 @@ def test_both_namespaces_of_lightning_are_attached_once(folder: Path, runs_dir: 
         assert batches_in(name) == 3
 
 
-def test_without_the_environment_nothing_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert lightning_callbacks() == []
-
-
 @pytest.mark.slow
 def test_a_script_that_attaches_itself_is_attached_once_and_ctrl_c_ends_its_run_in_order(
     folder: Path, runs_dir: Path
@@ -169,15 +164,14 @@ sys.exit(len(count))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_the_script(folder: Path, number: int) -> None:
+def test_a_signal_reaches_the_script(folder: Path) -> None:
     command = [*OFFLOOP, "-c", "", "--", sys.executable, "-c", WAITING]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
-    assert (out, process.returncode) == (f"got {int(number)}\n", 1)
+    assert (out, process.returncode) == (f"got {int(signal.SIGTERM)}\n", 1)
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
@@ -201,9 +195,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
     [
         (("hf.py", "4"), 1, "write 'offloop run -- python hf.py 4'"),
         (("-c", "spede", "--", "touch", "started"), 1, "did you mean speed?"),
-        (("-c", "top", "--", "touch", "started"), 1, "Top"),
         (("--run-name", "a/b", "--", "touch", "started"), 1, "a/b"),
-        (("--", sys.executable, "-I", "-c", "exit(5)"), 5, "PYTHONPATH"),
         (("--", "sh", "-c", "kill -9 $$"), 128 + signal.SIGKILL, "PYTHONPATH"),
     ],
 )

@@ -151,14 +151,6 @@ def test_what_does_not_exist_is_refused(three: Any) -> None:
             missing()
 
 
-def test_a_folder_without_runs_is_empty_until_there_are_some(runs_dir: Path) -> None:
-    runs = offloop.runs()
-    assert len(runs) == 0
-    assert "0 runs" in repr(runs)
-    train("one")
-    assert names(runs.refresh()) == ["one"]
-
-
 def test_a_choice_of_runs_is_made_again_from_what_is_new(three: Any) -> None:
     good = three.where("Accuracy > 0.75").sort("-Accuracy")
     train("better", 0.02, accuracy=0.95)
@@ -213,7 +205,7 @@ def beside_batches(logged: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any
     }
 
 
-@pytest.mark.parametrize("recorded", ["evaluated", "ranks", "cut"])
+@pytest.mark.parametrize("recorded", ["ranks", "cut"])
 def test_the_metrics_of_a_recording_are_those_that_a_consumer_logs(
     recorded: str, runs_dir: Path, log: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -113,7 +113,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("what", [("tqdm",), ("line", "0"), ("line", "20")], ids=" ".join)
+@pytest.mark.parametrize("what", [("tqdm",), ("line", "20")], ids=" ".join)
 def test_lines_come_above_the_last_one_wherever_that_is(what: tuple[str, ...]) -> None:
     terminal = Terminal(sys.executable, "-c", SAYING, *what, columns=60, lines=16)
     assert terminal.wait_for_end() == 0

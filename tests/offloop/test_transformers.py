@@ -13,7 +13,6 @@ import pytest
 import torch
 from attached_runs import (
     RUN,
-    Sender,
     are_same,
     events_of,
     logged_in,
@@ -314,15 +313,6 @@ def test_fields_of_divided_weights_are_not_promised() -> None:
     assert unavailable["weights_checkpoint"] == unavailable["gradient_norm"] == "each rank has only a part"
 
 
-def test_an_evaluation_without_data_is_refused() -> None:
-    sender = Sender(("set", "eval", "now"), ("stop",))
-    trained(Trainer, None, AtStep(sender.step), max_steps=100_000, logging_strategy="no")
-    assert [one.error for one in sender.outcomes] == [
-        "cannot evaluate on command: the trainer has no eval_dataset",
-        None,
-    ]
-
-
 def test_a_checkpoint_on_command_is_saved_although_an_evaluation_finds_nothing_better() -> None:
     trainer = made(
         eval_dataset=rows_of(4),
@@ -411,16 +401,6 @@ def test_a_training_that_resumes_counts_on(every: int, reached: int) -> None:
     ]
     loaded, *_ = Recording(find_run("second").path).read_checkpoints()
     assert (loaded.action, loaded.run) == ("load", RUN)
-
-
-def test_a_training_resumes_from_a_checkpoint_that_was_written_without_the_callback() -> None:
-    arguments = {"save_strategy": "steps", "save_steps": 5}
-    made(**arguments).train()
-    trainer = made(**arguments)
-    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
-    trainer.train(resume_from_checkpoint=trainer.args.output_dir + "/checkpoint-5")
-    assert [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.BATCH_END] == list(range(6, 12))
-    assert (Path(trainer.args.output_dir) / "checkpoint-10").is_dir()
 
 
 def test_a_callback_that_is_added_twice_makes_one_run_and_train_again_another() -> None:

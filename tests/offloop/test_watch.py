@@ -305,18 +305,6 @@ def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
         assert (events_of(f"w{number}")[-1] == "fit_end") == (status == "finished")
 
 
-def test_a_run_that_cannot_be_started_is_shown_and_the_loop_goes_on(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    plain = Loop().plain()
-    (file := tmp_path / "file").touch()
-    loop = Loop().watched(run_name="w", runs_dir=file)
-    assert same(plain, loop)
-    assert loop.run.detached
-    assert f"the training continues without it: the run directory {file}/w cannot be written" in caplog.text
-    assert loop.run.stop_requested is False
-
-
 @pytest.mark.slow
 def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> None:
     found, said = run_two_ranks("watched_ranks", tmp_path)
@@ -355,24 +343,11 @@ def test_an_epoch_that_had_ended_when_its_state_was_saved_ends_in_the_run_that_r
     assert saved.timestamp == loaded.timestamp
 
 
-class CastsWithin(torch.nn.Module):
-    """Computes in another precision than its weights and its output have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(6, 2)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.layer(batch).float()
-
-
 @pytest.mark.parametrize(
     ("model", "autocast", "dtype", "precision"),
     [
         (torch.nn.Linear(6, 2, dtype=torch.bfloat16), None, torch.bfloat16, "bf16"),
         (torch.nn.Linear(6, 2), torch.float16, torch.float32, "amp_fp16"),
-        (CastsWithin(), None, torch.float32, None),
     ],
 )
 def test_the_precision_is_the_one_that_the_model_is_seen_to_compute_in(
