@@ -83,6 +83,7 @@ def test_help_imports_no_heavy_package() -> None:
     assert not loaded & HEAVY
 
 
+@pytest.mark.slow
 def test_a_training_imports_no_commands_displays_or_metrics() -> None:
     displays = {"click", "rich", "nicegui", "offloop.consumers.dashboard"}
     loaded = loaded_by("from offloop import watch; from offloop.trainer import Trainer")

@@ -147,6 +147,7 @@ def _folders(runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SAVED", str(tmp_path / "saved"))
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_although_the_broker_is_killed(train: Train, plain: Weights) -> None:
     assert are_same(plain, train({"record": "all"}, lambda batch: batch == 6 and kill_broker()).weights)
     batches = [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.BATCH_END]
@@ -154,6 +155,7 @@ def test_weights_are_the_same_although_the_broker_is_killed(train: Train, plain:
     assert len(batches) >= 5
 
 
+@pytest.mark.slow
 def test_an_error_of_ours_is_shown_once_and_the_training_continues(
     train: Train, plain: Weights, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +166,7 @@ def test_an_error_of_ours_is_shown_once_and_the_training_continues(
     assert (ending().status, "a defect of ours" in str(ending().error)) == ("failed", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", WITH_TRAINERS, ids=_name, indirect=True, scope="module")
 @pytest.mark.parametrize("error", [ZeroDivisionError("the user's"), KeyboardInterrupt()])
 def test_an_error_of_the_training_reaches_the_caller_and_the_next_training_is_another_run(
@@ -186,6 +189,7 @@ def test_an_error_of_the_training_reaches_the_caller_and_the_next_training_is_an
     assert find_run("r-2").status == "finished"
 
 
+@pytest.mark.slow
 def test_every_command_is_done_after_the_batch_in_which_it_comes(train: Train) -> None:
     framework = train.framework  # type: ignore[attr-defined]
     heat: list[float] = []
@@ -218,6 +222,7 @@ def test_every_command_is_done_after_the_batch_in_which_it_comes(train: Train) -
     assert snapshots_of()[-1].event is Event.FIT_END
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "train", [one for one in FRAMEWORKS if one is not _with_keras], ids=_name, indirect=True, scope="module"
 )
@@ -235,6 +240,7 @@ def test_fields_on_demand_are_what_the_model_has(train: Train) -> None:
     assert {"forward", "backward", "optimizer", "publishing"} <= {name for name, _, _ in last.phases["spans"]}
 
 
+@pytest.mark.slow
 def test_no_gpu_is_waited_for_in_the_course_of_the_batches(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu()
     monkeypatch.setattr("offloop.attached.training.get_device", lambda _: gpu)

@@ -190,6 +190,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_once(folder: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -208,6 +209,7 @@ def test_what_cannot_be_attached_is_said_in_one_line(
     assert not (folder / "started").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "message"),
     [

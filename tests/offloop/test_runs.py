@@ -312,6 +312,7 @@ def test_pandas_has_the_steps_as_index(three: Any) -> None:
     assert isinstance(table["started"].dtype, pandas.DatetimeTZDtype)
 
 
+@pytest.mark.slow
 def test_polars_has_the_steps_as_first_column(three: Any) -> None:
     import polars
 

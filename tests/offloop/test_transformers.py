@@ -135,6 +135,7 @@ STEP = ["after_train_batch", "batch_end", "batch_checkpoint"]
 EVALUATED = ["eval_before_all", "eval_start", *["eval_batch_start", "eval_batch_end"] * 2, "eval_end", "eval_after_all"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accumulation", "model"), [(3, None), (3, Classifier)])
 def test_events_loss_rates_and_training_time_are_those_of_the_trainer(accumulation: int, model: Any) -> None:
     trainer = trained(
@@ -359,6 +360,7 @@ class Failing(TrainerCallback):
             raise self.error
 
 
+@pytest.mark.slow
 def test_smaller_batches_after_too_little_memory_are_another_attempt() -> None:
     class Hungry(Classifier):
         def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -375,6 +377,7 @@ def test_smaller_batches_after_too_little_memory_are_another_attempt() -> None:
     assert snapshots_of("my-run-1", 2)[-1].timestamp.sample.value == ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "reached"), [(4, 8), (11, 11)])
 def test_a_training_that_resumes_counts_on(every: int, reached: int) -> None:
     """In the middle of an epoch; and from its last step, in which the checkpoint was written before the epoch ended."""
@@ -403,6 +406,7 @@ def test_a_training_that_resumes_counts_on(every: int, reached: int) -> None:
     assert (loaded.action, loaded.run) == ("load", RUN)
 
 
+@pytest.mark.slow
 def test_a_callback_that_is_added_twice_makes_one_run_and_train_again_another() -> None:
     trainer = made(max_steps=2)
     before = vars(trainer).keys(), vars(trainer.accelerator).keys()

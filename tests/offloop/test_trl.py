@@ -99,6 +99,7 @@ def sft() -> Any:
     )
 
 
+@pytest.mark.slow
 def test_supervised_fine_tuning() -> None:
     plain = sft()
     plain.train()

@@ -187,6 +187,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # torch warns of a scheduler that steps in an epoch of which all batches were trained before the kill.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     ("kind", "accumulate", "limit", "way"),

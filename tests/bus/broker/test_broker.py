@@ -342,6 +342,7 @@ print(find_run("r").status, publisher.statistics().dropped)
 """
 
 
+@pytest.mark.slow
 def test_a_broker_is_restarted_until_the_disk_has_space(runs_dir):
     done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "finished 0\n", done.stderr

@@ -194,6 +194,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_several_processes_may_use_one_index_and_be_killed(tmp_path):
     for number in range(30):
         write_run(tmp_path, f"r{number}", [number])

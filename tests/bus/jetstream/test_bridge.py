@@ -61,6 +61,7 @@ def test_a_finished_run_with_several_attempts_is_copied_byte_for_byte_once(tmp_p
     assert (again.status.state, again.status.resent) == ("done", 0)
 
 
+@pytest.mark.slow
 def test_the_largest_event_comes_whole(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "large")
     fill(run, MAX_FRAME - 1000)
@@ -104,6 +105,7 @@ def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path,
     assert_copied(nats_server, path)
 
 
+@pytest.mark.slow
 def test_a_bridge_of_a_finished_run_gives_up_when_the_servers_take_nothing(tmp_path, nats_server, copying, monkeypatch):
     monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 0.5)
     run = WrittenRun(tmp_path, "r").train([1.0] * 20)
@@ -275,6 +277,7 @@ def lose_power(run):
     return whole
 
 
+@pytest.mark.slow
 def test_after_a_power_failure_the_longer_copy_is_kept_and_the_next_attempt_is_copied(tmp_path, nats_server, copying):
     run = WrittenRun(tmp_path, "r")
     first = copying(run.path)
@@ -291,6 +294,7 @@ def test_after_a_power_failure_the_longer_copy_is_kept_and_the_next_attempt_is_c
     assert ["the copy is kept as it is" in line for line in second.said] == [True]
 
 
+@pytest.mark.slow
 def test_an_attempt_that_differs_from_its_copy_is_named_at_the_end_and_the_others_are_copied(
     tmp_path, nats_server, copying
 ):

@@ -51,6 +51,7 @@ def state(there):
     return next((run.live for run in there.runs()), None)
 
 
+@pytest.mark.slow
 def test_a_run_is_live_while_its_bridge_is_heard_whatever_its_clock_says(nats_server):
     with NatsConnection(nats_server.servers) as early:
         with saying(nats_server, clock=-3600):

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 
+import pytest
 from helpers import wait_for
 from nats_servers import NatsServer
 from run_folders import write_run
@@ -88,6 +89,7 @@ def test_readers_leave_nothing_in_the_servers(nats_server, copying, runs_dir):
         assert nats_server.operate(consumers) == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_left_for_another(tmp_path, nats_server, monkeypatch):
     """Stopped, not dead: its connections stay open, and nothing comes."""
     monkeypatch.setattr(connection, "_PING_SECONDS", 0.3)

@@ -101,6 +101,7 @@ def test_damaged_bytes_are_read_alike_or_refused(elements, changes):
         assert repr(by_us(body)) == repr(by_msgpack(body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("element", "bare"), [(7, 0), (8, b"")], ids=["fields", "context with bytes"])
 def test_each_limit_of_the_maps_holds(element, bare):
     def event(value):

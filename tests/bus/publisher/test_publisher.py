@@ -282,6 +282,7 @@ print(find_run("r").status)
     assert [snapshot.event for snapshot in Recording(runs_dir / "r")] == [Event.FIT_END]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last_line", "status", "code"),
     [
@@ -462,6 +463,7 @@ def test_the_training_continues_when_its_broker_cannot_be_restarted(runs_dir, ca
     publisher.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name"), [(BrokerSession, "_connect"), (BrokerProcess, "_spawn")])
 def test_a_trainer_temporarily_out_of_descriptors_reconnects_later(runs_dir, monkeypatch, caplog, owner, name):
     monkeypatch.setattr(session_state, "HELLO_AGAIN_SECONDS", 0.2)

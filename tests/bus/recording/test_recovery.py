@@ -48,6 +48,7 @@ class Written:
         return [record for begin, end, records in self.chunks if not begin <= offset < end for record in records]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("finished", "flips"),
     [

@@ -46,6 +46,7 @@ def test_a_run_file_that_is_no_file_hides_no_other_run(runs_dir: Path) -> None:
         assert f"{runs_dir / name / 'run.json'} cannot be read: it is" in rows[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "make"),
     [

@@ -79,6 +79,7 @@ LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_format", LOADERS)
 def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_path: Path, save_format: Any) -> None:
     trained = GoldMLP()

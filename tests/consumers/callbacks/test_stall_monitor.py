@@ -105,6 +105,7 @@ class Hanging(RunStream):
             yield snapshot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "phase"),
     [

@@ -72,6 +72,7 @@ def everything() -> list[Algorithm]:
     return [SAM(rho=0.1), GradientClipping("norm", 0.5), depth, EMA("5ba"), LayerFreezing(0.3), *layout]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_algorithms",
     [

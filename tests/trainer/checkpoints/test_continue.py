@@ -276,6 +276,7 @@ def test_restarting_in_a_folder_with_checkpoints_is_refused_and_the_trainer_stay
         trainer.fit(duration="1ba")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("publish", [False, True])
 def test_a_trainer_that_is_dropped_is_gone_at_once(publish: bool, tmp_path: Path, runs_dir: Path) -> None:
     gc.collect()

@@ -90,6 +90,7 @@ def some_tree() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @given(TREES)
 @settings(max_examples=150, deadline=None)
 def test_a_checkpoint_reads_back_as_written(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:

@@ -324,6 +324,7 @@ def test_unreadable_checkpoints_of_a_folder_to_load_are_kept(
     assert (saved / "ep1-ba9-rank0.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_trainings_that_branch_from_the_checkpoint_of_another_run_are_runs_of_their_own(
     tmp_path: Path, runs_dir: Path
 ) -> None:

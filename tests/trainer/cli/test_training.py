@@ -199,6 +199,7 @@ def test_a_checkpoint_resumes_the_training_or_provides_weights_alone(run: Run, t
     assert "theirs fp32 3 1ep 2 6ba 0" in run(*task, "--load-path=ck", "--load-weights-only").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_training_saves_a_checkpoint_and_resumes_to_the_same_weights(
     run: Run, tmp_path: Path, name: str

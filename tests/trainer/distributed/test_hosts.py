@@ -52,6 +52,7 @@ def run_of(folder: Path, host: str, name: str = "r") -> RunInfo:
     return find_run(name, folder / host)
 
 
+@pytest.mark.slow
 def test_each_host_records_its_own_ranks_as_one_attempt_of_one_run(finished: Any) -> None:
     folder, _ = finished
     runs = [run_of(folder, host) for host in HOSTS]
@@ -83,6 +84,7 @@ def test_a_hosts_broker_that_was_killed_was_followed_by_another(finished: Any) -
     assert [int(one.timestamp.batch) for one in ends if one.rank == 2] == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_a_host_without_the_run_starts_with_the_attempt_of_the_others(finished: Any) -> None:
     folder, known = finished
     assert [one["new"] for one in known] == [3, 3, 3, 3]

@@ -79,6 +79,7 @@ def train_as(config: dict[str, Any], **arguments: Any) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_events_fire_where_the_trace_shows_them_and_are_recorded(name: str, runs_dir: Path) -> None:
     trace = load(name)
@@ -184,6 +185,7 @@ def test_nothing_follows_an_exception_in_the_loop() -> None:
 MATRIX = json.loads((REFERENCE / "interval_matrix.json").read_text())["matrix"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MATRIX, ids=[f"{one['max_duration']}-{one['interval']}" for one in MATRIX])
 def test_evaluations_and_checkpoints_come_when_those_of_the_reference_come(
     case: dict[str, Any], tmp_path: Path
