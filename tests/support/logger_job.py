@@ -1,5 +1,5 @@
-"""Sends a recording to wandb, as a consumer that keeps its progress, in a process that a test starts:
-``python logger_job.py RECORDING TARGET [BATCH]``. With ``BATCH`` it kills itself there."""
+"""Sends a recording to wandb or MLflow, as a consumer that keeps its progress, in a process that a test starts:
+``python logger_job.py RECORDING LOGGER TARGET BATCH``. It kills itself at ``BATCH``."""
 
 import os
 import signal
@@ -13,8 +13,9 @@ from helpers import wait_for
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.consumers import Callback, Logger
-from offloop.consumers.api.logger import Row
+from offloop.consumers.api.logger import LoggerDestination, Row
 from offloop.consumers.delivery.spool import wrap_in_spool
+from offloop.consumers.loggers.mlflow import MLFlowLogger
 from offloop.consumers.loggers.wandb import WandBLogger
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.state_file import StateFile
@@ -37,10 +38,16 @@ class Losses(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def send(path: str, target: str, last: str = "0") -> None:
+def destination_of(logger: str, target: str) -> LoggerDestination:
+    if logger == "mlflow":
+        return MLFlowLogger(tracking_uri=target)
+    return WandBLogger(mode="offline", dir=Path(target))
+
+
+def send(path: str, logger: str, target: str, last: str = "0") -> None:
     """Sends a recording, and kills its own process at batch ``last``."""
     recording = Recording(Path(path))
-    destination = WandBLogger(mode="offline", dir=Path(target))
+    destination = destination_of(logger, target)
     taken: list[Row] = []
     log_rows = destination.log_rows
 
@@ -55,11 +62,12 @@ def send(path: str, target: str, last: str = "0") -> None:
         Runner(recording, [callback], [wrap_in_spool(destination)], progress=progress, commit_every=COMMIT_EVERY).run()
 
 
-def send_and_die(recording: Path, target: str) -> None:
-    """Sends in a process that kills itself when two thirds are sent."""
+def send_with_a_kill(recording: Path, logger: str, target: str) -> None:
+    """Sends in a process that kills itself when two thirds are sent, and goes on in this one."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, __file__, str(recording), target, "40"]
+    command = [sys.executable, __file__, str(recording), logger, target, "40"]
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
+    send(str(recording), logger, target)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import logger_job
 import numpy as np
 import pytest
 from consumers_stream import batch_end, record_run, snapshots_of_training
@@ -93,6 +94,15 @@ def test_a_replay_into_the_same_run_adds_nothing(database: str, tmp_path: Path) 
     assert [one.to_dictionary() for one in history(database, only_run(database, "run"), "loss/train_0_")] == [
         one.to_dictionary() for one in losses
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_after_a_kill_no_step_is_missing_or_twice(database: str, tmp_path: Path) -> None:
+    recording = record_run(tmp_path, "killed", snapshots_of_training(60)) / "recording-1.mcap"
+    logger_job.send_with_a_kill(recording, "mlflow", database)
+    losses = history(database, only_run(database, "killed"), "loss")
+    assert [one.step for one in losses] == [*range(1, 61)]
 
 
 def pixels(png: bytes) -> Any:

@@ -92,8 +92,7 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_after_a_kill_no_step_is_missing_or_twice(tmp_path: Path) -> None:
     recording = record_run(tmp_path, "demo", snapshots_of_training(60)) / "recording-1.mcap"
-    logger_job.send_and_die(recording, str(tmp_path / "sent"))
-    logger_job.send(str(recording), str(tmp_path / "sent"))
+    logger_job.send_with_a_kill(recording, "wandb", str(tmp_path / "sent"))
     rows = history(records(tmp_path / "sent"))
     assert [row["step"] for row in rows] == [*range(1, 61)]
     assert [row["_step"] for row in rows] == [*range(60)]
