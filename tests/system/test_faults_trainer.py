@@ -97,6 +97,28 @@ time.sleep(60)
         parent.communicate()
 
 
+LOADS_FOR_LONG = """
+import pathlib, time
+pathlib.Path("loading").touch()
+try:
+    time.sleep(600)
+except BaseException as error:
+    raise ImportError("cannot load module more than once per process") from error
+"""
+"""Of what is raised then it makes another error, as numpy does."""
+
+
+def test_a_training_interrupted_while_its_task_loads_leaves_no_run(runs_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(LOADS_FOR_LONG)
+    command = [sys.executable, "-m", "offloop.trainer", "slow.py:task"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as trainer:
+        wait_for((tmp_path / "loading").exists, "the task")
+        trainer.send_signal(signal.SIGINT)
+        _, errors = trainer.communicate(timeout=100)
+    assert (trainer.returncode, errors) == (130, "interrupted before the training began\n")
+    assert not list(runs_dir.iterdir())
+
+
 CLOSED_ANYWHERE = """
 import itertools, json, os, signal, sys
 from offloop import bus
