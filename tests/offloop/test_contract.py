@@ -101,10 +101,15 @@ def _watched(options: dict[str, Any] | None, after: AfterBatch, epochs: int = 2)
     if options is None:
         return Trained(weights_of(loop.plain(epochs).model), loop.norms)
 
+    def after_batch() -> None:
+        loop.run.log(half=torch.tensor(0.5))
+        after(len(loop.losses))
+
     def evaluate() -> None:
         with loop.run.evaluating("val") as metrics:
             metrics["accuracy"] = torch.tensor(0.75)
 
+    loop.after_batch = after_batch
     loop.watched(epochs, evaluate=evaluate, checkpoint=lambda: loop.run.checkpoint_saved(), **options)
     return Trained(weights_of(loop.model), loop.norms)
 

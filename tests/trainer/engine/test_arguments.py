@@ -24,36 +24,20 @@ LBFGS = torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))])
 
 REFUSED: list[dict[str, Any]] = [
     {"max_duration": "5"},
-    {"max_duration": "0.5dur"},
-    {"eval_interval": "-1ep"},
-    {"optimizers": "adam"},
     {"optimizers": torch.optim.SGD},
     {"optimizers": LBFGS},
     {"optimizers": [OTHER, OTHER]},
-    {"schedulers": [object()]},
     {"schedulers": StepLR(OTHER, 1)},
     {"schedulers": [StepScheduler("1ep"), StepScheduler("2ep")]},
     {"schedulers": ReduceLROnPlateau(OTHER)},
-    {"algorithms": [print]},
     {"device": "tpu"},
     {"seed": -1},
-    {"seed": True},
-    {"scale_schedule_ratio": True},
-    {"device_train_microbatch_size": "all"},
     {"precision": "fp8"},
-    {"iteration_length": "3ba"},
-    {"train_subset_num_batches": 0},
     {"record": ["batch_strat"]},
     {"train_dataloader": 5},
     {"run_name": "a/b"},
-    {"compile_config": {"bogus": 1}},
     {"compile_config": {"backend": "foo"}},
     {"save_folder": 5},
-    {"save_overwrite": "yes"},
-    {"clock": 5},
-    {"config": 5},
-    {"max_delay": "x"},
-    {"stream_to": "http://x"},
     {"stream_to": "nats://x", "publish": False},
 ]
 
@@ -153,22 +137,6 @@ def test_a_run_finishes(runs_dir: Path) -> None:
     trainer.close()
     with pytest.raises(ClosedError):
         trainer.fit()
-
-
-def test_a_failing_loop_ends_the_run_as_failed_and_its_exception_arrives_unchanged(runs_dir: Path) -> None:
-    boom = ValueError("boom in forward")
-
-    def fail(event: Event, state: State, logger: object) -> None:
-        raise boom
-
-    act = Act(lambda event, state, logger: state.timestamp.batch == 2 and fail(event, state, logger))
-    trainer = gold_trainer(publish=True, run_name="broken", algorithms=act)
-    with pytest.raises(ValueError, match="boom in forward") as caught:
-        trainer.fit()
-    assert caught.value is boom
-    assert ending_of(runs_dir / "broken") == ("failed", "ValueError: boom in forward")
-    trainer.close()
-    assert read_run(runs_dir / "broken").status == "failed"
 
 
 def test_an_exception_around_fit_ends_the_run_as_failed(runs_dir: Path) -> None:

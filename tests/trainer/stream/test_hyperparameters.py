@@ -261,6 +261,3 @@ def test_a_hyperparameter_of_any_type_breaks_no_file(tmp_path: Path) -> None:
         "5": None,
         "list": [1, ["y"]],
     }
-
-
-# -- where they are shown ---------------------------------------------------------------------------------------------
