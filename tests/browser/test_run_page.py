@@ -49,7 +49,9 @@ def pixels(there: Visit, name: str) -> list[list[int]]:
     return list(there.page.evaluate(code, name))
 
 
-def test_images_of_every_step_are_loaded_when_they_are_chosen(run: Path, tmp_path: Path, browser) -> None:
+def test_images_of_every_step_are_loaded_when_they_are_chosen_and_a_link_leads_to_all_runs(
+    run: Path, tmp_path: Path, browser
+) -> None:
     (tmp_path / "pictures.py").write_text(PICTURES)
     callbacks = f"dashboard,{tmp_path / 'pictures.py'}:Pictures"
     with commanded(*CONSUMER, "--callbacks", callbacks, "--replay", str(run)) as served:
@@ -69,6 +71,9 @@ def test_images_of_every_step_are_loaded_when_they_are_chosen(run: Path, tmp_pat
             assert not [url for url in asked if "step=3" in url and "__proto__" in url], "not those between"
             there.page.get_by_role("button", name="Newest of __proto__").click()
             there.waits_for(lambda: pixels(there, "__proto__") == [[60] * 3], "the newest again")
+            there.page.get_by_role("link", name="all runs").click()
+            there.page.get_by_role("link", name="r", exact=True).click()
+            there.page.get_by_role("article", name="Run r", exact=True).wait_for()
 
 
 def test_a_run_shows_its_checkpoints_and_alerts(run: Path, browser) -> None:

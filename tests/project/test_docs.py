@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import build_site
@@ -21,7 +21,6 @@ from commands import command
 from documents import PAGES, ROOT, Block, blocks, command_lines
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
-from offloop.bus import Event, Recording, find_run
 from offloop.consumers.cli.main import main as consumer_main
 from offloop.consumers.cli.registry import CALLBACKS
 
@@ -36,7 +35,7 @@ RUNNING = list(
         if block.is_run and block.page not in RUN_BY_THE_TEST_OF_THEIR_PART
     }.values()
 )[::-1]
-README, TRAINING = ([block for block in CODE if block.page == page] for page in ("README.md", "docs/training.md"))
+README = [block for block in CODE if block.page == "README.md"]
 
 LOOP = """
 from offloop import Event, Publisher
@@ -137,45 +136,6 @@ def save(tmp_path: Path) -> Callable[[Block], Path]:
     return save_with_those_before
 
 
-def it_trains(runs_dir: Path, printed: str, consumer: Here) -> None:
-    assert find_run("mine").status == "finished"
-    rows = (runs_dir / "mine" / "metrics.jsonl").read_text()
-    assert "throughput/samples_per_sec" in rows
-    assert "lr-SGD/group0" in rows
-
-
-def it_counts_tokens(runs_dir: Path, printed: str, consumer: Here) -> None:
-    assert printed == "1600tok\n"
-
-
-def it_goes_on(runs_dir: Path, printed: str, consumer: Here) -> None:
-    names = {path.name for path in Path("checkpoints/mine").iterdir()}
-    assert names == {f"{name}-rank0.safetensors" for name in ("ep1-ba15", "ep2-ba16", "latest")}
-    assert len(list((runs_dir / "mine").glob("recording-*.mcap"))) == 2
-
-
-def it_is_followed(runs_dir: Path, printed: str, consumer: Here) -> None:
-    logged = consumer("--run", "my-run", "--callbacks", "speed,lr,metrics,runtime")
-    assert "  lr  " in logged
-    assert "time/remaining_estimate" in logged
-    [reached] = [state.timestamp for state in Recording(runs_dir / "my-run").snapshots([Event.FIT_END])]
-    assert reached.values[1:4] == (5, 640, 20480)
-
-
-def it_is_recorded_by_all_ranks(runs_dir: Path, printed: str, consumer: Here) -> None:
-    assert {(state.rank, state.world_size) for state in Recording(runs_dir / "on-ranks")} == {(0, 1)}
-
-
-OUTCOMES: Mapping[str, Callable[[Path, str, Here], None]] = {
-    **{str(block): it_trains for block in CODE if block.file_name == "train.py"},
-    **{str(block): it_counts_tokens for block in TRAINING if "token" in block.text},
-    **{str(block): it_goes_on for block in TRAINING if "autoresume" in block.text},
-    **{str(block): it_is_followed for block in CODE if block.file_name == "loop.py"},
-    **{str(block): it_is_recorded_by_all_ranks for block in CODE if block.file_name == "ranks.py"},
-}
-"""What some blocks leave behind when they have run."""
-
-
 # Transformers pins memory where there is no GPU, too.
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator is found:UserWarning")
 @pytest.mark.parametrize("block", RUNNING, ids=str)
@@ -183,21 +143,18 @@ def test_code_on_the_pages_runs(
     block: Block,
     save: Callable[[Block], Path],
     script: Here,
-    consumer: Here,
     runs_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = save(block)
     if "\ndef test_" in block.text:
-        printed = run("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file, cwd=tmp_path)
+        run("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file, cwd=tmp_path)
     else:
         if "init_process_group" in block.text:  # several ranks are tested with what they use
             for name, value in ALONE.items():
                 monkeypatch.setenv(name, value)
-        printed = script(file)
-    if check := OUTCOMES.get(str(block)):
-        check(runs_dir, printed, consumer)
+        script(file)
 
 
 # What the guides say of their examples

@@ -23,7 +23,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger
 from offloop.consumers.api.logger import Images
-from offloop.consumers.callbacks.image_visualizer import ImageVisualizer, segmentation_masks
+from offloop.consumers.callbacks.image_visualizer import ImageVisualizer
 from offloop.trainer import Evaluator, Trainer
 from offloop.trainer.stream.run_stream import TrainingStream
 
@@ -195,26 +195,6 @@ def test_images_of_every_shape_come_out_as_they_went_in(
     for image, one in zip(entry.images, expected, strict=False):
         assert image.dtype == (np.uint8 if dtype == "int64" else dtype)
         assert np.array_equal(image, one)
-
-
-@given(classes=st.integers(1, 5), rows=st.integers(1, 4), num_images=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
-def test_masks_name_classes_and_leave_what_they_are_made_of_alone(
-    classes: int, rows: int, num_images: int, seed: int
-) -> None:
-    random = np.random.default_rng(seed)
-    outputs = random.normal(size=(rows, classes, 2, 3)).astype(np.float32)
-    targets = random.integers(-2, classes, (rows, 2, 3))
-    before = outputs.copy(), targets.copy()
-    masks = segmentation_masks(outputs, targets, num_images)
-    assert np.array_equal(outputs, before[0])
-    assert np.array_equal(targets, before[1])
-    count = min(rows, num_images)
-    assert masks["prediction"].shape == masks["ground_truth"].shape == (count, 2, 3)
-    best = np.take_along_axis(outputs[:count], masks["prediction"][:, None], axis=1)[:, 0]
-    assert np.array_equal(best, outputs[:count].max(axis=1))
-    ignored = targets[:count] < 0
-    assert (masks["ground_truth"][ignored] == classes).all()
-    assert np.array_equal(masks["ground_truth"][~ignored], targets[:count][~ignored])
 
 
 # -- parts of a batch --------------------------------------------------------------------------------------------------

@@ -76,11 +76,3 @@ def test_a_baseline_has_a_line_of_its_own_and_all_else_is_compared_with_it():
     assert grouped.lines()[-1]["label"] == "b"
     assert grouped.latest("loss", values, ())["group lr = 2"]["apart"] == "+0.25"
     assert compared(runs, baseline="gone").baseline is None
-
-
-def test_a_link_keeps_what_is_compared():
-    link = Comparison("config/lr", True, "a b").link("http://h/runs?run=a+b&token=t&group=old")
-    assert link == "http://h/runs?run=a+b&token=t&group=config%2Flr&singles=1&baseline=a+b"
-    query = [("run", "x"), ("group", "config/lr"), ("singles", "1"), ("baseline", "a b")]
-    assert Comparison.from_query(query) == Comparison("config/lr", True, "a b")
-    assert Comparison().link("http://h/view/runs?run=a&baseline=b") == "http://h/view/runs?run=a"

@@ -127,23 +127,6 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     }
 
 
-def test_of_each_run_the_phases_of_one_chosen_rank_are_sent():
-    view = RunView("run")
-    for rank in (0, 3):
-        spans = [["forward", 0, (1 + rank) * 10_000_000]]
-        field = {"began": 1_000_000_000, "spans": spans, "device": False}
-        at = {"timestamp": Timestamp(batch=1), "time_ns": 1_050_000_000, "rank": rank}
-        view.see(Snapshot.build(Event.BATCH_END, **at, phases=field))
-    runs = [view]
-    (chart,) = [one for _, members in charts_of(runs, labels_of(runs)) for one in members]
-    assert (chart.id, chart.ranks) == ("phases/0", [0, 3])
-    lines = Lines()
-    for rank, seconds in ((3, 0.04), (7, 0.01), (0, None)):
-        look = Look("batch", None, {chart.id: 300}, rank=rank)
-        news = lines.news({chart.id: chart}, runs, look)
-        assert [float(line["p"]["forward"][0]) for line in news] == pytest.approx([seconds] if seconds else [])
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

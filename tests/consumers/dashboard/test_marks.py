@@ -1,49 +1,18 @@
 """What is marked in charts, where that stands, and what a chart's caption says of a metric: without a browser."""
 
 import itertools
-import math
-import time
-from pathlib import Path
 
-import pytest
-
-from offloop.bus import Event, Publisher, Recording
+from offloop.bus import Event
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers import Runner
 from offloop.consumers.api.logger import RunContext
-from offloop.consumers.dashboard.view import tap
 from offloop.consumers.dashboard.view.marks import MOST_OF_A_KIND, Marks
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.charts import MarkNews
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
-BATCHES, PER_EPOCH, SAMPLES = 400, 100, 8
-EVALUATED = (100, 200, 300, 400)
-SAVED = 250
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("runs")
-    with Publisher("marked", runs_dir=where) as publisher:
-        at = {"epoch": 0, "batch": 0, "sample": 0, "dataloader_len": PER_EPOCH, "max_duration": f"{BATCHES}ba"}
-        publisher.publish(Event.INIT, **at)
-        publisher.publish(Event.FIT_START, **at)
-        for batch in range(1, BATCHES + 1):
-            at |= {"epoch": (batch - 1) // PER_EPOCH, "batch": batch, "sample": SAMPLES * batch}
-            within = (batch - 1) % PER_EPOCH + 1
-            publisher.publish(Event.BATCH_END, **at, batch_in_epoch=within, loss=1 / batch, batch_size=SAMPLES)
-            if batch == SAVED:
-                publisher.mark_checkpoint("save", Timestamp(batch=batch).values)
-            if batch in EVALUATED:
-                metrics = {"eval": {"accuracy": batch / BATCHES}}
-                publisher.publish(Event.EVAL_END, **at, dataloader_label="eval", eval_metrics=metrics)
-        publisher.close("finished")
-    return where / "marked" / "recording-1.mcap"
 
 
 def batch_of(batch: int) -> Snapshot:
@@ -52,36 +21,6 @@ def batch_of(batch: int) -> Snapshot:
     return Snapshot.build(
         Event.BATCH_END, seq=batch, time_ns=START + batch * SECOND, timestamp=at, dataloader_len=10, loss=1.0
     )
-
-
-def read(recording: Path) -> RunView:
-    run = RunView("marked")
-    Runner(Recording(recording), [RunTap(run)], [run]).run()
-    return run
-
-
-@pytest.mark.parametrize("from_summary", [True, False])
-def test_marks_stand_where_it_happened_on_every_axis(
-    recording: Path, from_summary: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if from_summary:
-        monkeypatch.setattr(tap, "MIN_BYTES", 0)
-        monkeypatch.setattr(tap, "TAIL_BYTES", 0)
-    view = read(recording)
-    marks = view.marks().marks
-    places = {(one.mark.kind, one.mark.batch, one.sample, one.epoch) for one in marks}
-    assert places == {
-        *(("evaluation", batch, SAMPLES * batch, batch / PER_EPOCH) for batch in EVALUATED),
-        ("checkpoint", SAVED, SAMPLES * SAVED, SAVED / PER_EPOCH),
-    }
-    assert {one.mark.text for one in marks} >= {"evaluation 'eval': accuracy 0.25", "checkpoint saved"}
-    of_batches = dict(zip(*view.series("loss/train/total").points("time", width=10**9)[:2], strict=True))
-    times = {round(1 / loss): seconds for seconds, loss in of_batches.items()}
-    for one in marks:
-        before, after = times[one.mark.batch], times.get(one.mark.batch + 1, math.inf)
-        assert before - 0.001 <= one.seconds, "after the batch that it follows"
-        assert one.seconds <= after + 60
-        assert one.mark.time == pytest.approx(time.time(), abs=3600)
 
 
 def test_a_mark_comes_when_the_batches_up_to_it_are_known_and_once() -> None:

@@ -1,8 +1,5 @@
 """All ranks of a run on many hosts side by side: values, who stands out, and what it takes."""
 
-import base64
-import json
-
 import msgspec
 import numpy as np
 import pytest
@@ -10,8 +7,6 @@ from many_hosts import many_hosts
 
 from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
 from offloop.consumers.dashboard.view.ranks import FirstNan, RankTiming, Waiting
-from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
 
 
 def ranks_of(count: int, **options: object) -> RankTiming:
@@ -87,18 +82,3 @@ def test_colours_stand_for_what_the_ranks_are_apart_and_neither_for_noise_nor_fo
         assert low < high
         one.map().slowest(LOSS, 2)
         assert one.map().median(LOSS) == one.map().median(LOSS) or not np.isfinite(one.map().values(LOSS)).any()
-
-
-def test_a_browser_is_sent_little_and_can_read_every_value() -> None:
-    view = RunView("run")
-    run = view
-    view.take_windows(many_hosts(64, 8, slow=139, nan=17))
-    frame = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS))
-    sent = np.frombuffer(base64.b64decode(frame["map"]["cells"]), "<f4")
-    assert np.array_equal(sent, view.rank_map().values(LOSS), equal_nan=True)
-    assert np.isnan(sent[17])
-    view.take_windows(many_hosts(64, 8, 2, slow=139))
-    later = ranks_frame([run], ["run"], RanksLook(seen=True, quantity=LOSS))
-    news = {name: value for name, value in later.items() if frame[name] != value}
-    assert "hosts" not in news
-    assert len(json.dumps(later["map"])) < 512 * 4 * 4 / 3 + 500

@@ -74,17 +74,6 @@ def test_groups_are_closed_and_scrolled_through():
     assert (sent["lines"], sent["found"], sent["first"]) == (8, 5, 5)
 
 
-def test_the_head_of_a_group_has_mean_and_range_of_numbers_and_what_is_the_same_in_all():
-    columns = ("accuracy.best", "status", "lr", "tags", "started", "note")
-    head = window(table(*RATED), TableLook(columns=columns, compare=CompareLook(group="lr")))["rows"][0]
-    assert head["count"] == 3
-    accuracy, status, lr, *others = head["cells"]
-    assert accuracy == {"text": "0.6", "range": "0.5 to 0.7"}, "without the one that is no number"
-    assert status["text"] == "3 finished"
-    assert lr == {"text": "0.1", "range": None}
-    assert others == [None, None, None]
-
-
 def test_runs_are_compared_with_a_baseline():
     columns = ("accuracy.best", "accuracy.min", "lr")
     look = TableLook(sort="run", columns=columns, compare=CompareLook(baseline="a"))

@@ -14,17 +14,15 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from consumers_stream import Collector, batch_end, record_run, snapshots_of_training
+from consumers_stream import batch_end, record_run, snapshots_of_training
 from helpers import wait_for
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
-from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from offloop.consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
-from offloop.consumers.loggers.files import append_whole
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.state_file import StateFile
 
@@ -483,29 +481,6 @@ def test_pending_entries_of_a_destination_are_awaited(context: RunContext) -> No
     go_on.set()
     ending.join(60)
     assert (server.closed, server.steps, spool.problem) == (1, [1, 2], None)
-
-
-def test_entries_kept_before_the_disk_was_full_arrive(
-    context: RunContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = 0
-
-    def fill(descriptor: int, data: bytes, size: int) -> None:
-        nonlocal kept
-        kept += 1
-        if kept == 5:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        append_whole(descriptor, data, size)
-
-    monkeypatch.setattr("offloop.consumers.delivery.spool_file.append_whole", fill)
-    server, other = Server(), Collector()
-    snapshots = [state for state in snapshots_of_training(8) if state.event is Event.BATCH_END]
-    statistics = Runner(snapshots, [LogsLoss()], [wrap_in_spool(server), other]).run()
-    assert server.steps == [1, 2, 3, 4]
-    assert server.closed == 1
-    assert [row.step for row in other.rows] == [*range(1, 9)]
-    assert statistics.problems == ["destination Server failed and lacks all later values"]
-    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_nothing_arrives_twice_if_the_position_cannot_be_written(
