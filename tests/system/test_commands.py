@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -21,71 +22,44 @@ from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.subscriber.commands import send_command
 from offloop.bus.types.commands import COMMANDS, Command, Outcome, check_command
 from offloop.consumers import Callback
+from offloop.trainer.schedulers import ConstantScheduler
 
 EVALUATORS = {"eval_a": {"n": 12, "batch_size": 5}}
 
 
-class Sender:
-    """Sends commands from another thread, one after the other."""
-
-    def __init__(self):
-        self.outcomes = []
-        self._thread = None
-
-    def send(self, *commands):
-        def run():
-            for command in commands:
-                self.outcomes.append(send_command(find_run("r"), *command, wait=20))
-
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
-
-    @property
-    def is_done(self):
-        return self._thread is not None and not self._thread.is_alive()
-
-
-def train(*commands, at=3, **arguments):
-    """A training that is sent commands at a batch, and goes on until they are answered."""
-    sender = Sender()
+def train_beside(work, **arguments):
+    """A training that goes on until ``work``, which begins with its second batch, is done: what that returns."""
+    working = []
 
     def step(event, state, logger):
         time.sleep(0.001)
-        if int(state.timestamp.batch) == at:
-            sender.send(*commands)
-        if sender.is_done and commands[-1] != ("stop",):
+        if int(state.timestamp.batch) == 2:
+            working.append(pool.submit(work))
+        if working and working[0].done():
             state.stop_training()
 
     options = {"publish": True, "run_name": "r", "max_duration": "100000ba", "max_delay": 0} | arguments
-    algorithms = [Act(step, Event.BATCH_CHECKPOINT), *options.pop("algorithms", [])]
-    with gold_trainer(24, 6, algorithms=algorithms, **options) as trainer:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        gold_trainer(24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], **options) as trainer,
+    ):
         trainer.fit()
-    return trainer, sender.outcomes, list(Recording(find_run("r").recording))
+    return trainer, working[0].result()
 
 
-def train_beside(work):
-    """A training that goes on until ``work``, which begins with its second batch, has it stopped."""
-    thread = threading.Thread(target=work)
+def send(*command):
+    return send_command(find_run("r"), *command, wait=20)
 
-    def step(event, state, logger):
-        time.sleep(0.002)
-        if int(state.timestamp.batch) == 2:
-            thread.start()
 
-    algorithms = [Act(step, Event.BATCH_CHECKPOINT)]
-    with gold_trainer(24, 6, algorithms=algorithms, publish=True, run_name="r", max_duration="100000ba") as trainer:
-        trainer.fit()
-    thread.join()
-    return trainer
+def recorded(event):
+    return [one for one in Recording(find_run("r").recording) if one.event is event]
 
 
 def test_a_schedule_continues_from_a_rate_that_was_set(runs_dir):
-    from offloop.trainer.schedulers import ConstantScheduler
-
-    trainer, (outcome, stop), snapshots = train(
-        ("set", "lr", 0.3), ("stop",), schedulers=ConstantScheduler(alpha=0.5, t_max="1ba")
+    trainer, (outcome, stop) = train_beside(
+        lambda: [send("set", "lr", 0.3), send("stop")], schedulers=ConstantScheduler(alpha=0.5, t_max="1ba")
     )
-    rates = {int(one.timestamp.batch): one.lr["SGD"][0] for one in snapshots if one.event is Event.BATCH_END}
+    rates = {int(one.timestamp.batch): one.lr["SGD"][0] for one in recorded(Event.BATCH_END)}
     # The schedule multiplies by 1 after its first batch: it is not the rate that the optimizer was made with any more.
     assert all(rate == pytest.approx(0.3) for batch, rate in rates.items() if batch > outcome.batch)
     assert stop.batch > outcome.batch
@@ -97,66 +71,48 @@ def test_refused_commands_are_reported_and_the_training_continues(runs_dir):
         raise ValueError(f"{value} is too hot")
 
     commands = [("set", "lr", -1.0), ("set", "temperature", 99), ("set", "eval", "now"), ("checkpoint",), ("resume",)]
-    _, outcomes, _ = train(*commands, settings={"temperature": set_temperature})
+    _, outcomes = train_beside(
+        lambda: [send(*command) for command in commands], settings={"temperature": set_temperature}
+    )
     assert outcomes[1].error == "ValueError: 99 is too hot"
     assert all(outcome.error for outcome in outcomes)
 
 
 def test_checkpoint_and_evaluation_commands_act_at_once(runs_dir, tmp_path):
-    _, (saved, evaluated), snapshots = train(
-        ("checkpoint",), ("set", "eval", "now"),
+    _, (saved, evaluated) = train_beside(
+        lambda: [send("checkpoint"), send("set", "eval", "now")],
         save_folder=tmp_path, save_interval=0, eval_dataloader=gold_evaluators(EVALUATORS), eval_interval=0,
     )  # fmt: skip
     (path,) = (path for path in tmp_path.iterdir() if f"-ba{saved.batch}-" in path.name)
     assert str(saved) == f"'checkpoint' wrote {path} at batch {saved.batch}"
-    ends = [int(one.timestamp.batch) for one in snapshots if one.event is Event.EVAL_END]
-    assert ends == [evaluated.batch]
+    assert [int(one.timestamp.batch) for one in recorded(Event.EVAL_END)] == [evaluated.batch]
 
 
 def test_a_pause_takes_no_training_time(runs_dir):
-    sender, batches, shown = Sender(), [], []
-
-    def step(event, state, logger):
-        batches.append(int(state.timestamp.batch))
-        if len(batches) == 3:
-            sender.send(("pause",))
-        if len(batches) > 3:
-            time.sleep(0.001)
-
-    def resume():
-        wait_for(lambda: sender.outcomes, "the pause")
-        count = len(batches)
+    def pause():
+        paused = send("pause")
         # Meanwhile a value can be set, and the training does not move.
-        assert send_command(find_run("r"), "set", "lr", 0.5, wait=20).batch == batches[-1]
-        assert "is paused already" in send_command(find_run("r"), "pause", wait=20).error
+        assert send("set", "lr", 0.5).batch == paused.batch
+        assert "is paused already" in send("pause").error
         time.sleep(0.6)
-        assert len(batches) == count
-        shown.append(find_run("r").status)
-        assert send_command(find_run("r"), "resume", wait=20).error is None
-        wait_for(lambda: len(batches) > count + 2, "the training to go on")
-        assert send_command(find_run("r"), "stop", wait=20).error is None
+        assert send("set", "lr", 0.4).batch == paused.batch
+        assert find_run("r").status == "paused"
+        assert send("resume").error is None
+        wait_for(lambda: send("set", "lr", 0.3).batch > paused.batch + 2, "the training to go on")
+        assert send("stop").error is None
+        return paused.batch
 
-    other = threading.Thread(target=resume)
-    with gold_trainer(
-        24, 6, algorithms=[Act(step, Event.BATCH_CHECKPOINT)], publish=True, run_name="r", max_duration="100000ba",
-        max_delay=0,
-    ) as trainer:  # fmt: skip
-        other.start()
-        trainer.fit()
-    other.join()
-    assert (shown, find_run("r").status) == (["paused"], "stopped")
-    snapshots = [one for one in Recording(find_run("r").recording) if one.event is Event.BATCH_END]
-    paused_at = sender.outcomes[0].batch
-    after = next(one for one in snapshots if int(one.timestamp.batch) == paused_at + 1)
-    passed = after.time - snapshots[paused_at - 1].time
+    _, paused_at = train_beside(pause)
+    assert find_run("r").status == "stopped"
+    before, after = recorded(Event.BATCH_END)[paused_at - 1 : paused_at + 1]
+    assert int(after.timestamp.batch) == paused_at + 1
+    passed = after.time - before.time
     assert passed > 0.6
     # However long the batch itself took.
     assert after.timestamp.batch_wct.total_seconds() < passed - 0.5
 
 
 def test_repeated_stop_requests_send_one_command_and_report_its_delay_although_the_broker_dies(runs_dir):
-    sent = []
-
     def watch():
         with Subscriber("r", events=[Event.BATCH_END]) as stream:
             for snapshot in stream:
@@ -165,10 +121,9 @@ def test_repeated_stop_requests_send_one_command_and_report_its_delay_although_t
                     os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
                 if batch >= 5:
                     snapshot.stop_training()
-            sent.extend(stream.outcomes)
+            return stream.outcomes
 
-    trainer = train_beside(watch)
-    (outcome,) = sent
+    trainer, (outcome,) = train_beside(watch)
     assert (outcome.command.name, outcome.error, outcome.command.decided_at) == ("stop", None, 5)
     assert outcome.batch == trainer.state.timestamp.values[2]
     assert outcome.delay == outcome.batch - 5
@@ -176,23 +131,13 @@ def test_repeated_stop_requests_send_one_command_and_report_its_delay_although_t
 
 def test_send_prints_the_outcome(runs_dir):
     def bus(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "offloop.bus", "send", "r", *arguments], capture_output=True, text=True, timeout=100
-        )
+        command = [sys.executable, "-m", "offloop.bus", "send", "r", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
-    results = []
-
-    def send():
-        results.append(bus("set", "lr", "1e-3"))
-        results.append(bus("set", "lr", "-1"))
-        results.append(bus("stop"))
-
-    train_beside(send)
-    done, refused, stopped = results
-    assert (done.returncode, refused.returncode, stopped.returncode) == (0, 1, 0)
+    _, (done, refused) = train_beside(lambda: [bus("set", "lr", "1e-3"), bus("set", "lr", "-1")])
+    assert (done.returncode, refused.returncode, bus("pause").returncode) == (0, 1, 1)
     assert done.stdout.startswith("run r: 'set lr 0.001' took effect at batch ")
     assert "'set lr -1'" in refused.stderr
-    assert bus("pause").returncode == 1
 
 
 WATCHER = """

@@ -55,17 +55,6 @@ def test_a_broker_killed_at_random_moments_loses_nothing(runs_dir: Path, times: 
     assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
 
 
-def test_a_suspended_broker_does_not_delay_and_gets_everything_later(runs_dir: Path) -> None:
-    with Training(runs_dir, rate=5000) as training, Follower(runs_dir) as follower:
-        training.await_recorded(1000)
-        with stopped(training.broker_pid):
-            training.await_published(training.published + 6000)
-        told = training.finish()
-        assert_complete(follower.result(), told["events"])
-    assert (told["dropped"], told["broker_restarts"]) == (0, 0)
-    read_recording(runs_dir / "r", told["events"])
-
-
 def test_a_second_publisher_of_a_rank_is_refused_even_without_a_broker(runs_dir: Path) -> None:
     with HandBroker(runs_dir) as broker, Training(runs_dir, broker=broker.address) as training:
         training.await_recorded(100)

@@ -6,11 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from gold import GoldMLP, gold_loader, gold_optimizer
+from gold import gold_loader
 from helpers import REFERENCE, wait_for
-from reference_options import OF_THE_RUNS as SCHEDULERS
 from reference_options import OPTIONS as ESTIMATORS
 from reference_options import SPEED_MONITORS
 from training import Act, FakeClock, gold_evaluators, gold_trainer
@@ -19,18 +16,13 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.event import Event
-from offloop.consumers import Callback, LoggerDestination, LRMonitor, Runner
+from offloop.consumers import Callback, LoggerDestination, Runner
 from offloop.consumers.api.callback import demand_of
 from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
-from offloop.consumers.runner.entries import barrier_events_of, requested_events
-from offloop.consumers.runner.runner import RunnerStatistics
-from offloop.trainer import DataSpec, State, Trainer
+from offloop.consumers.runner.entries import requested_events
+from offloop.trainer import DataSpec, State
 
-NAME = "golden"
-"""What the consumers are called."""
-
-RATES = json.loads((REFERENCE / "cb_lr_monitor.json").read_text())["runs"]
 SPEED = json.loads((REFERENCE / "cb_speed_monitor.json").read_text())["runs"]
 ESTIMATED = json.loads((REFERENCE / "cb_runtime_estimator.json").read_text())["runs"]
 EVAL_A = {"eval_a": {"n": 12, "batch_size": 5}}
@@ -52,9 +44,7 @@ class Kept(LoggerDestination):
         self.hyperparameters.append(hyperparameters)
 
 
-def train(
-    callbacks: Sequence[Callback], kept: Kept, run_name: str = "myrun", **arguments: Any
-) -> tuple[Trainer, RunnerStatistics]:
+def train(callbacks: Sequence[Callback], kept: Kept, **arguments: Any) -> None:
     """Trains while a consumer in a thread of its own follows the run, from before its first batch on."""
 
     def is_heard() -> bool:
@@ -66,29 +56,23 @@ def train(
     def await_consumer(event: Event, state: State, logger: object) -> None:
         wait_for(is_heard, "what the consumer asks for")
 
-    def follow(stream: Subscriber) -> RunnerStatistics:
+    def follow(stream: Subscriber) -> None:
         with stream:
-            return Runner(stream, callbacks, [kept]).run()
+            Runner(stream, callbacks, [kept]).run()
 
-    algorithms = [*arguments.pop("algorithms", ()), Act(await_consumer, Event.FIT_START)]
+    algorithms = [*arguments.pop("algorithms"), Act(await_consumer, Event.FIT_START)]
     with ThreadPoolExecutor(1) as thread:
-        with gold_trainer(publish=True, run_name=run_name, algorithms=algorithms, **arguments) as trainer:
-            stream = Subscriber(
-                run_name,
-                events=requested_events(callbacks),
-                demand=demand_of(callbacks),
-                name=NAME,
-                barrier_events=barrier_events_of(callbacks),
-            )
+        with gold_trainer(publish=True, run_name="r", algorithms=algorithms, **arguments) as trainer:
+            stream = Subscriber("r", events=requested_events(callbacks), demand=demand_of(callbacks))
             assert stream.live
             running = thread.submit(follow, stream)
             trainer.fit()
-        return trainer, running.result(timeout=100)
+        running.result(timeout=100)
 
 
-def replay(runs_dir: Path, callbacks: Sequence[Callback], kept: Kept, run_name: str = "myrun") -> RunnerStatistics:
+def replay(runs_dir: Path, callbacks: Sequence[Callback], kept: Kept) -> None:
     """The same consumer, when the training is over."""
-    return Runner(Recording(runs_dir / run_name), callbacks, [kept]).run()
+    Runner(Recording(runs_dir / "r"), callbacks, [kept]).run()
 
 
 def tick(clock: FakeClock) -> Act:
@@ -126,68 +110,16 @@ def by_event(calls: Iterable[Sequence[Any]]) -> list[list[Any]]:
     return rows
 
 
-# -- LRMonitor --------------------------------------------------------------------------------------------------------
-
-
-def scheduled(run: str) -> dict[str, Any]:
-    """Arguments of a trainer whose rates go as in a run of the reference."""
-    model = GoldMLP()
-    arguments: dict[str, Any] = {"model": model, "max_duration": "3ep"}
-    if run.startswith("torch:"):
-        optimizer: torch.optim.Optimizer = gold_optimizer(model)
-        arguments["schedulers"] = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
-        arguments["step_schedulers_every_batch"] = True
-    else:
-        groups = [{"params": model.net[0].parameters(), "lr": 0.01}, {"params": model.net[2].parameters(), "lr": 0.001}]
-        optimizer = torch.optim.Adam(groups)
-        arguments["schedulers"] = SCHEDULERS[run]()
-    return arguments | {"optimizers": optimizer}
-
-
-# All schedulers are compared in trainer/schedulers/test_schedulers.py.
-@pytest.mark.parametrize("run", [run for run in RATES if run.startswith(("two param groups", "torch:Cosine"))])
-def test_rates_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
-    expected = by_event([step, event, metrics] for step, metrics, event in RATES[run]["logged"])
-    live, replayed = Kept(), Kept()
-    train([LRMonitor()], live, **scheduled(run))
-    replay(runs_dir, [LRMonitor()], replayed)
-    assert live.calls == replayed.calls
-    assert [call[:2] for call in live.calls] == [call[:2] for call in expected]
-    for (*_, metrics), (*_, reference) in zip(live.calls, expected, strict=True):
-        assert metrics == pytest.approx(reference, rel=1e-12, abs=1e-17)
-
-
-# -- SpeedMonitor -----------------------------------------------------------------------------------------------------
-
-
-class Counted(GoldMLP):
-    def flops_per_batch(self, batch: Any) -> int:
-        return 100 * len(batch[0])
-
-
-def sped(run: str) -> dict[str, Any]:
-    """Arguments of a trainer as it was in a run of the reference."""
-    if run == "flops":
-        return {"n_train": 20, "model": Counted(), "max_duration": "1ep", "device_train_microbatch_size": 4}
-    loader = gold_loader("train", 20, 6)
-    return {
-        "train_dataloader": DataSpec(loader, get_num_tokens_in_batch=lambda batch: 7 * len(batch[0])),
-        "eval_dataloader": gold_evaluators(EVAL_B),
-    }
-
-
-@pytest.mark.parametrize("run", ["flops", "window3_seconds_tokens_eval"])
-def test_speeds_are_those_of_the_reference_live_and_in_replay(run: str, runs_dir: Path) -> None:
+def test_speeds_are_those_of_the_reference_live_and_in_replay(runs_dir: Path) -> None:
+    run = "window3_seconds_tokens_eval"
     live, replayed, monitor, again = Kept(), Kept(), SPEED_MONITORS[run](), SPEED_MONITORS[run]()
-    train([monitor], live, **timed(), **sped(run))
+    data = DataSpec(gold_loader("train", 20, 6), get_num_tokens_in_batch=lambda batch: 7 * len(batch[0]))
+    train([monitor], live, **timed(), train_dataloader=data, eval_dataloader=gold_evaluators(EVAL_B))
     replay(runs_dir, [again], replayed)
     assert live.calls == replayed.calls == by_event(SPEED[run]["logged"])
     reference = SPEED[run]["state_dict_at_end"]["SpeedMonitor"]
     assert monitor.state_dict() == again.state_dict()
     assert {name: monitor.state_dict()[name] for name in reference} == reference
-
-
-# -- RuntimeEstimator -------------------------------------------------------------------------------------------------
 
 
 def test_estimates_are_those_of_the_reference_live_and_in_replay(runs_dir: Path) -> None:
