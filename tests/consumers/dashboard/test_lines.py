@@ -73,25 +73,6 @@ def test_a_line_that_has_grown_much_is_sent_anew_and_stays_small():
     assert max(browser.held) == 19_999
 
 
-def test_a_part_of_the_axis_is_sent_as_fine_as_it_is():
-    browser = Browser()
-    browser.log(0, [math.sin(batch) for batch in range(50_000)])
-    browser.look()
-    browser.look(Look("batch", (1000.0, 1100.0), LOOK.visible))
-    assert sorted(browser.held) == list(range(999, 1102))
-    browser.log(50_000, [1.0])
-    assert browser.look(Look("batch", (1000.0, 1100.0), LOOK.visible)) == 0
-
-
-def test_what_is_not_finite_is_marked_and_tiny_and_huge_values_survive():
-    browser = Browser()
-    browser.log(0, [math.nan, math.inf, -math.inf, 1e-300, 1e300])
-    browser.view.names()
-    (line,) = browser.lines.news(CHARTS, browser.runs, LOOK)
-    assert line["n"] == [(0.0, "NaN"), (1.0, "inf"), (2.0, "-inf")]
-    assert line["y"][3:].tolist() == [1e-300, 1e300]
-
-
 @pytest.mark.parametrize(
     ("told", "seconds"),
     [
