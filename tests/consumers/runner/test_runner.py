@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -264,27 +262,3 @@ def test_an_ignored_signal_stays_ignored() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert statistics.handled == 2
-
-
-STANDING_STILL = """
-import asyncio, os, signal, threading
-from offloop.consumers import Callback, Runner
-
-class Stream:
-    async def __aiter__(self):
-        # The signal is another thread's, as one is that comes just before the main thread falls asleep.
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        await asyncio.Event().wait()
-        yield
-
-class Watch(Callback):
-    def batch_end(self, state, logger): pass
-
-assert Runner(Stream(), [Watch()], []).run().interrupted
-"""
-
-
-def test_a_signal_wakes_an_idle_consumer() -> None:
-    done = subprocess.run([sys.executable, "-c", STANDING_STILL], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
