@@ -96,7 +96,7 @@ def _with_transformers(options: dict[str, Any] | None, after: AfterBatch, epochs
 
 
 def _watched(options: dict[str, Any] | None, after: AfterBatch, epochs: int = 2) -> Trained:
-    loop = import_module("test_watch").Loop(2)
+    loop = import_module("watched_loop").Loop(2)
     loop.after_batch = lambda: after(len(loop.losses))
     if options is None:
         return Trained(weights_of(loop.plain(epochs).model), loop.norms)

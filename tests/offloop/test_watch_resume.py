@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import watched_loop
 from field_stream import Stream
 
 import offloop
@@ -59,21 +60,16 @@ class Killed(Exception):
     pass
 
 
-class Loop:
-    """Draws everything at random: order, dropout. It calls ``save`` wherever a state can be saved."""
+class Loop(watched_loop.Loop):
+    """Calls ``save`` wherever a state can be saved."""
 
     def __init__(self, kind: str = "plain", accumulate: int = 1, limit: int = BATCHES) -> None:
-        torch.manual_seed(1)
-        inputs = torch.randn(77, 6)
-        data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
-        loader: Any = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+        super().__init__(accumulate, rows=77)
+        loader = self.loader
         self.loader = {"plain": lambda: loader, "rest": lambda: Rest(loader), "unsized": lambda: Unsized(loader)}[
             kind
         ]()
-        self.model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 2))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-        self.accumulate, self.limit = accumulate, limit
+        self.limit = limit
         self.epochs: list[int] = []
         self.fetched = 0
         self.saves: list[str] = []
@@ -82,12 +78,7 @@ class Loop:
 
     def step(self, index: int, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self.fetched += 1
-        loss = torch.nn.functional.cross_entropy(self.model(rows), labels)
-        (loss / self.accumulate).backward()
-        if (index + 1) % self.accumulate == 0 or index + 1 == BATCHES:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return loss
+        return super().step(index, rows, labels)
 
     def parts(self) -> list[Any]:
         return [self.model, self.optimizer, self.scheduler, *([self.loader] if isinstance(self.loader, Rest) else [])]
@@ -121,14 +112,12 @@ class Loop:
                     self.save("last batch" if index + 1 == BATCHES else "batch")
                 if index + 1 == self.limit < BATCHES:
                     break
-            self.scheduler.step()
             self.save("end of the epoch")
         self.save("after everything")
         return self
 
     def trained(self) -> tuple[list[torch.Tensor], list[int]]:
-        weights = [one.detach().clone() for one in self.model.parameters()]
-        return weights, self.run.state_dict()["timestamp"][:10]
+        return self.weights, self.run.state_dict()["timestamp"][:10]
 
 
 class Noting(Loop):
@@ -186,9 +175,7 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
 
 
-# torch warns of a scheduler that steps in an epoch of which all batches were trained before the kill.
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     ("kind", "accumulate", "limit", "way"),
     [

@@ -85,18 +85,14 @@ def test_metrics_and_the_end_of_the_batch_see_the_original_targets(name: str) ->
 
 MISTAKES: list[tuple[type[Algorithm], dict[str, Any]]] = [
     (LabelSmoothing, {"smoothing": float("nan")}),
-    (LabelSmoothing, {"target_key": (0, 1)}),
     (MixUp, {"alpha": -0.1}),
     (CutMix, {"input_key": []}),
     (CutOut, {"num_holes": True}),
     (ProgressiveResizing, {"mode": "shrink"}),
-    (ProgressiveResizing, {"delay_fraction": 0.5, "finetune_fraction": 0.6}),
     (SequenceLengthWarmup, {"max_seq_length": 7}),
     (SelectiveBackprop, {"start": 0.9, "end": 0.9}),
-    (EMA, {"smoothing": 0.9}),
     (EMA, {"half_life": "5"}),
     (SWA, {"swa_start": "0.9dur", "swa_end": "0.8dur"}),
-    (SWA, {"update_interval": "0.1dur"}),
     (GradientClipping, {"clipping_type": "all", "clipping_threshold": 1.0}),
     (SAM, {"interval": 0}),
     (BlurPool, {"replace_convs": False, "replace_maxpools": False}),

@@ -278,14 +278,6 @@ def test_steps_are_sharpness_aware(interval: int, microbatch_size: int | None) -
     assert (seen[-1][0] - plain[-1][0]).abs().max() > 1e-3
 
 
-def test_the_weights_come_back_bit_by_bit() -> None:
-    watch: list[list[Tensor]] = []
-    # Given first, it comes last where gradients are complete.
-    look = note(watch, weights_of, Event.BEFORE_TRAIN_BATCH, Event.AFTER_TRAIN_BATCH)
-    train(BATCHES, [look, SAM(rho=0.3)])
-    assert all(same_bits(*watch[at : at + 2]) for at in range(0, 8, 2))
-
-
 def test_sharpness_needs_gradients_that_can_be_computed_twice() -> None:
     with pytest.raises(ConfigurationError):
         train(BATCHES, SAM(), precision="amp_fp16")

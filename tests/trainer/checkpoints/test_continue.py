@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from gold import GoldMLP, gold_data
+from helpers import wait_for
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import Act, gold_trainer
 
 from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 from offloop.trainer import Classifier, DataSpec, Evaluator, RankBatchSampler, State, Trainer
 from offloop.trainer.schedulers import CosineAnnealingScheduler
@@ -278,7 +280,9 @@ def test_restarting_in_a_folder_with_checkpoints_is_refused_and_the_trainer_stay
 
 @pytest.mark.slow
 @pytest.mark.parametrize("publish", [False, True])
-def test_a_trainer_that_is_dropped_is_gone_at_once(publish: bool, tmp_path: Path, runs_dir: Path) -> None:
+def test_a_trainer_that_is_dropped_is_gone_at_once_and_ends_its_run(
+    publish: bool, tmp_path: Path, runs_dir: Path
+) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -295,3 +299,5 @@ def test_a_trainer_that_is_dropped_is_gone_at_once(publish: bool, tmp_path: Path
         assert model() is None
     finally:
         gc.enable()
+    if publish:
+        wait_for(lambda: find_run("dropped").status == "finished", "the end of the run")

@@ -83,7 +83,7 @@ def test_a_training_in_parts_is_the_same_as_in_one_piece() -> None:
 
 @pytest.mark.parametrize("kind", ["step", "one cycle"])
 def test_torch_schedulers_and_several_optimizers_resume(kind: str, tmp_path: Path) -> None:
-    def arguments() -> dict[str, Any]:
+    def run(folder: Path | None, load_path: Path | None = None) -> dict[str, torch.Tensor]:
         torch.manual_seed(3)
         net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
         optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9)]
@@ -91,30 +91,17 @@ def test_torch_schedulers_and_several_optimizers_resume(kind: str, tmp_path: Pat
         schedulers: Any = [StepLR(one, step_size=1, gamma=0.5) for one in optimizers]
         if kind == "one cycle":
             schedulers = [OneCycleLR(one, max_lr=0.1, total_steps=20) for one in optimizers]
-        return {
-            "model": Classifier(net),
-            "optimizers": optimizers,
-            "schedulers": schedulers,
-            "step_schedulers_every_batch": kind == "one cycle",
-        }
-
-    def run(folder: Path | None, load_path: Path | None = None) -> dict[str, torch.Tensor]:
-        given = arguments()
-        data = DataLoader(Augmented(26), batch_size=6, shuffle=True)
-        trainer = Trainer(
-            given.pop("model"),
-            data,
+        with gold_trainer(
+            model=Classifier(net),
+            train_dataloader=DataLoader(Augmented(26), batch_size=6, shuffle=True),
+            optimizers=optimizers,
+            schedulers=schedulers,
+            step_schedulers_every_batch=kind == "one cycle",
             max_duration="3ep",
-            seed=5,
-            device="cpu",
-            publish=False,
-            progress_bar=False,
             save_folder=folder,
             save_interval="1ba",
             load_path=load_path,
-            **given,
-        )
-        with trainer:
+        ) as trainer:
             trainer.fit()
         return weights(trainer)
 
@@ -248,13 +235,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         make(**({"folder": None} | arguments))
-
-
-def test_older_checkpoints_in_the_folder_are_not_written_over(tmp_path: Path) -> None:
-    train(tmp_path)
-    with pytest.raises(ConfigurationError):
-        train(tmp_path)
-    train(tmp_path, save_overwrite=True)
 
 
 def of_version_2() -> bytes:

@@ -142,8 +142,6 @@ def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.Mon
     [
         (["--max-duration", "0ep"], "'--max-duration'"),
         (["--max-duration", "3iter"], "iteration_length='1ep'"),
-        (["--iteration-length", "3ba"], "'--iteration-length'"),
-        (["--microbatch-size", "0"], "'0'"),
         (["--save-folder", "ck", "--save-interval", "5"], "'--save-interval'"),
         (["--save-folder", "{rum_name}"], "{rum_name}"),
         (["--save-interval", "5ba"], "--save-folder"),
@@ -163,10 +161,6 @@ def test_a_mistake_found_by_the_loop_is_one_line_too(run: Run, tmp_path: Path) -
     refused = run(*SMALL, "--load-path=no.safetensors")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "no.safetensors" in refused.err
-    assert run(*SMALL, "--save-folder=ck", "--save-interval=2ba", "-d5ba", "--no-progress").code == 0
-    refused = run(*SMALL, "--save-folder=ck", "-d5ba", "--no-progress")
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert "checkpoints:" not in refused.out
 
 
 def test_a_common_option_that_a_task_needs_is_required(run: Run) -> None:

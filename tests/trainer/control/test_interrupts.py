@@ -22,8 +22,6 @@ from training import Act, gold_trainer
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 from offloop.trainer import State, Trainer
-from offloop.trainer.data.resume import generator_states, restore_generators
-from offloop.trainer.device.seeding import random_states, restore_random_states
 
 
 @pytest.fixture
@@ -152,8 +150,8 @@ def await_sleep(pid: int) -> None:
     wait_for(sleeps, "the worker to wait")
 
 
-def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: int, early: bool) -> None:
-    """Trains, and sends a signal to all of the group, in which a worker may be before the training begins."""
+def fit_until_all_are_signalled(folder: Path, number: int, batch: int) -> None:
+    """Trains, and sends a signal to all of the group."""
 
     def interrupt(event: Event, state: State, logger: object) -> None:
         # Also after the last batch of an epoch there is a BEFORE_DATALOADER.
@@ -164,7 +162,7 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
             await_sleep(worker.pid)
             # From another process: one that its parent ends has done well, for torch.
             subprocess.run(["sh", "-c", f"kill -{number} -{os.getpgrp()}"], check=False)
-            if number == signal.SIGTERM or early:
+            if number == signal.SIGTERM:
                 # It is left for torch to find.
                 os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
 
@@ -172,33 +170,27 @@ def fit_until_all_are_signalled(folder: Path, number: int, event: Event, batch: 
         1,
         save_folder=folder,
         save_interval="9ep",
-        algorithms=Act(interrupt, event),
+        algorithms=Act(interrupt, Event.BEFORE_DATALOADER),
     )
-    if early:
-        random, own = random_states(), generator_states(trainer.state.train_dataloader)
-        list(trainer.state.train_dataloader)
-        restore_random_states(random)
-        restore_generators(trainer.state.train_dataloader, own)
     trainer.fit()
 
 
 @pytest.mark.parametrize(
-    ("name", "event", "batch", "early", "expected"),
+    ("name", "batch", "expected"),
     [
         # A worker that is forked by the training goes on through Ctrl-C.
-        ("SIGINT", Event.BEFORE_DATALOADER, 5, False, "ep1-ba6"),
-        # SIGTERM ends it, while the training waits for a batch.
-        ("SIGTERM", Event.BEFORE_DATALOADER, 5, False, "ep1-ba5"),
-        # Ctrl-C ends one that was there before, also when the first batch of an epoch is waited for.
-        ("SIGINT", Event.BEFORE_DATALOADER, 4, True, "ep1-ba4"),
+        ("SIGINT", 5, "ep1-ba6"),
+        # SIGTERM ends it, while the training waits for a batch, which may be the first one of an epoch.
+        ("SIGTERM", 5, "ep1-ba5"),
+        ("SIGTERM", 4, "ep1-ba4"),
     ],
 )
 def test_a_signal_to_the_workers_as_well_ends_the_training_with_a_checkpoint(
-    name: str, event: Event, batch: int, early: bool, expected: str, tmp_path: Path
+    name: str, batch: int, expected: str, tmp_path: Path
 ) -> None:
     number = signal.Signals[name]
     said = run_in_group(
-        fit_until_all_are_signalled, tmp_path / "stderr", tmp_path / "saved", number, event, batch, early
+        fit_until_all_are_signalled, tmp_path / "stderr", tmp_path / "saved", number, batch
     ).splitlines()
     assert said[-1] == f"KeyboardInterrupt: signal {name}"
     assert [line for line in said if line.startswith("SIG")] == [

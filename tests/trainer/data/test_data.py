@@ -125,38 +125,6 @@ def test_batches_are_transformed_once_they_are_on_the_device_wherever_they_are_u
     assert all(torch.equal(one, inputs * 2) for one in seen)
 
 
-class Nested(torch.nn.Module):
-    """Takes nested batches apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 4)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        scores: torch.Tensor = self.layer(batch["inputs"]["left"] + batch["inputs"]["right"][0])
-        return scores
-
-    def loss(self, outputs: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
-        loss = torch.nn.functional.cross_entropy(outputs, batch["target"])
-        return {"fit": loss, "weight": 0.01 * self.layer.weight.square().sum()}
-
-
-@pytest.mark.parametrize("microbatch", [None, 2])
-def test_nested_batches_and_losses_in_parts_are_trained_on(microbatch: int | None) -> None:
-    inputs, targets = gold_data("train", 6)
-    data = [{"inputs": {"left": inputs, "right": [inputs / 2]}, "target": targets}] * 3
-    model = Nested()
-    losses = []
-    note = Act(lambda event, state, logger: losses.append(float(state.total_loss)), Event.BATCH_END)
-    with gold_trainer(
-        model=model, train_dataloader=data, device_train_microbatch_size=microbatch, algorithms=note
-    ) as trainer:
-        before = sum(model.loss(model(data[0]), data[0]).values()).item()
-        trainer.fit()
-    assert losses[0] == pytest.approx(before)
-    assert losses == sorted(losses, reverse=True)
-
-
 PARTS: list[tuple[Any, Any]] = [
     ([1, 2], 1),
     (Pair(1, 2), 1),

@@ -20,17 +20,6 @@ from offloop.trainer.loop.step import TrainStep
 from offloop.trainer.stream.publishing import StatePublisher
 
 
-def test_a_deferred_number_is_ready_when_the_gpu_has_come_that_far() -> None:
-    gpu = FakeGpu()
-    first, second = gpu.read_later(torch.tensor(1.5)), gpu.read_later(torch.tensor(2.5))
-    assert isinstance(first, Deferred)
-    assert (first.ready(), second.ready()) == (False, False)
-    gpu.run(1)
-    assert (first.ready(), second.ready()) == (True, False)
-    assert first.value() == 1.5
-    assert gpu.waits == 0
-
-
 def test_only_draining_waits() -> None:
     gpu = FakeGpu()
     number = gpu.read_later(torch.tensor(1.5))

@@ -233,10 +233,8 @@ def test_a_wrong_fsdp_config_is_refused(config: Any) -> None:
     "config",
     [
         {"shard": "Block"},
-        {"shard": [torch.nn.Linear(1, 1)]},
         {"reshard_after_forward": "yes"},
         {"mp_policy": "bf16"},
-        {"offload_policy": True},
     ],
 )
 def test_wrong_settings_of_fsdp_are_refused(config: dict[str, Any]) -> None:

@@ -145,14 +145,6 @@ def test_an_exception_around_fit_ends_the_run_as_failed(runs_dir: Path) -> None:
     assert ending_of(runs_dir / "around") == ("failed", "KeyError: 'x'")
 
 
-def test_a_trainer_that_is_dropped_ends_its_stream(runs_dir: Path) -> None:
-    trainer = gold_trainer(publish=True, run_name="dropped")
-    trainer.fit()
-    assert read_run(runs_dir / "dropped").live
-    del trainer
-    assert ending_of(runs_dir / "dropped") == ("finished", None)
-
-
 def ending_of(run: Path) -> tuple[str, str | None]:
     recording = Recording(run)
     list(recording)

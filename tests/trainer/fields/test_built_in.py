@@ -12,14 +12,13 @@ from fake_gpu import FakeGpu, reads
 from field_stream import Stream, asking, train
 from gold import GoldMLP, gold_loader
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from training import Act
 
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import State
+from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.device.device import CpuDevice
-from offloop.trainer.fields.field import hook_optimizers
 from offloop.trainer.fields.model import ACTIVATION_FIELDS, MAX_MODULES
 from offloop.trainer.fields.norms import NORM_FIELDS, l2_norms
 from offloop.trainer.fields.registry import BUILT_IN, FieldsOnDemand
@@ -92,23 +91,31 @@ class NotingSGD(torch.optim.SGD):
         self.moments.append(norms_by_hand(moments))
 
 
-def test_norms_of_each_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_are_of_what_the_optimizers_use(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GoldMLP()
     model.net[0].bias.requires_grad_(False)
     optimizer = NotingSGD(model, lr=0.1, momentum=0.9, weight_decay=0.1)
-    asked = {"gradient_norms": 1, "parameter_norms": 1, "moment_norms": 1, "update_norms": 1, "gradient_norm": 1}
-    stream = Stream(
-        Demand({BATCH_END: EventDemand(1, asked), AFTER_TRAIN_BATCH: EventDemand(1, {"gradient_norms": 1})})
-    )
-    train(monkeypatch, stream, 6, model=model, optimizers=optimizer)
+    asked = {"gradient_norms": 1, "parameter_norms": 1, "moment_norms": 1, "update_norms": 1}
+    totals = {"gradient_norm": 1, "parameter_norm": 1}
+    of_events = {BATCH_END: asked | totals, AFTER_TRAIN_BATCH: {"gradient_norms": 1}, Event.EPOCH_END: totals}
+    stream = Stream(Demand({event: EventDemand(1, fields) for event, fields in of_events.items()}))
+    clipping = GradientClipping("norm", 0.05)
+    settings = {"algorithms": clipping, "precision": "amp_bf16", "device_train_microbatch_size": 4}
+    train(monkeypatch, stream, 6, model=model, optimizers=optimizer, **settings)
     trained = [name for name in NAMES if name != "net.0.bias"]
     for event in (AFTER_TRAIN_BATCH, BATCH_END):
         found = values_of(stream, "gradient_norms", event)
         assert [list(one) for one in found] == [trained] * 6
         for one, expected in zip(found, optimizer.gradients, strict=True):
             assert one == pytest.approx(expected)
-    for found, total in zip(values_of(stream, "gradient_norms"), values_of(stream, "gradient_norm"), strict=True):
-        assert sum(norm**2 for norm in found.values()) ** 0.5 == pytest.approx(total)
+    for kind in ("gradient_norm", "parameter_norm"):
+        for found, total in zip(values_of(stream, f"{kind}s"), values_of(stream, kind), strict=True):
+            assert sum(norm**2 for norm in found.values()) ** 0.5 == pytest.approx(total)
+    # There are no gradients of an epoch, so nobody gets any, and nobody is told of trouble.
+    assert all(
+        fields["on_demand"] == ["parameter_norm"] for event, _, fields in stream.sent if event is Event.EPOCH_END
+    )
+    assert not any("not_sent" in fields for _, _, fields in stream.sent)
     for field, noted in (("moment_norms", optimizer.moments), ("update_norms", optimizer.updates)):
         for one, expected in zip(values_of(stream, field), noted, strict=True):
             assert one == pytest.approx(expected, rel=1e-4)
@@ -483,20 +490,3 @@ def test_memory_that_is_full_for_a_field_does_not_end_the_training(monkeypatch: 
     assert len(sent) == 3
     assert all("gradient_norm" in fields for fields in sent)
     assert all(fields["not_sent"].count("CUDA out of memory") == 2 for fields in sent)
-
-
-class Probe:
-    def after_step(self, *_: Any) -> None:
-        """Do nothing."""
-
-
-def test_a_probe_that_is_collected_within_a_step_does_not_disturb_it() -> None:
-    probes = [Probe() for _ in range(3)]
-    dropping = register_optimizer_step_post_hook(lambda *_: probes.clear())
-    for probe in probes:
-        hook_optimizers(register_optimizer_step_post_hook, probe.after_step)
-    del probe
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    optimizer.step()
-    dropping.remove()
-    assert not probes

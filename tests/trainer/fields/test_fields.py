@@ -1,7 +1,7 @@
 """Fields on demand: computed when somebody asks, as often as that, and never in the way of the training."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.trainer import AlgorithmLogger, State
-from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.device.device import CpuDevice, Device
 from offloop.trainer.fields.registry import BUILT_IN, check_fields
 from offloop.trainer.stream.publishing import StatePublisher
@@ -105,46 +104,6 @@ def test_without_demand_there_is_no_work(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # -- what is built in -------------------------------------------------------------------------------------------------
-
-
-def norm_by_hand(tensors: Iterable[torch.Tensor]) -> float:
-    return float(torch.cat([one.detach().flatten().double() for one in tensors]).norm())
-
-
-def test_norms_are_of_what_the_optimizers_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = {"gradient_norm": 1, "parameter_norm": 1}
-    stream = Stream(
-        Demand(
-            {
-                AFTER_TRAIN_BATCH: EventDemand(1, both),
-                BATCH_END: EventDemand(1, both),
-                Event.EPOCH_END: EventDemand(1, both),
-            }
-        )
-    )
-    model = GoldMLP()
-    gradients: list[float] = []
-    weights: list[float] = []
-
-    class NotingSGD(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            gradients.append(norm_by_hand(one.grad for one in model.parameters() if one.grad is not None))
-            weights.append(norm_by_hand(model.parameters()))
-            super().step(closure)
-
-    optimizer = NotingSGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    clipping = GradientClipping("norm", 0.05)
-    settings = {"algorithms": clipping, "precision": "amp_bf16", "device_train_microbatch_size": 4}
-    train(monkeypatch, stream, 10, model=model, optimizers=optimizer, **settings)
-    sent = {event: [fields for one, _, fields in stream.sent if one is event] for event in Event}
-    for event in (AFTER_TRAIN_BATCH, BATCH_END):
-        assert [fields["gradient_norm"] for fields in sent[event]] == pytest.approx(gradients)
-    assert [fields["parameter_norm"] for fields in sent[AFTER_TRAIN_BATCH]] == pytest.approx(weights)
-    weights.append(norm_by_hand(model.parameters()))
-    assert [fields["parameter_norm"] for fields in sent[BATCH_END]] == pytest.approx(weights[1:])
-    # There are no gradients of an epoch, so nobody gets any, and nobody is told of trouble.
-    assert [fields["on_demand"] for fields in sent[Event.EPOCH_END]] == [["parameter_norm"]] * 2
-    assert not any("not_sent" in fields for _, _, fields in stream.sent)
 
 
 def test_computing_fields_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

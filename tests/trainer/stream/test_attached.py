@@ -112,8 +112,6 @@ class HoldsALock(Callback):
         ({"callbacks": [LRMonitor(), "speed"], "loggers": ["jsonnl"]}, "jsonnl"),
         ({"callbacks": ["early-stop"]}, "early-stop.monitor"),
         ({"callbacks": ["speed"], "wait_for": "callbacks"}, "barrier_events"),
-        ({"callbacks": [object()]}, "callbacks"),
-        ({"callbacks": LRMonitor}, "callbacks"),
         ({"callbacks": [LRMonitor()], "publish": False}, "callbacks"),
         ({"loggers": [HoldsALock()]}, "HoldsALock"),
     ],

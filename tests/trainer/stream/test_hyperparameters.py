@@ -194,13 +194,6 @@ class Own(Callback):
         logger.log_hyperparameters({"seed": "mine", "depth": 3})
 
 
-class OwnCursor(Callback):
-    background = True
-
-    def fit_start(self, state: Snapshot, logger: Logger) -> None:
-        """Look."""
-
-
 TOLD = [
     Entry("init"),
     Entry("fit_start", fields={"hyperparameters": {"seed": 17, "optimizer": {"lr": 0.1}}}),
@@ -216,7 +209,6 @@ def test_hyperparameters_are_logged_once_and_those_of_callbacks_take_precedence(
     write_recording(path, TOLD)
     for callbacks, expected in (
         ([], [{"seed": 17, "optimizer/lr": 0.1}]),
-        ([OwnCursor(), OwnCursor()], [{"seed": 17, "optimizer/lr": 0.1}]),
         ([Own()], [{"seed": "mine", "depth": 3}, {"optimizer/lr": 0.1}]),
     ):
         calls = Calls()
