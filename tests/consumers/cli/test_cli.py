@@ -121,6 +121,7 @@ def test_lost_events_are_reported(consumer: Run, runs_dir: Path) -> None:
         (["--replay", "text"], 1, "error: text is not a recording"),
         (["--replay", "."], 1, "error: . is not a run: it has no run.json"),
         (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
+        (["--run", "other", "--start", "1ep"], 2, "error: "),
         (["--max-delay", "nan"], 1, "error: --max-delay is nan"),
     ],
 )

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -96,19 +95,6 @@ def test_a_named_consumer_resumes_in_a_replay(consumer: Run, folder: Path) -> No
     third = consumer(*arguments)
     assert "has handled this run to its end already" in third.err
     assert third.code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--run", "x", "--start", "1ep"], 2),
-        (["--replay", "r.mcap", "--start", "9ep", "--until", "12ep"], 1),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(consumer: Run, runs_dir: Path, arguments: Sequence[str], code: int) -> None:
-    told = consumer(*arguments)
-    assert (told.code, told.out) == (code, "")
-    assert "Traceback" not in told.err
 
 
 def test_a_replay_that_waits_ends_at_once_on_a_signal(folder: Path) -> None:

@@ -17,7 +17,7 @@ from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Runner
-from offloop.consumers.api.logger import Images, Row, RunContext, Text
+from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.callbacks import LRMonitor, SpeedMonitor, TrainerMetrics
 from offloop.consumers.dashboard.view import metrics as view_metrics
 from offloop.consumers.dashboard.view import run_view
@@ -358,24 +358,6 @@ def test_the_log_is_bounded_and_can_be_asked_for_what_is_new() -> None:
     assert entries[0].text == "line 100 of two"
     assert [entry.number for entry in view.log(after=2098)] == [2099, 2100]
     assert view.log(after=2100) == []
-
-
-def test_a_destination_hands_on_what_is_logged_and_which_run_it_is() -> None:
-    view = RunView("run")
-    state = batch_of(3)
-    context = RunContext("digits-3", 2, None, command=lambda name: Outcome(Command(name)))
-    view.open(context)
-    assert view.command is context.command is not None
-    view.log_rows([Row(3, 0.0, {"own": 1.5})], state)
-    view.log_text(Text(3, 5.0, "verdict", "input-bound"), state)
-    view.log_images(Images(3, 0.0, "inputs", [], {}, None, True), state)
-    view.log_hyperparameters({"seed": 1}, state)
-    assert (view.run_name, view.attempt) == ("digits-3", 2)
-    assert points_of(view, "own") == {3: 1.5}
-    assert [(entry.kind, entry.text, entry.time) for entry in view.log()] == [("text", "verdict: input-bound", 5.0)]
-    assert view.images.steps() == {"inputs": [(3, 0)]}
-    assert view.run_dir is None
-    assert view.hyperparameters == {"seed": 1}
 
 
 def test_it_can_be_asked_while_it_is_fed() -> None:

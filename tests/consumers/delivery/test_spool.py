@@ -14,17 +14,15 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from consumers_stream import batch_end, record_run, snapshots_of_training
+from consumers_stream import batch_end, snapshots_of_training
 from helpers import wait_for
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.recording import Recording
 from offloop.consumers import Callback, Logger
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from offloop.consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
 from offloop.consumers.runner.runner import Runner
-from offloop.consumers.runner.state_file import StateFile
 
 Fault = Callable[[str], None]
 
@@ -510,7 +508,7 @@ class LogsLoss(Callback):
 
 
 class Full(LoggerDestination):
-    """Has no room for one of the rows; of another process, for none of them."""
+    """Has no room for one of the rows."""
 
     def __init__(self, full_at: int | None) -> None:
         self.full_at = full_at
@@ -535,27 +533,3 @@ def test_a_destination_that_has_failed_is_closed_like_the_others(capsys: pytest.
     assert statistics.failed_destinations == ("Full", "Broken")
     assert [destination.closed for destination in destinations] == [True, True, True]
     assert "still no space" not in capsys.readouterr().err
-
-
-def test_undelivered_entries_are_kept_while_another_destination_replays(
-    tmp_path: Path,
-) -> None:
-    recording = Recording(record_run(tmp_path, "demo", snapshots_of_training(8)) / "recording-1.mcap")
-
-    def run(server: Server, full_at: int | None) -> list[str]:
-        with StateFile(tmp_path / "state", "mine", "demo", 1) as progress:
-            destinations = [Full(full_at), wrap_in_spool(server)]
-            return Runner(recording, [LogsLoss()], destinations, progress=progress, commit_every=2).run().problems
-
-    def refuse(method: str) -> None:
-        raise ConnectionError("refused")
-
-    down = Server(refuse)
-    down.drain_seconds = 0.01
-    assert run(down, 5) == [
-        "destination Full failed and lacks all later values",
-        "destination Server lacks 8 of 8 entries",
-    ]
-    server = Server()
-    assert run(server, None) == []
-    assert server.steps == [*range(1, 9)]
