@@ -73,12 +73,18 @@ def test_attached_early_late_and_afterwards_it_gives_what_the_recording_has(serv
     assert {str(one.ending) for one in (early, middle, late)} == {"finished"}
 
 
-def test_a_command_that_is_delivered_twice_takes_effect_once(server, bridge, runs_dir):
+def test_a_run_elsewhere_is_shown_and_a_command_that_is_delivered_twice_takes_effect_once(server, bridge, runs_dir):
     commands = []
+
+    def shown():
+        publisher.poll()
+        return CliRunner().invoke(bus, ["show", "asked", "--stream", server.address]).output
+
     with Publisher("asked", runs_dir=runs_dir, on_command=commands.append) as publisher:
         publish(publisher, 1)
         bridge("asked", server)
         with attach(server, "asked") as subscriber:
+            wait_for(lambda: f"copying, to {server.address}" in shown(), "the run as it is")
             said = {"run": "asked", "id": "1" * 16, "command": "stop", "arguments": []}
             answers = asyncio.run(delivered(server, "ol.q.asked.command", encode_control("command", said), times=2))
             assert [(answer.kind, answer.content["id"]) for answer in answers] == [("accepted", said["id"])] * 2

@@ -6,14 +6,17 @@ import json
 import os
 import random
 
+import msgspec
 import pytest
 from helpers import wait_for
 from nats_servers import NatsServer, attach
 from run_folders import WrittenRun, write_run
 
 from offloop.bus import Recording, Subscriber
+from offloop.bus.cli.describe import describe_start, lines
 from offloop.bus.errors import RecordingError
 from offloop.bus.hosts.watch import watch_host
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.protocol.host_windows import STEP, HostWindow, summarize
 from offloop.bus.recording.host_windows import GrowingWindows, WindowsWriter, windows_path
 from offloop.bus.runs.directory import read_run
@@ -83,6 +86,21 @@ def test_a_reader_elsewhere_gets_the_windows_of_all_hosts(tmp_path, nats_server,
         assert here.host_windows() == [window("host.1", 1, 12)]
     for host in hosts:
         host.end()
+
+
+def test_a_silent_host_is_named(tmp_path, nats_server, copying):
+    hosts = [Host(tmp_path, rank, copying) for rank in (0, 1)]
+    with NatsConnection(nats_server.servers) as there:
+
+        def shown():
+            there.runs("wide")
+            of_the_run = describe_start(read_run(hosts[0].run.path))
+            return dict(lines(of_the_run | {"hosts": msgspec.to_builtins(there.hosts("wide"))}))
+
+        wait_for(lambda: shown().get("hosts") == "2", "both hosts")
+        assert "silent" not in shown()
+        hosts[1].bridge.stop()
+        assert wait_for(lambda: shown().get("silent"), "the silence").startswith("host.1: ")
 
 
 def test_a_window_that_was_written_in_part_is_cut_off(tmp_path, monkeypatch):
