@@ -35,15 +35,6 @@ class Told:
         return [(notice.status, notice.batch) for notice in self.notices]
 
 
-def test_a_rule_fires_once_and_is_resolved_once() -> None:
-    told = Told("loss/train/total > 10")
-    assert told.losses(1, 11, 12, 10, 9, 13) == [("firing", 2), ("resolved", 4), ("firing", 6)]
-    first = told.notices[0]
-    assert (first.rule, first.metric, first.value) == ("loss/train/total > 10", "loss/train/total", 11)
-    assert first.time == 1_700_000_000.5
-    assert len({notice.id for notice in told.notices}) == 3
-
-
 def test_alerts_are_kept_with_the_run_once_however_often_it_is_replayed(tmp_path: Path) -> None:
     run = write_run(tmp_path, "r", [1.0, 11.0, 2.0, math.nan, 1.0])
     for _ in range(2):

@@ -97,15 +97,6 @@ def test_what_stands_out_among_ranks_is_said() -> None:
     assert "ranks" not in "\n".join(drawn(trained(ranks=1), height=40))
 
 
-def test_a_nan_is_never_hidden() -> None:
-    view = trained(5000)
-    view.see(batch_end(5001, loss=math.nan))
-    for batch in range(5002, 10_000):
-        view.see(batch_end(batch))
-    line = next(line for line in drawn(view) if line.strip().startswith("loss "))
-    assert line.count("!") == 1
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=100), st.integers(1, 50))
 def test_a_curve_in_a_line_is_as_long_as_it_may_be_and_shows_what_is_not_finite(

@@ -169,18 +169,6 @@ def test_entries_arrive_in_order_and_unchanged(context: RunContext, model: Path)
     assert spool_directories(context) == []
 
 
-def test_a_hung_destination_does_not_delay_the_consumer(
-    context: RunContext, hanging: tuple[Fault, threading.Event]
-) -> None:
-    server = Server(hanging[0])
-    spool = opened(context, server)
-    log(spool, *range(1, 301))
-    assert server.steps == []
-    hanging[1].set()
-    spool.close()
-    assert server.steps == [*range(1, 301)]
-
-
 def test_a_failed_delivery_is_retried_after_growing_pauses(
     context: RunContext, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,18 +89,6 @@ def test_jsonl_has_hyperparameters_on_a_separate_line(tmp_path: Path) -> None:
     assert strict_json(path.read_text())["hyperparameters"] == {"seed": 17, "limit": "Infinity"}
 
 
-def test_rows_are_in_the_file_after_their_event(tmp_path: Path) -> None:
-    path, seen = tmp_path / "metrics.jsonl", []
-
-    class Looks(Callback):
-        def batch_end(self, state: Snapshot, logger: Logger) -> None:
-            seen.append(len(path.read_text().splitlines()))
-            logger.log_metrics({"x": 1})
-
-    Runner([batch_end(n) for n in (1, 2, 3)], [Looks()], [JsonlLogger(str(path))]).run()
-    assert seen == [0, 1, 2]
-
-
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 @pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])

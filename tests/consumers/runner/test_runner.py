@@ -162,19 +162,6 @@ def test_on_error_stop_finishes_the_event_closes_and_raises() -> None:
     assert calls == ["batch_end a", "batch_end b", "close a", "close b", "post_close a", "post_close b"]
 
 
-def test_rows_logged_at_close_reach_the_destinations() -> None:
-    class Summary(Callback):
-        def batch_end(self, state: Snapshot, logger: Logger) -> None: ...
-
-        def close(self, state: Snapshot, logger: Logger) -> None:
-            logger.log_metrics({"total": 1.5})
-
-    collector = Collector()
-    Runner([batch_end(7)], [Summary()], [collector]).run()
-    assert [(row.step, row.metrics) for row in collector.rows] == [(7, {"total": 1.5})]
-    assert collector.closed
-
-
 def test_an_error_of_the_stream_is_raised_after_closing() -> None:
     def broken() -> Any:
         yield batch_end(1)
