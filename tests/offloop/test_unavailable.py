@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import offloop
-from offloop.bus import ConfigurationError, Event, Publisher, Snapshot, find_run
+from offloop.bus import ConfigurationError, Event, Publisher, Snapshot
 from offloop.bus.cli.main import bus
 from offloop.bus.types.source import Source
 from offloop.consumers import Callback, ImageVisualizer, Logger, LRMonitor, TrainerMetrics
@@ -129,18 +127,6 @@ def test_show_has_the_framework_and_what_it_never_gives(runs_dir: Path) -> None:
         assert described["unavailable"]["fields"] == INFO["unavailable"]["fields"]
     train("s", {})
     assert "framework" not in CliRunner().invoke(bus, ["show", "s", "--details"]).output
-
-
-def test_a_watched_loop_says_what_it_is_in_its_run_and_in_its_first_event(runs_dir: Path) -> None:
-    model = torch.nn.Linear(2, 1)
-    with offloop.watch(model, torch.optim.SGD(model.parameters()), run_name="r", runs_dir=runs_dir) as run:
-        next(run.epochs(1))
-        assert find_run("r").last.info["framework"] == {"name": "a loop of one's own", "version": None}
-    assert run.run_name == "r"
-    init = next(iter(offloop.Recording(find_run("r").recording)))
-    assert init.event is Event.INIT
-    assert Source.of(init.fields) == Source.of(find_run("r").last.info)
-    assert Event.BEFORE_LOSS in Source.of(init.fields).events
 
 
 def test_a_loop_that_states_it_wrongly_is_told(runs_dir: Path) -> None:

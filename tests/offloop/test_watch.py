@@ -20,6 +20,7 @@ from offloop.attached.training import ALWAYS
 from offloop.bus import Event, Recording
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.demand import Demand, EventDemand
+from offloop.bus.types.source import Source
 from offloop.trainer.stream.run_stream import TrainingStream
 
 
@@ -46,8 +47,12 @@ def test_events_loss_rates_and_training_time_are_those_of_the_loop(accumulate: i
     epoch = ["epoch_start", *batches, "before_dataloader", "epoch_end", "epoch_checkpoint"]
     seen = events_of("w")
     assert seen == ["init", "fit_start", *epoch * 2, "fit_end"]
-    unavailable = set(snapshots_of("w")[0].unavailable["events"])
-    assert unavailable == {event.value for event in Event} - set(seen) - {event.value for event in ALWAYS}
+    info, first = find_run("w").last.info, snapshots_of("w")[0]
+    assert Source.of(info) == Source.of(first.fields)
+    assert info["framework"] == {"name": "a loop of one's own", "version": None}
+    assert set(first.unavailable["events"]) == {event.value for event in Event} - set(seen) - {
+        event.value for event in ALWAYS
+    }
     assert loop.run.stop_requested is False
 
     ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]

@@ -67,3 +67,10 @@ def note(notes: list[Any], look: Callable[[State], Any], *events: Event) -> Act:
         notes.append(look(state))
 
     return Act(add, *events)
+
+
+def seen_batches(algorithm: Algorithm, batches: Any, make_model: Any = Image, **settings: Any) -> list[Any]:
+    """Return the batches as they are trained on."""
+    notes: list[Any] = []
+    train(batches, [algorithm, note(notes, lambda state: state.batch, Event.BEFORE_FORWARD)], make_model, **settings)
+    return notes

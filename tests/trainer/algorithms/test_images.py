@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_runs import Image, image_batches, note, train
+from algorithm_runs import Image, image_batches, seen_batches, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -14,13 +14,6 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer import Classifier
 from offloop.trainer.algorithms import CutOut, ProgressiveResizing
-
-
-def seen_batches(algorithm: Any, batches: Any, make_model: Any = Image, **arguments: Any) -> list[Any]:
-    """Return the batches as they are trained on."""
-    notes: list[Any] = []
-    train(batches, [algorithm, note(notes, lambda state: state.batch, Event.BEFORE_FORWARD)], make_model, **arguments)
-    return notes
 
 
 @settings(deadline=None, max_examples=25)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_runs import note, row_batches, train
+from algorithm_runs import note, row_batches, seen_batches, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -41,15 +41,8 @@ def text(rows: int = 3, length: int = 32) -> Tensor:
     return torch.arange(rows * length).reshape(rows, length)
 
 
-def seen_batches(algorithm: Any, batches: Any, make_model: Any = language_model, **arguments: Any) -> list[Any]:
-    """Return the batches as they are trained on."""
-    notes: list[Any] = []
-    train(batches, [algorithm, note(notes, lambda state: state.batch, Event.BEFORE_FORWARD)], make_model, **arguments)
-    return notes
-
-
 def lengths(algorithm: Any, batches: Any, **arguments: Any) -> list[int]:
-    return [inputs.shape[1] for inputs, _ in seen_batches(algorithm, batches, **arguments)]
+    return [inputs.shape[1] for inputs, _ in seen_batches(algorithm, batches, language_model, **arguments)]
 
 
 def test_sequences_grow_in_even_steps_until_the_end_of_the_warmup() -> None:
@@ -65,7 +58,7 @@ def test_time_in_epochs_counts_in_batches() -> None:
 def test_truncation_keeps_the_beginning_of_every_tensor() -> None:
     warmup = SequenceLengthWarmup()
     inputs, targets = text(), text() + 100
-    first = seen_batches(warmup, [(inputs, targets)])[0]
+    first = seen_batches(warmup, [(inputs, targets)], language_model)[0]
     assert isinstance(first, tuple)
     assert torch.equal(first[0], inputs[:, :8])
     assert torch.equal(first[1], targets[:, :8])
@@ -79,7 +72,7 @@ def test_truncation_keeps_the_beginning_of_every_tensor() -> None:
 def test_without_truncation_all_tokens_that_fill_a_row_are_kept_in_order(rows: int, length: int, expected: int) -> None:
     warmup = SequenceLengthWarmup(min_seq_length=expected, max_seq_length=expected, truncate=False)
     tokens = text(rows, length)
-    inputs, targets = seen_batches(warmup, [(tokens, tokens)])[0]
+    inputs, targets = seen_batches(warmup, [(tokens, tokens)], language_model)[0]
     assert torch.equal(inputs, targets)
     if expected >= length:
         assert torch.equal(inputs, tokens)

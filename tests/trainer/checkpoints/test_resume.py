@@ -275,18 +275,6 @@ def test_a_training_does_not_start_where_no_checkpoint_can_be_read(
         assert int(trainer.state.timestamp.batch) == 9
 
 
-def test_the_newest_readable_checkpoint_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    arguments: dict[str, Any] = {"run_name": "r", "autoresume": True, "save_num_checkpoints_to_keep": 3}
-    expected = train(tmp_path, max_duration="9ba", **arguments)
-    paths = sorted(tmp_path.glob("ep*"))
-    paths[0].write_bytes(b"")
-    paths[2].write_bytes(later := of_version_2())
-    assert same(train(tmp_path, max_duration="9ba", **arguments), expected)
-    assert "ep1-ba9-rank0.safetensors is skipped and kept" in caplog.text
-    assert paths[0].read_bytes() == b""
-    assert paths[2].with_name(f"{paths[2].name}.unreadable").read_bytes() == later
-
-
 @pytest.mark.parametrize(
     ("called", "more"), [("saved", {"load_weights_only": True, "save_overwrite": True}), ("linked", {})]
 )

@@ -49,21 +49,18 @@ def test_between_two_epochs_no_further_batch_is_trained_on(event: Event, tmp_pat
     assert same(train(None, load_path=tmp_path, **arguments), train(None, **arguments))
 
 
-def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_interrupt_ends_at_once(tmp_path: Path, handlers: None) -> None:
     def interrupt(event: Event, state: State, logger: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     # Not that of the event loop that other tests of this process have.
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        trainer = make(tmp_path)
-        trainer.state.algorithms.append(Act(interrupt, Event.BEFORE_LOSS))
-        with pytest.raises(KeyboardInterrupt):
-            trainer.fit()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    trainer = make(tmp_path)
+    trainer.state.algorithms.append(Act(interrupt, Event.BEFORE_LOSS))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert int(trainer.state.timestamp.batch) == 0
     assert not list(tmp_path.glob("ep*"))
 
