@@ -302,12 +302,12 @@ class Follower(Program):
 
 
 class ThreadFollower(threading.Thread):
-    """A subscriber on a thread that keeps the numbers of what comes."""
+    """A subscriber on a thread that keeps what comes."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, **arguments: Any) -> None:
         super().__init__(daemon=True)
-        self.subscriber = Subscriber(run)
-        self.got: list[int] = []
+        self.subscriber = Subscriber(run, **arguments)
+        self.got: list[Snapshot] = []
         connected = self.subscriber._following._heard
         self.start()
         # What is sent before the stream has taken the subscription can be had from the recording alone.
@@ -315,8 +315,12 @@ class ThreadFollower(threading.Thread):
 
     def run(self) -> None:
         with self.subscriber:
-            for snapshot in self.subscriber:
-                self.got.append(snapshot.seq)
+            self.got.extend(self.subscriber)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those of the events that have come."""
+        return [snapshot.seq for snapshot in self.got]
 
 
 class HandBroker:

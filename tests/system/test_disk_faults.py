@@ -72,7 +72,7 @@ def test_events_published_while_the_disk_is_full_are_recorded_later(
         on_disk(publisher, publish(publisher, 100))
     follower.join(30)
     recording = Recording(publisher.run_dir)
-    assert follower.got == [snapshot.seq for snapshot in recording] == list(range(1, last + 101))
+    assert follower.numbers == [snapshot.seq for snapshot in recording] == list(range(1, last + 101))
     assert (recording.gaps, recording.damage, str(recording.ending)) == ((), None, "finished")
     assert (find_run("r").status, find_run("r").last.error) == ("finished", None)
     assert caplog.text.count("not recorded at the moment") == caplog.text.count("is recorded again") == 1
@@ -96,14 +96,14 @@ def test_events_beyond_the_send_buffer_on_a_full_disk_are_a_gap(
         on_disk(publisher, last)
     for one in (follower, late):
         one.join(30)
-    assert follower.got == list(range(1, last + 1))
+    assert follower.numbers == list(range(1, last + 1))
     assert follower.subscriber.gaps == ()
     recording = Recording(publisher.run_dir)
     recorded = [snapshot.seq for snapshot in recording]
     (gap,) = recording.gaps
     assert gap == Gap(0, 101, gap.last)
     assert 2000 < gap.last < 3000
-    assert recorded == late.got == [*range(1, 101), *range(gap.last + 1, last + 1)]
+    assert recorded == late.numbers == [*range(1, 101), *range(gap.last + 1, last + 1)]
     assert late.subscriber.gaps == recording.gaps
     assert str(recording.ending) == "finished"
     assert f"events 101 to {gap.last} are not recorded" in caplog.text

@@ -26,12 +26,6 @@ def run_script(script: str, *arguments: object, timeout: float = 100) -> "subpro
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def kill_broker_of(training: Training) -> None:
-    """Kills the broker of a training that stands still from then on, and so starts no other one."""
-    training.signal(signal.SIGSTOP)
-    os.kill(training.broker_pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 21))])
 def test_a_killed_trainer_is_recorded_and_reported_to_consumers(runs_dir: Path, seed: int) -> None:
     with Training(runs_dir) as training, Follower(runs_dir) as follower:
@@ -51,7 +45,9 @@ def test_a_killed_trainer_is_recorded_and_reported_to_consumers(runs_dir: Path, 
 def test_a_trainer_killed_together_with_its_broker_is_lost(runs_dir: Path) -> None:
     with Training(runs_dir) as training, Follower(runs_dir) as follower:
         training.await_recorded(500)
-        kill_broker_of(training)
+        # One that stands still starts no other broker.
+        training.signal(signal.SIGSTOP)
+        os.kill(training.broker_pid, signal.SIGKILL)
         training.kill()
         told = follower.result(TOLD_SECONDS)
     assert str(told["ending"]) == "lost: the broker ended before the run did"

@@ -120,27 +120,20 @@ def stored(runs_dir):
     return sorted(runs_dir.glob(f"*/{STORED}"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "of another run", "huge"])
-def test_a_damaged_entry_of_the_index_is_made_again(tmp_path, damage):
-    write_run(tmp_path, "r", [1.0])
-    expected, _ = refreshed(tmp_path)
-    [path] = stored(tmp_path)
+def test_a_damaged_entry_of_the_index_is_made_again(tmp_path):
+    write_run(tmp_path / "other", "s", [5.0])
+    refreshed(tmp_path / "other")
+    (of_another_run,) = stored(tmp_path / "other")
+    write_run(tmp_path / "runs", "r", [1.0])
+    expected, _ = refreshed(tmp_path / "runs")
+    [path] = stored(tmp_path / "runs")
     content = path.read_bytes()
-    damaged = {
-        "cut": content[: len(content) // 2],
-        "huge": content,
-    }
-    if damage == "of another run":
-        write_run(tmp_path / "other", "s", [5.0])
-        refreshed(tmp_path / "other")
-        shutil.copy(stored(tmp_path / "other")[0], path)
-        shutil.rmtree(tmp_path / "other")
-    else:
-        path.write_bytes(damaged[damage])
-    if damage == "huge":
-        os.truncate(path, 1 << 34)
-    assert refreshed(tmp_path) == (expected, None)
-    assert path.read_bytes() == content
+    for damaged, size in ((content, len(content) // 2), (of_another_run.read_bytes(), None), (content, 1 << 34)):
+        path.write_bytes(damaged)
+        if size is not None:
+            os.truncate(path, size)
+        assert refreshed(tmp_path / "runs") == (expected, None)
+        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "directory"])

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloop.bus.errors import RunDirectoryError, RunIsLiveError
+from offloop.bus.errors import RunDirectoryError
 from offloop.bus.index import manage
-from offloop.bus.index.manage import remove_run, rename_run
+from offloop.bus.index.manage import remove_run
 from offloop.bus.protocol.order import Ending
 from offloop.bus.runs.directory import read_run
 from offloop.bus.runs.writing import RunDirectory
@@ -79,22 +79,6 @@ def test_only_the_directory_of_the_run_is_deleted(tree: Tree, name: bytes) -> No
         assert not os.path.lexists(run)
         assert sorted(os.listdir(root)) == ["other"]
         assert (listing(outside), listing(other)) == before
-
-
-def test_a_run_of_which_a_broker_has_the_lock_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manage, "_PATIENCE_SECONDS", 0.1)
-    path = make_run(tmp_path)
-    before = listing(path)
-    serving = RunDirectory(tmp_path, "run")
-    try:
-        with pytest.raises(RunIsLiveError):
-            remove_run(path)
-        with pytest.raises(RunIsLiveError):
-            rename_run(path, "new")
-    finally:
-        serving.release()
-    assert listing(path) == before
-    assert read_run(rename_run(path, "new")).name == "new"
 
 
 def test_a_broker_that_has_just_ended_a_run_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

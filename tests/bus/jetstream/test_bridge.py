@@ -90,21 +90,6 @@ def test_a_live_run_is_followed_and_readers_elsewhere_see_how_far_it_is(tmp_path
     assert_copied(nats_server, path)
 
 
-def test_servers_that_are_killed_are_waited_for_and_get_what_they_lack(tmp_path, nats_server, copying):
-    run = WrittenRun(tmp_path, "killed")
-    live = copying(run.path)
-    for _ in range(2):
-        run.train([1.0] * 20)
-        wait_for(lambda: live.has_all_of(run), "the bridge")
-        nats_server.kill()
-        run.train([0.5] * 20)
-        wait_for(lambda: live.status.state == "waiting" and live.status.lag > 0, "the bridge")
-        nats_server.start()
-    path = run.end()
-    live.wait()
-    assert_copied(nats_server, path)
-
-
 @pytest.mark.slow
 def test_a_bridge_of_a_finished_run_gives_up_when_the_servers_take_nothing(tmp_path, nats_server, copying, monkeypatch):
     monkeypatch.setattr(bridge, "_GIVE_UP_SECONDS", 0.5)

@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
+from faults import ThreadFollower
 from helpers import wait_for
 
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber
@@ -22,27 +22,13 @@ def batches(snapshots):
     return [int(snapshot.timestamp.batch) for snapshot in snapshots]
 
 
-class Collector(threading.Thread):
-    """A subscriber on a thread that keeps what comes."""
-
-    def __init__(self, **arguments):
-        super().__init__(daemon=True)
-        self.subscriber = Subscriber("r", **arguments)
-        self.got = []
-        self.start()
-
-    def run(self):
-        with self.subscriber:
-            self.got.extend(self.subscriber)
-
-
 def test_early_and_late_subscribers_get_the_same_events(runs_dir):
     with Publisher("r") as publisher:
-        before, ends = Collector(), Collector(events=[Event.EPOCH_END])
+        before, ends = ThreadFollower("r"), ThreadFollower("r", events=[Event.EPOCH_END])
         publish(publisher, 1, 300)
         publisher.publish(Event.EPOCH_END, epoch=1)
         wait_for(lambda: len(before.got) == 301, "the first half to arrive")
-        middle = Collector()
+        middle = ThreadFollower("r")
         publish(publisher, 301, 600)
     for one in (before, middle, ends):
         one.join(30)
@@ -59,7 +45,7 @@ def test_early_and_late_subscribers_get_the_same_events(runs_dir):
 def test_inner_events_are_published_once_a_consumer_requests_them(runs_dir):
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_START)
-        watcher = Collector(events=[Event.BATCH_START])
+        watcher = ThreadFollower("r", events=[Event.BATCH_START])
         wait_for(lambda: publisher.poll() or Event.BATCH_START in publisher.requested_events, "the demand to arrive")
         assert publisher.requested_events - BASE_EVENTS == {Event.BATCH_START}
         publish(publisher, 1, 3, Event.BATCH_START)
