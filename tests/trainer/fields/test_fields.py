@@ -92,17 +92,6 @@ def test_a_demand_takes_effect_with_the_next_batch_and_never_within_one(
     assert all("count" in fields for event, _, fields in stream.sent[before:] if event in events)
 
 
-def test_without_demand_there_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, stream = Counting(), Stream(asking(1, AFTER_TRAIN_BATCH))
-    stream.after_sending = {24: Demand()}
-    train(monkeypatch, stream, 20, fields={"count": count})
-    _, batch, _ = stream.sent[23]
-    assert 5 < batch < 15
-    assert max(count.calls) in (batch - 1, batch)
-    assert not any(event is AFTER_TRAIN_BATCH for event, _, _ in stream.sent[24:])
-    assert len(stream.in_effect) == 1
-
-
 # -- what is built in -------------------------------------------------------------------------------------------------
 
 
