@@ -57,18 +57,6 @@ EXPORTING = (
     "offloop",
 )
 """The packages whose public names are all on reference pages."""
-
-
-def run(*command: object, cwd: Path, timeout: float = 100) -> str:
-    """Return the output of a command that succeeds."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-Here = Callable[..., str]
 ALONE = {
     "RANK": "0",
     "LOCAL_RANK": "0",
@@ -90,50 +78,21 @@ def _forget_modules(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Here:
-    """Return the output of a program of Python, run in this process and in the test's own folder."""
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Path], None]:
+    """Run a program of Python, in this process and in the test's own folder."""
     monkeypatch.chdir(tmp_path)
     # As in a console: what is in the current folder can be imported, also by the processes that it starts.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
 
-    def run_script(file: Path) -> str:
+    def run_script(file: Path) -> None:
         monkeypatch.setattr(sys, "argv", [file.name])
-        capsys.readouterr()
         runpy.run_path(str(file), run_name="__main__")
-        return capsys.readouterr().out
 
     return run_script
 
 
-@pytest.fixture
-def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Here:
-    """Return the output of ``consumer``, run in this process and in the test's own folder; it has to succeed."""
-    monkeypatch.chdir(tmp_path)
-
-    run = command("consumer", consumer_main, monkeypatch, capsys)
-
-    def run_consumer(*arguments: object) -> str:
-        done = run(*arguments)
-        assert done.code == 0, done.err
-        return done.out
-
-    return run_consumer
-
-
 # Code
-
-
-@pytest.fixture
-def save(tmp_path: Path) -> Callable[[Block], Path]:
-    """Save a block as the file that it stands for, beside those that its page has shown before."""
-
-    def save_with_those_before(block: Block) -> Path:
-        for one in (other for other in CODE if other.page == block.page and other.line <= block.line):
-            (tmp_path / one.file_name).write_text(one.text)
-        return tmp_path / block.file_name
-
-    return save_with_those_before
 
 
 # Transformers pins memory where there is no GPU, too.
@@ -141,15 +100,18 @@ def save(tmp_path: Path) -> Callable[[Block], Path]:
 @pytest.mark.parametrize("block", RUNNING, ids=str)
 def test_code_on_the_pages_runs(
     block: Block,
-    save: Callable[[Block], Path],
-    script: Here,
+    script: Callable[[Path], None],
     runs_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = save(block)
+    # Those that its page has shown before are beside it.
+    for one in (other for other in CODE if other.page == block.page and other.line <= block.line):
+        (tmp_path / one.file_name).write_text(one.text)
+    file = tmp_path / block.file_name
     if "\ndef test_" in block.text:
-        run("-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file, cwd=tmp_path)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file]
+        subprocess.run(command, cwd=tmp_path, timeout=100, check=True)
     else:
         if "init_process_group" in block.text:  # several ranks are tested with what they use
             for name, value in ALONE.items():
@@ -160,29 +122,31 @@ def test_code_on_the_pages_runs(
 # What the guides say of their examples
 
 
-@pytest.fixture
-def recorded(script: Here, runs_dir: Path, tmp_path: Path) -> Path:
-    """Return a directory with the examples of the guides, after a loop of 100 batches has run."""
+def test_the_guides_callbacks_and_loggers_do_what_they_say(
+    script: Callable[[Path], None],
+    runs_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for block in CODE:
         if block.page in ("docs/write_callback.md", "docs/write_logger.md"):
             (tmp_path / block.file_name).write_text(block.text)
     (tmp_path / "loop.py").write_text(LOOP)
     script(tmp_path / "loop.py")
-    return tmp_path
-
-
-def test_the_guides_callbacks_and_loggers_do_what_they_say(recorded: Path, consumer: Here, runs_dir: Path) -> None:
-    (recorded / "explosion.py").write_text(README[0].text)
+    (tmp_path / "explosion.py").write_text(README[0].text)
     callbacks = "explosion.py:Explosion,spikes.py:Spikes,journal.py:Journal,ratio.py:UpdateRatio,enough.py:Enough"
     loggers = "tsv.py:Tsv,summary.py:Summary,table.py:SqlTable"
     options = ("-o", "Tsv.digits=3", "-o", "Spikes.factor=1000", "-o", "Explosion.limit=0.4")
-    printed = consumer("--run", "my-run", "--callbacks", callbacks, "--log", loggers, *options)
-    lines = printed.splitlines()
+    consumer = command("consumer", consumer_main, monkeypatch, capsys)
+    done = consumer("--run", "my-run", "--callbacks", callbacks, "--log", loggers, *options)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
     assert {"1\tloss/over_mean\t1", "2\tloss/over_mean\t0.5"} <= set(lines)
     assert [line for line in lines if line.startswith("loss ")] == ["loss 1.0 at batch 1", "loss 0.5 at batch 2"]
     assert set(json.loads((runs_dir / "my-run" / "summary.json").read_text())) == {"loss/over_mean"}
     rows = "SELECT count(*), max(step), max(value) FROM metrics WHERE run = 'my-run-1' AND name = 'loss/over_mean'"
-    with contextlib.closing(sqlite3.connect(recorded / "metrics.sqlite")) as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "metrics.sqlite")) as database:
         assert database.execute(rows).fetchall() == [(100, 100, 1.0)]
 
 

@@ -56,7 +56,3 @@ def listing(folder: Path) -> dict[str, str]:
         for path in folder.rglob("*")
         if path.is_symlink() or not path.is_dir()
     }
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

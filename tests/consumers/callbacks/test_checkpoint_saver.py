@@ -18,7 +18,8 @@ import pytest
 import torch
 from gold import gold_loader
 from helpers import wait_for
-from saved_runs import DURATIONS, PT, RUNS, SAVERS, contents, listing
+from logged import contents
+from saved_runs import DURATIONS, PT, RUNS, SAVERS, listing
 from tensor_stream import TensorStream, Wide
 from training import Act, gold_trainer
 

@@ -48,16 +48,6 @@ def test_name_directory_file_and_replay_of_a_run_write_equal_bytes(
     assert set(written) == {written[0]}
 
 
-def test_files_are_written_into_the_run_directory_and_not_overwritten(consumer: Run, runs_dir: Path) -> None:
-    directory = record_run(runs_dir, "digits-1", snapshots_of_training())
-    assert consumer("--last", "--log", "csv", "--log", "jsonl", "--callbacks", "metrics").code == 0
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    assert {"step": 8, "metrics/eval/accuracy": 0.75}.items() <= rows[-2].items()
-    assert (directory / "metrics.csv").read_text().startswith("step,time,time/epoch,time/batch")
-    assert consumer("--last", "--log", "jsonl").code == 1
-    assert consumer("--last", "--log", "jsonl", "-o", "jsonl.overwrite=true").code == 0
-
-
 @pytest.mark.parametrize(
     ("status", "error", "code", "line"),
     [
