@@ -68,7 +68,7 @@ def announce_checkpoint(run: Path, path: str | os.PathLike[str], epoch: int, bat
         others = (other for other in known or () if other.path != name and _in(run, other).is_there)
         return [*others, new][-_MOST_CHECKPOINTS:]
 
-    # A training waits no longer for a process that keeps the folder locked.
+    # The training calls this: a process that keeps the folder locked must not delay it for seconds.
     ANNOUNCED.try_update(run, change, patience=0.5)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -227,11 +228,25 @@ def rank_and_world_size() -> tuple[int, int]:
     """Return rank and world size of torch's process group or of ``torchrun``; (0, 1) for a single process."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    size = _in_environment("WORLD_SIZE", 1, range(1, sys.maxsize))
+    return _in_environment("RANK", 0, range(size)), size
 
 
 def local_world_size(by_itself: int) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", by_itself))
+    """Return the number of ranks on this host by ``torchrun``; ``by_itself`` without it."""
+    return _in_environment("LOCAL_WORLD_SIZE", by_itself, range(1, sys.maxsize))
+
+
+def _in_environment(name: str, usual: int, allowed: range) -> int:
+    text = os.environ.get(name, str(usual))
+    if not text.isdecimal() or int(text) not in allowed:
+        raise ConfigurationError(
+            f"{name} is {text!r} in the environment: start ranks with torchrun, which sets it, or unset RANK, "
+            "WORLD_SIZE and LOCAL_WORLD_SIZE",
+            name=name,
+            value=text,
+        )
+    return int(text)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.trainer import RankBatchSampler, Trainer
+from offloop.trainer.distributed.ranks import local_world_size, rank_and_world_size
 from offloop.trainer.tasks import find_task
 
 
@@ -332,3 +333,14 @@ def test_without_a_seed_the_order_follows_from_the_trainer_s() -> None:
 def test_a_batch_has_to_be_enough_for_all_ranks() -> None:
     with pytest.raises(ConfigurationError, match="batch_size 3"):
         RankBatchSampler(range(10), 3, rank=0, num_replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "one"), ("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "")]
+)
+def test_an_environment_of_no_rank_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known, given_value in {"RANK": "0", "WORLD_SIZE": "1", name: value}.items():
+        monkeypatch.setenv(known, given_value)
+    with pytest.raises(ConfigurationError) as refused:
+        local_world_size(1) if name == "LOCAL_WORLD_SIZE" else rank_and_world_size()
+    assert (refused.value.name, refused.value.value) == (name, value)
