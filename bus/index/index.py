@@ -44,8 +44,9 @@ class RunIndex:
         return MappingProxyType(self._entries)
 
     def refresh(self, seconds: float = math.inf) -> int:
-        """Read changes for at most that many seconds, and return how many runs are left. Raises RunDirectoryError."""
-        until = time.monotonic() + seconds
+        """Find changed runs, then read them for at most that many seconds; return how many runs are left.
+
+        Raises RunDirectoryError."""
         found: dict[str, str] = {}
         for name in names_in(self.root):
             with contextlib.suppress(OSError):
@@ -60,6 +61,8 @@ class RunIndex:
         ]
         waiting = [*(self._followed.keys() - set(changed)), *changed]
         left = len(waiting)
+        # Finding changes among very many runs may take longer, and some are to be read each time.
+        until = time.monotonic() + seconds
         for run in waiting:
             if time.monotonic() >= until:
                 break
@@ -85,14 +88,15 @@ class RunIndex:
 
     def _read(self, run: str, stamp: str, until: float) -> bool:
         """Read a run; return whether it is complete for now."""
-        path = self.root / run
         if not _is_text(run):
-            _log.warning("%s is left out: its name is not UTF-8; 'offloop edit --rename' gives it another one", path)
+            where = f"{self.root}/{run}"
+            _log.warning("%s is left out: its name is not UTF-8; 'offloop edit --rename' gives it another one", where)
             self._stamps[run] = stamp
             return True
-        if run not in self._followed and (stored := read_stored(path)) is not None and stored.stamp == stamp:
+        if run not in self._followed and (stored := read_stored(self.root, run)) is not None and stored.stamp == stamp:
             self._entries[run], self._stamps[run] = stored.entry, stamp
             return True
+        path = self.root / run
         try:
             info = read_run(path)
             followed = self._followed.setdefault(run, _FollowedRun())

@@ -24,12 +24,12 @@ _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(StoredEntry).decode
 
 
-def read_stored(run: Path) -> StoredEntry | None:
+def read_stored(runs_dir: Path, run: str) -> StoredEntry | None:
     """Return the stored entry of a run; ``None`` if it is missing, damaged, of another run or version."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = read_file(run / STORED, _MAX_BYTES)
+        content = read_file(f"{runs_dir}/{run}/{STORED}", _MAX_BYTES)
         stored = _decode(content[len(_MAGIC) :]) if content.startswith(_MAGIC) else None
-        return stored if stored is not None and stored.entry.run == run.name else None
+        return stored if stored is not None and stored.entry.run == run else None
     return None
 
 

@@ -45,6 +45,7 @@ class Metrics:
         self._max_points = max_points
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
+        self._known: dict[str, dict[Any, Series | None]] = {}  # by prefix and name
         # Columns: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
         self._batches = NumericTable(_COLUMNS)
         self._appends = tuple(self._batches.appends)
@@ -178,13 +179,27 @@ class Metrics:
         self._rates[optimizer] = known if len(known) == len(names) else []
 
     def _take(self, prefix: str, values: Any, step: int) -> None:
-        for name, value in _numbers("", values) if isinstance(values, Mapping) else ():
-            self._append(prefix + name, step, value)
+        known = self._known.setdefault(prefix, {})
+        shown = self._shown(prefix, step)
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if value.__class__ is not float:
+                for part, number in _numbers(str(name), value):
+                    self._append(prefix + part, step, number)
+                continue
+            series = known.get(name)
+            if series is None:
+                series = known[name] = self._find(f"{prefix}{name}")
+            if series is not None:
+                series.append_value(value)
+                series.append_step(shown if prefix else self._shown(str(name), step))
 
     def _append(self, name: str, step: int, value: float) -> None:
         series = self._find(name)
         if series is not None:
-            series.append(step if self.is_imported else shown_step(name, step), value)
+            series.append(self._shown(name, step), value)
+
+    def _shown(self, name: str, step: int) -> int:
+        return step if self.is_imported else shown_step(name, step)
 
     def _find(self, name: str) -> Series | None:
         found = self.series.get(name)

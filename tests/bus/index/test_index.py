@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from helpers import wait_for
@@ -14,6 +15,7 @@ from run_folders import WrittenRun, write_run
 
 from offloop.bus import Event, Publisher
 from offloop.bus.errors import ConfigurationError, RunDirectoryError
+from offloop.bus.index import index as indexes
 from offloop.bus.index.annotations import annotate, read_annotations
 from offloop.bus.index.entry import STORED
 from offloop.bus.index.index import RunIndex
@@ -116,6 +118,15 @@ def test_a_limit_of_time_is_kept_and_the_rest_comes_later(tmp_path):
         assert len(index.entries) == 20
 
 
+def test_runs_are_read_although_it_takes_longer_to_find_them(tmp_path, monkeypatch):
+    write_run(tmp_path, "r")
+    stamp = indexes._stamp
+    monkeypatch.setattr(indexes, "_stamp", lambda run: (time.sleep(0.2), stamp(run))[1])
+    with RunIndex(tmp_path) as index:
+        index.refresh(0.1)
+        assert "r" in index.entries
+
+
 def stored(runs_dir):
     return sorted(runs_dir.glob(f"*/{STORED}"))
 
@@ -173,6 +184,7 @@ def test_on_a_full_disk_runs_are_known_all_the_same(tmp_path, monkeypatch):
 
 WRITER = """
 import sys
+import time
 from offloop.bus.index.index import RunIndex
 for _ in range(8):
     with RunIndex(sys.argv[1]) as index:
@@ -263,6 +275,7 @@ def test_annotations_keep_what_is_not_changed_and_refuse_what_cannot_be_shown(tm
 
 TAGGER = """
 import pathlib, sys
+from offloop.bus.index import index as indexes
 from offloop.bus.index.annotations import annotate
 for number in range(10):
     annotate(pathlib.Path(sys.argv[1]), add=[f"{sys.argv[2]}-{number}"])
