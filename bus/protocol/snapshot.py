@@ -230,6 +230,8 @@ class Snapshot(msgspec.Struct, eq=False):
     def on_demand(self) -> tuple[str, ...]:
         """Names of fields that were published because a consumer requested them."""
         names = self._body.fields.get("on_demand")
+        if names is None:
+            return ()
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
     def without(self, names: Collection[str]) -> "Snapshot":
@@ -257,10 +259,8 @@ class Snapshot(msgspec.Struct, eq=False):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a published field as it was sent, or ``default``."""
-        body = self._body
-        if name in body.fields:
-            return body.fields[name]
-        return body.context.get(name, default)
+        fields = self._body.fields
+        return fields[name] if name in fields else self._body.context.get(name, default)
 
     def _training_time(self, name: str) -> Timestamp:
         values = self.get(name, None)

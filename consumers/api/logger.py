@@ -268,13 +268,13 @@ class Logger:
         Raises ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``."""
         if not _PLAIN.issuperset(map(type, metrics.values())) or "step" in metrics or "time" in metrics:
             metrics = {name: _checked(name, value) for name, value in metrics.items()}
-        if not metrics:
-            return
-        number = self._step("log_metrics", step)
-        if number in self._rows:
-            self._rows[number].update(metrics)
-        else:
-            self._rows[number] = dict(metrics)
+        if metrics:
+            number = self._now if step is None and self._now is not None else self._step("log_metrics", step)
+            row = self._rows.get(number)
+            if row is None:
+                self._rows[number] = dict(metrics)
+            else:
+                row.update(metrics)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Log values that describe the run as a whole; they replace the run's own values of the same names.
@@ -366,14 +366,14 @@ class Logger:
     def take(self, state: Snapshot) -> EventLog:
         """Return everything that was gathered, timed by ``state``, and start anew."""
         time = state.time
-        taken = EventLog(
-            # A class call takes twice as long, at every event.
-            [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()],
-            [entry if isinstance(entry, Upload) else entry._replace(time=time) for entry in self._entries],
-            self._hyperparameters,
-            self._of_run,
-        )
-        self._rows, self._entries, self._hyperparameters, self._of_run = {}, [], {}, {}
+        # A class call takes twice as long, at every event.
+        rows = [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()]
+        self._rows = {}
+        if not (self._entries or self._hyperparameters or self._of_run):
+            return _new_tuple(EventLog, (rows, [], {}, {}))
+        entries = [entry if isinstance(entry, Upload) else entry._replace(time=time) for entry in self._entries]
+        taken = EventLog(rows, entries, self._hyperparameters, self._of_run)
+        self._entries, self._hyperparameters, self._of_run = [], {}, {}
         return taken
 
     def _step(self, method: str, chosen: int | None) -> int:

@@ -105,10 +105,10 @@ class SpeedMonitor(Callback):
     def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
         ranks = state.world_size
         if len(self._batches) == self._full:
-            counts = [last - first for first, last in zip(self._batches[0], self._batches[-1], strict=True)]
+            first, last = self._batches[0], self._batches[-1]
             # Not every batch has an event in a stream made from a log, and a custom loop may count none.
-            batches = (counts[0] or self._full - 1) / elapsed
-            samples, tokens = counts[1] / elapsed, counts[2] / elapsed
+            batches = (last[0] - first[0] or self._full - 1) / elapsed
+            samples, tokens = (last[1] - first[1]) / elapsed, (last[2] - first[2]) / elapsed
             logger.log_metrics(
                 {
                     "throughput/batches_per_sec": batches,

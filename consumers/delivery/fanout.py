@@ -63,19 +63,20 @@ class Fanout:
         if not logger.pending:
             return
         rows, entries, hyperparameters, of_run = logger.take(state)
-
-        def log(destination: LoggerDestination) -> None:
-            if hyperparameters:
-                destination.log_hyperparameters(hyperparameters, state)
-            if rows:
-                destination.log_rows(rows, state)
-            for entry in entries:
-                destination.log_entry(entry, state)
-
         with self.lock:
-            self.named |= hyperparameters.keys()
-            hyperparameters |= {name: value for name, value in of_run.items() if name not in self.named}
-            self.for_each(log)
+            if hyperparameters or of_run:
+                self.named |= hyperparameters.keys()
+                hyperparameters |= {name: value for name, value in of_run.items() if name not in self.named}
+            for name, destination in tuple(self._destinations.items()):
+                try:
+                    if hyperparameters:
+                        destination.log_hyperparameters(hyperparameters, state)
+                    if rows:
+                        destination.log_rows(rows, state)
+                    for entry in entries:
+                        destination.log_entry(entry, state)
+                except RAISED as error:  # a destination may raise anything, and is shown with its traceback
+                    self._fail(name, destination, error)
 
     def flush(self) -> None:
         self.for_each(lambda destination: destination.flush())
