@@ -20,6 +20,8 @@ from offloop.trainer.arguments.durations import check_max_duration
 from offloop.trainer.fields.field import ProbeHook
 
 _EVENTS = ALWAYS | STEP | {Event.AFTER_FORWARD}
+_WITH_HOOKS = STEP | {Event.AFTER_FORWARD}
+_AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
 OWN_LOOP = Framework("a loop of one's own", None, _EVENTS - {Event.AFTER_LOSS})
 _Batch = TypeVar("_Batch")
 _P = ParamSpec("_P")
@@ -43,8 +45,10 @@ class SizedIterator(Iterator[_Batch]):
         return self._length()
 
 
-@contain("_hook", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_log")
-@contain("_publish_outputs", "_before_backward", "_publish_batch")
+@contain(
+    "_hook", "_hook_details", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_start_fetched"
+)
+@contain("_publish_outputs", "_before_backward", "_publish_batch", "log")
 class WatchedRun:
     """The run of a watched training, see :func:`watch`.
 
@@ -70,20 +74,41 @@ class WatchedRun:
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
-        self._has_begun = self._fetches = self._has_stepped = self._is_open = False
+        self._has_begun = self._fetches = self._has_stepped = self._is_open = self._needs_outputs = False
+        self._demand_version = -1
         self._losses: list[Any] = []
         self._handles: list[Any] = []
+        self._detail_handles: list[Any] = []
         self._data: dict[str, Any] = {}
+        self._model, self._optimizers = model, optimizers
         self._hook(model, optimizers)
         self._start(options=options, model=model, optimizers=optimizers, **more)
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
-        self._handles += [
-            model.register_forward_pre_hook(ProbeHook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(ProbeHook(self._after_forward)),
-            *(one.register_step_pre_hook(ProbeHook(self._before_step)) for one in optimizers),
-            *(one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers),
+        self._handles += [one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers]
+        self._hook_details()
+
+    def _hook_details(self) -> None:
+        self._detail_handles += [
+            self._model.register_forward_pre_hook(ProbeHook(self._before_forward), with_kwargs=True),
+            self._model.register_forward_hook(ProbeHook(self._after_forward)),
+            *(one.register_step_pre_hook(ProbeHook(self._before_step)) for one in self._optimizers),
         ]
+
+    def _unhook_details(self) -> None:
+        for handle in self._detail_handles:
+            handle.remove()
+        self._detail_handles.clear()
+
+    def _needs_details(self) -> bool:
+        training = self._training
+        publisher = training.publisher
+        if publisher is None or not training.has_noted_precision:
+            return True
+        if publisher.demand_version != self._demand_version:
+            self._demand_version = publisher.demand_version
+            self._needs_outputs = "outputs" in publisher.demand.fields
+        return self._needs_outputs or not _WITH_HOOKS.isdisjoint(training.requested_events)
 
     def _publish(
         self, method: Callable[Concatenate[AttachedTraining, _P], object], *args: _P.args, **more: _P.kwargs
@@ -167,8 +192,16 @@ class WatchedRun:
             return
         source = iter(dataloader)
         try:
-            while not self.stop_requested:
-                self._publish(AttachedTraining.fetch_start)
+            while True:
+                if self._has_stepped:
+                    self._end_batch()
+                if not self.detached:
+                    training = self._training
+                    if training.state.stopped:
+                        position.stop_pass()
+                        break
+                    if not _AT_FETCH.isdisjoint(training.requested_events):
+                        self._publish(AttachedTraining.fetch_start)
                 try:
                     batch = next(source)
                 except StopIteration:
@@ -178,10 +211,8 @@ class WatchedRun:
                 if self._is_disabled:
                     # Without hooks the optimizer's steps are not seen.
                     self._has_stepped = position.is_batch_complete(self._accumulation)
-                self._start_batch(batch, samples, tokens)
+                self._start_fetched(batch, samples, tokens)
                 yield batch
-            else:
-                position.stop_pass()
         except BaseException:
             position.leave_pass(number)
             raise
@@ -193,7 +224,20 @@ class WatchedRun:
 
         ``step`` defaults to the number of batches before the current one. ``loss`` is always the loss of the current
         batch, the mean over its microbatches."""
-        self._log(values, more, step)
+        training = self._training
+        if values is not None and not isinstance(values, Mapping):
+            training.leave_out("what log() was given", f"a {type(values).__name__}: use names and numbers")
+            values = None
+        if values:
+            more = {**values, **more}
+        loss = training.as_loss(more.pop("loss")) if "loss" in more else None
+        if loss is not None:
+            if self._accumulation > 1 and isinstance(loss, torch.Tensor):
+                # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
+                loss = loss.detach().clone()
+            self._losses.append(loss)
+        if more:
+            training.log(more, step)
 
     @contextmanager
     def evaluating(self, label: str = "eval") -> Iterator[dict[str, Any]]:
@@ -233,6 +277,7 @@ class WatchedRun:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run; the loop that follows is not watched. Can be called more than once."""
+        self._unhook_details()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -284,10 +329,17 @@ class WatchedRun:
         self._publish(AttachedTraining.epoch_end)
         self._position.end_epoch(self._known_time)
 
+    def _start_fetched(self, batch: Any, samples: int, tokens: int) -> None:
+        # Hooks make each call of a model some 10 microseconds longer: a consumer has to need them.
+        if self._needs_details() is not bool(self._detail_handles):
+            self._unhook_details() if self._detail_handles else self._hook_details()
+        training = self._training
+        if Event.AFTER_DATALOADER in training.requested_events:
+            training.state.batch = batch
+            training.fire(Event.AFTER_DATALOADER)
+        training.batch_start(batch, samples=samples, tokens=tokens)
+
     def _start_batch(self, batch: Any, samples: int, tokens: int) -> None:
-        if self._fetches:
-            self._training.state.batch = batch
-            self._training.fire(Event.AFTER_DATALOADER)
         self._training.batch_start(batch, samples=samples, tokens=tokens)
 
     def _before_forward(self, model: torch.nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> None:
@@ -351,20 +403,6 @@ class WatchedRun:
         for loss in losses:
             self._training.add_loss(torch.as_tensor(loss), 1 / len(losses))
         self._training.batch_end()
-
-    def _log(self, given: Mapping[str, Any] | None, more: dict[str, Any], step: int | None) -> None:
-        if given is not None and not isinstance(given, Mapping):
-            self._training.leave_out("what log() was given", f"a {type(given).__name__}: use names and numbers")
-            given = None
-        values = {**(given or {}), **more}
-        loss = self._training.as_loss(values.pop("loss")) if "loss" in values else None
-        if loss is not None:
-            if self._accumulation > 1 and isinstance(loss, torch.Tensor):
-                # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
-                loss = loss.detach().clone()
-            self._losses.append(loss)
-        if values:
-            self._training.log(values, step)
 
 
 def watch(

@@ -1,6 +1,7 @@
 """The counters of a watched loop, with and without a run."""
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ import msgspec
 import torch.distributed as dist
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.timestamp import Timestamp, TrainingTime, wall_clock
+from offloop.bus.types.timestamp import Timestamp, TrainingTime
 from offloop.trainer.data.resume import is_stateful
 from offloop.trainer.data.spec import count_samples, count_tokens
 
@@ -36,7 +37,7 @@ class LoopPosition:
         self.resumed: EpochState = "open"
         self.in_epochs = self.in_body = False
         """True while the loop iterates over epochs of the run, and while it is in one."""
-        self._clock = wall_clock()
+        self._clock = time.monotonic_ns
         self._began = self._clock()
         self._fetched = self._trained = 0
         self._length: int | None = None
@@ -64,7 +65,10 @@ class LoopPosition:
 
     def fetch(self, batch: Any) -> tuple[int, int]:
         self._fetched += 1
-        return self.add(batch)
+        samples, tokens = found = count(batch)
+        self.samples += samples
+        self.tokens += tokens
+        return found
 
     def is_batch_complete(self, accumulation: int) -> bool:
         return self._fetched % accumulation == 0 or self._fetched == self._length

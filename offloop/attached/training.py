@@ -255,7 +255,8 @@ class AttachedTraining:
         """Start a batch, or a further microbatch of it. Missing counts are taken from ``batch``."""
         is_first, self._in_batch = not self._in_batch, True
         if is_first:
-            self.save_place()
+            if self._save_event is not None:
+                self.save_place()
             self._samples = self._tokens = 0
         if samples is None or tokens is None:
             counted = count(batch)
@@ -264,7 +265,7 @@ class AttachedTraining:
         self._samples += samples
         self._tokens += tokens
         self.state.batch, self.state.batch_size = batch, self._samples or None
-        if is_first:
+        if is_first and (Event.BATCH_START in self.requested_events or self.publisher is None):
             self.fire(Event.BATCH_START)
 
     def note_precision(self, output: torch.Tensor | None) -> None:

@@ -17,7 +17,7 @@ from watched_loop import SIZE, Loop
 
 import offloop
 from offloop.attached.training import ALWAYS
-from offloop.bus import Event, Recording
+from offloop.bus import Event, Recording, Subscriber
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.source import Source
@@ -330,6 +330,26 @@ def test_a_compiled_model_is_compiled_as_without_a_run() -> None:
     assert counters["frames"]["total"] == 1
     assert not counters["graph_break"]
     assert events_of("w").count("after_forward") == 10
+
+
+def test_a_model_has_hooks_while_a_consumer_requests_what_they_give() -> None:
+    loop, followers = Loop(), list[Subscriber]()
+    has_hooks: list[bool] = []
+
+    def attach_and_leave() -> None:
+        has_hooks.append(bool(loop.model._forward_hooks))
+        seen = [kind for kind, _ in groupby(has_hooks)]
+        if len(has_hooks) == 5:
+            followers.append(Subscriber("w", events=[Event.AFTER_FORWARD]))
+        elif len(seen) == 3 and "after_forward" in events_of("w"):
+            followers[0].close()
+        elif len(seen) == 4:
+            loop.run._training.state.stop_training()
+
+    loop.after_batch = attach_and_leave
+    loop.watched(epochs=100_000, run_name="w")
+    assert [kind for kind, _ in groupby(has_hooks)] == [True, False, True, False]
+    assert "after_forward" in events_of("w")
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakMethod, finalize
+from weakref import finalize, ref
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
@@ -23,18 +23,24 @@ class FieldNotReadyError(ConfigurationError):
     """The batch began before the field was requested: it comes with the next one, and nothing is logged."""
 
 
+def _gone() -> None:
+    return None
+
+
 class ProbeHook:
     """A hook on a model or an optimizer that calls a method of a probe, while the probe exists.
 
     Copies and pickles of it do nothing."""
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:
-        self._method = None if method is None else WeakMethod(method)
+        # Not a WeakMethod, which makes a method at each call.
+        self._owner: Callable[[], Any] = _gone if method is None else ref(method.__self__)  # type: ignore[attr-defined]
+        self._function: Callable[..., None] | None = getattr(method, "__func__", None)
 
     def __call__(self, *arguments: Any) -> None:
-        method = None if self._method is None else self._method()
-        if method is not None:
-            method(*arguments)
+        owner = self._owner()
+        if owner is not None:
+            self._function(owner, *arguments)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProbeHook, ()
