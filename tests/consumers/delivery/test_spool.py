@@ -187,6 +187,7 @@ def test_a_failed_delivery_is_retried_after_growing_pauses(
     wait_for(lambda: len(server.rows) == 50, "all rows")
     spool.close()
     assert server.steps == [*range(1, 51)]
+    assert server.states[-1] == batch_end(50)
     assert pauses == [*PAUSES, *[PAUSES[-1]] * 3]
     takes_nothing, takes_again = capsys.readouterr().err.splitlines()
     assert "accepts nothing, ConnectionError: refused" in takes_nothing
@@ -203,8 +204,8 @@ def test_a_retry_continues_after_the_accepted_entries(context: RunContext) -> No
             due = next(fail_at, 0)
             raise OSError("broken")
 
-    server = Server(fail)
-    spool = opened(context, server, no_pause)
+    server, pauses = Server(fail), list[float]()
+    spool = opened(context, server, pauses.append)
     for step in range(1, 8):
         state = batch_end(step)
         spool.log_entry(Table(step, state.time, "T", [], []), state)
@@ -212,6 +213,7 @@ def test_a_retry_continues_after_the_accepted_entries(context: RunContext) -> No
     assert [table.step for table in server.others] == [*range(1, 8)]
     assert server.opened == 3
     assert len(server.loaded) == 2
+    assert pauses == [PAUSES[0]] * 2
 
 
 def test_unconfirmed_entries_are_sent_again_after_a_failure(context: RunContext) -> None:
@@ -240,11 +242,11 @@ def test_a_rejected_entry_is_skipped(context: RunContext, capsys: pytest.Capture
     server = Server(refuse)
     spool = opened(context, server)
     log(spool, 1)
-    for step in (2, 3):
+    for step in (2, 3, 4):
         spool.log_entry(Table(step, 0.0, "T", [], []), batch_end(step))
-    log(spool, 4)
+    log(spool, 5)
     spool.close()
-    assert server.steps == [1, 4]
+    assert server.steps == [1, 5]
     assert spool.problem == "lacks entries that it refused"
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -292,9 +294,10 @@ class Stderr(io.StringIO):
         self._word, self._action = word, action
 
     def write(self, text: str) -> int:
+        written = super().write(text)
         if self._word in text:
             self._action()
-        return super().write(text)
+        return written
 
 
 def test_one_interrupt_keeps_pending_entries_at_the_end_of_a_run(
@@ -304,6 +307,7 @@ def test_one_interrupt_keeps_pending_entries_at_the_end_of_a_run(
     monkeypatch.setattr(sys, "stderr", Stderr("more entries", lambda: signal.raise_signal(signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
         Runner(snapshots_of_training(), [LogsLoss()], [Server(hanging[0])]).run()
+    assert "sending 8 more entries; Ctrl-C leaves them" in sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "8 of 8 entries did not arrive" in sys.stderr.getvalue()  # type: ignore[attr-defined]
 
 
