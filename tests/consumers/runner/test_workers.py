@@ -151,17 +151,28 @@ SNAILS = """
 import asyncio, time
 from offloop.consumers import Callback
 
-class Thread(Callback):
+class Counting(Callback):
+    count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+class Thread(Counting):
     background = True
 
     def batch_end(self, state, logger):
         time.sleep(0.02)
-        logger.log_metrics({"thread": int(state.timestamp.batch)})
+        self.count += 1
+        logger.log_metrics({"thread": self.count})
 
-class Task(Callback):
+class Task(Counting):
     async def batch_end(self, state, logger):
         await asyncio.sleep(0.02)
-        logger.log_metrics({"task": int(state.timestamp.batch)})
+        self.count += 1
+        logger.log_metrics({"task": self.count})
 """
 
 
