@@ -28,7 +28,7 @@ _ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _PRECISIONS = {"no": None, "bf16": "amp_bf16", "fp16": "amp_fp16"}
 
 
-@contain("_hook", "_use_pass", "_publish_backward", "_publish_batch", "_log_values")
+@contain("_hook", "_use_pass", "_publish_backward", "_log_values")
 class AcceleratedRun(WatchedRun):
     """The run of a training with Accelerate, see :func:`attach`. A loop needs only :attr:`stop_requested`."""
 
@@ -118,11 +118,12 @@ class AcceleratedRun(WatchedRun):
     def _step_scaled(self, *_: Any, **__: Any) -> None:
         # With fp16 a step with overflowing gradients is skipped, and the batch ends all the same.
         if self._accelerator.sync_gradients:
-            self._has_stepped = True
+            self._steps.has_stepped = True
 
-    def _publish_batch(self) -> None:
-        self._losses, self._backward_losses = self._losses or self._backward_losses, []
-        super()._publish_batch()
+    def _end_batch(self) -> None:
+        if self._steps.has_stepped:
+            self._losses, self._backward_losses = self._losses or self._backward_losses, []
+        super()._end_batch()
 
     def _log_values(self, values: Mapping[str, Any], step: int | None = None, *_: Any, **__: Any) -> None:
         if self._accelerator.is_main_process:

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from offloop.attached.adapter import contain
+from offloop.attached.adapter import contain, detach_for
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
 from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework
@@ -22,6 +22,7 @@ from offloop.trainer.fields.field import ProbeHook
 _EVENTS = ALWAYS | STEP | {Event.AFTER_FORWARD}
 _WITH_HOOKS = STEP | {Event.AFTER_FORWARD}
 _AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
+_AT_START = _WITH_HOOKS | {Event.AFTER_DATALOADER, Event.BATCH_START}
 OWN_LOOP = Framework("a loop of one's own", None, _EVENTS - {Event.AFTER_LOSS})
 _Batch = TypeVar("_Batch")
 _P = ParamSpec("_P")
@@ -45,10 +46,19 @@ class SizedIterator(Iterator[_Batch]):
         return self._length()
 
 
+class _StepHook:
+    """A hook of optimizers that records a step. It is a class of its own so that a copy is independent of the run."""
+
+    has_stepped = False
+
+    def __call__(self, *_: Any) -> None:
+        self.has_stepped = True
+
+
 @contain(
-    "_hook", "_hook_details", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_start_fetched"
+    "_hook", "_hook_details", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_start_observed"
 )
-@contain("_publish_outputs", "_before_backward", "_publish_batch", "log")
+@contain("_publish_outputs", "_before_backward", "_log")
 class WatchedRun:
     """The run of a watched training, see :func:`watch`.
 
@@ -74,7 +84,8 @@ class WatchedRun:
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()
         self._resumed: Mapping[str, Any] | None = None
-        self._has_begun = self._fetches = self._has_stepped = self._is_open = self._needs_outputs = False
+        self._has_begun = self._fetches = self._is_open = self._needs_outputs = False
+        self._steps = _StepHook()
         self._demand_version = -1
         self._losses: list[Any] = []
         self._handles: list[Any] = []
@@ -85,7 +96,7 @@ class WatchedRun:
         self._start(options=options, model=model, optimizers=optimizers, **more)
 
     def _hook(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
-        self._handles += [one.register_step_post_hook(ProbeHook(self._after_step)) for one in optimizers]
+        self._handles += [one.register_step_post_hook(self._steps) for one in optimizers]
         self._hook_details()
 
     def _hook_details(self) -> None:
@@ -190,10 +201,10 @@ class WatchedRun:
         if is_trained and not is_epoch:
             position.end_pass()
             return
-        source = iter(dataloader)
+        source, steps = iter(dataloader), self._steps
         try:
             while True:
-                if self._has_stepped:
+                if steps.has_stepped:
                     self._end_batch()
                 if not self.detached:
                     training = self._training
@@ -207,11 +218,24 @@ class WatchedRun:
                 except StopIteration:
                     position.end_pass()
                     break
-                samples, tokens = position.fetch(batch)
+                samples, tokens = position.add(batch, fetched=1)
                 if self._is_disabled:
                     # Without hooks the optimizer's steps are not seen.
-                    self._has_stepped = position.is_batch_complete(self._accumulation)
-                self._start_fetched(batch, samples, tokens)
+                    steps.has_stepped = position.is_batch_complete(self._accumulation)
+                if not self.detached:
+                    publisher = training.publisher
+                    if (
+                        self._detail_handles
+                        or publisher is None
+                        or publisher.demand_version != self._demand_version
+                        or not _AT_START.isdisjoint(training.requested_events)
+                    ):
+                        self._start_observed(batch, samples, tokens)
+                    else:
+                        try:
+                            training.batch_start(batch, samples, tokens)
+                        except Exception as error:  # noqa: BLE001  not by ``contain``: see _end_batch
+                            detach_for(self, error)
                 yield batch
         except BaseException:
             position.leave_pass(number)
@@ -224,18 +248,23 @@ class WatchedRun:
 
         ``step`` defaults to the number of batches before the current one. ``loss`` is always the loss of the current
         batch, the mean over its microbatches."""
+        if values is None and self._accumulation == 1 and len(more) == 1 and "loss" in more:
+            self._losses.append(more["loss"])
+        else:
+            self._log(values, more, step)
+
+    def _log(self, values: Mapping[str, Any] | None, more: dict[str, Any], step: int | None) -> None:
         training = self._training
         if values is not None and not isinstance(values, Mapping):
             training.leave_out("what log() was given", f"a {type(values).__name__}: use names and numbers")
             values = None
         if values:
             more = {**values, **more}
-        loss = training.as_loss(more.pop("loss")) if "loss" in more else None
-        if loss is not None:
-            if self._accumulation > 1 and isinstance(loss, torch.Tensor):
-                # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
-                loss = loss.detach().clone()
-            self._losses.append(loss)
+        if "loss" in more:
+            loss = more.pop("loss")
+            # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
+            is_overwritten = self._accumulation > 1 and isinstance(loss, torch.Tensor)
+            self._losses.append(loss.detach().clone() if is_overwritten else loss)
         if more:
             training.log(more, step)
 
@@ -289,6 +318,10 @@ class WatchedRun:
 
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
+        if self._fetches:
+            # Otherwise batches are counted by their forward passes, without a run too.
+            self._unhook_details()
+        self._position.start()
         if hasattr(self, "_training"):
             self._training.detach(error)
 
@@ -329,10 +362,12 @@ class WatchedRun:
         self._publish(AttachedTraining.epoch_end)
         self._position.end_epoch(self._known_time)
 
-    def _start_fetched(self, batch: Any, samples: int, tokens: int) -> None:
-        # Hooks make each call of a model some 10 microseconds longer: a consumer has to need them.
-        if self._needs_details() is not bool(self._detail_handles):
-            self._unhook_details() if self._detail_handles else self._hook_details()
+    def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
+        # Hooks make each call of a model some 10 microseconds longer: they are there while a consumer needs them.
+        if not self._needs_details():
+            self._unhook_details()
+        elif not self._detail_handles:
+            self._hook_details()
         training = self._training
         if Event.AFTER_DATALOADER in training.requested_events:
             training.state.batch = batch
@@ -383,26 +418,31 @@ class WatchedRun:
         self._fire(Event.AFTER_BACKWARD)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if not self._has_stepped:
+        if not self._steps.has_stepped:
             self._fire(Event.AFTER_TRAIN_BATCH)
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._has_stepped = True
-
     def _end_batch(self) -> None:
-        if self._has_stepped:
-            self._has_stepped = False
+        if self._steps.has_stepped:
+            self._steps.has_stepped = False
             position = self._position
-            samples, tokens = position.take_batch()
-            if self._is_open:
-                self._publish_batch()
-            position.end_batch(samples, tokens, self._known_time)
-
-    def _publish_batch(self) -> None:
-        losses, self._losses = self._losses, []
-        for loss in losses:
-            self._training.add_loss(torch.as_tensor(loss), 1 / len(losses))
-        self._training.batch_end()
+            position.trained = position.fetched
+            losses, self._losses = self._losses, []
+            if self._is_open and not self.detached:
+                try:
+                    training = self._training
+                    if len(losses) > 1:
+                        losses = [loss for given in losses if (loss := training.as_loss(given)) is not None]
+                    for loss in losses:
+                        training.add_loss(loss, 1 / len(losses))
+                    training.batch_end()
+                # Not by ``contain``, whose call would be one more for each batch.
+                except Exception as error:  # noqa: BLE001
+                    detach_for(self, error)
+            if self._is_open and not self.detached:
+                position.reached = self._training.state.timestamp
+            else:
+                position.end_batch()
+            position.samples = position.tokens = 0
 
 
 def watch(

@@ -32,7 +32,8 @@ class PendingEvent(NamedTuple):
         """Encode the event without fields that cannot be sent: its number is assigned already."""
         try:
             frame: bytes = self.encode(*self[1:])
-            check_size(len(frame))
+            if len(frame) > MAX_FRAME:
+                check_size(len(frame))
             return frame
         except (TypeError, ValueError, OverflowError):
             rest: bytes = self.encode(*self._replace(fields=keep_sendable(self.fields, left_out))[1:])
@@ -52,17 +53,16 @@ class PendingEvents(deque[PendingEvent]):
             event = self[0]
             # A signal handler may have raised after put(): then it is in the outbox already.
             if event.seq > outbox.seq:
-                fields = _complete(event, wait)
-                if fields is None:
-                    break
-                outbox.put(event._replace(fields=fields).to_frame(self._left_out), event.base_seq)
+                late = deferred_values(event.fields)
+                if late:
+                    if not wait and not all(_is_ready(value) for value in late.values()):
+                        break
+                    event = event._replace(fields=_read(event, late))
+                outbox.put(event.to_frame(self._left_out), event.base_seq)
             del self[0]
 
 
-def _complete(event: PendingEvent, wait: bool) -> dict[str, Any] | None:
-    late = deferred_values(event.fields)
-    if not wait and not all(_is_ready(value) for value in late.values()):
-        return None
+def _read(event: PendingEvent, late: dict[str, Deferred]) -> dict[str, Any]:
     fields = dict(event.fields)
     for name, value in late.items():
         try:

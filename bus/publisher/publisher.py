@@ -52,6 +52,7 @@ _EXCHANGE_NS = 50_000_000  # between two reads of the broker's messages
 _REPORT_NS = 1_000_000_000
 _REMEMBERED_COMMANDS = 1000
 _ENDING = 10_000
+_new_tuple = tuple.__new__  # a named tuple's own is a Python function
 
 
 class _EventEncoder(NamedTuple):
@@ -402,7 +403,8 @@ class Publisher(SerialCalls):
             base_seq = last.base_seq + counts
             self._last_time = now
             if has_deferred or self._pending:
-                self._pending.append(PendingEvent(encode, seq, base_seq, now, timestamp, previous, fields, context))
+                pending = (encode, seq, base_seq, now, timestamp, previous, fields, context)
+                self._pending.append(_new_tuple(PendingEvent, pending))
             elif seq & _SAMPLE_MASK:
                 self._put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
             else:

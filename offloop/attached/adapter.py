@@ -29,15 +29,20 @@ def contained(method: _Function) -> _Function:
             return method(self, *args, **kwargs)
         # Whatever is wrong here, the training must continue.
         except Exception as error:  # noqa: BLE001
-            self.detached = True
-            _report(error)
-            try:
-                self.detach(error)
-            except Exception as further:  # noqa: BLE001
-                _report(further)
+            detach_for(self, error)
             return None
 
     return call  # type: ignore[return-value]
+
+
+def detach_for(adapter: Any, error: Exception) -> None:
+    """Report an error of offloop, and detach the adapter: the training continues without it."""
+    adapter.detached = True
+    _report(error)
+    try:
+        adapter.detach(error)
+    except Exception as further:  # noqa: BLE001
+        _report(further)
 
 
 def contain(*names: str, hooks: bool = False, outside: str = "") -> Callable[[_Adapter], _Adapter]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from offloop.bus.errors import ConfigurationError
@@ -17,6 +18,7 @@ from offloop.trainer.data.spec import count_samples, count_tokens
 EpochState = Literal["open", "trained", "ended"]
 """Resumption of an epoch: ``open``, with the batches of its dataloader; ``trained``, after its last batch; ``ended``,
 with the next epoch."""
+_WITHOUT_TOKENS = (tuple, list, torch.Tensor)  # a call less for each batch
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -34,12 +36,14 @@ class LoopPosition:
     def __init__(self) -> None:
         self.reached = Timestamp()
         self.samples = self.tokens = 0
+        """Counts of the current batch."""
+        self.fetched = self.trained = 0
+        """Batches of this pass, and those that the optimizer has stepped for."""
         self.resumed: EpochState = "open"
         self.in_epochs = self.in_body = False
         """True while the loop iterates over epochs of the run, and while it is in one."""
         self._clock = time.monotonic_ns
         self._began = self._clock()
-        self._fetched = self._trained = 0
         self._length: int | None = None
         self._is_over = self._is_left = False
         self._pass = 0
@@ -57,59 +61,48 @@ class LoopPosition:
     def begin_pass(self, dataloader: Any) -> int:
         # A stateful dataloader tracks its end itself.
         self._length = None if is_stateful(dataloader) else length_of(dataloader)
-        self._fetched = self._trained = 0
+        self.fetched = self.trained = 0
         self._is_over = self._is_left = False
         self._handled = sys.exception()
         self._pass += 1
         return self._pass
 
-    def fetch(self, batch: Any) -> tuple[int, int]:
-        self._fetched += 1
+    def add(self, batch: Any, fetched: int = 0) -> tuple[int, int]:
+        """Count a batch, of which so many came from the dataloader: 1, or 0 if only its forward pass was seen."""
+        self.fetched += fetched
         samples, tokens = found = count(batch)
         self.samples += samples
         self.tokens += tokens
         return found
 
     def is_batch_complete(self, accumulation: int) -> bool:
-        return self._fetched % accumulation == 0 or self._fetched == self._length
-
-    def add(self, batch: Any) -> tuple[int, int]:
-        samples, tokens = found = count(batch)
-        self.samples += samples
-        self.tokens += tokens
-        return found
+        return self.fetched % accumulation == 0 or self.fetched == self._length
 
     def end_pass(self) -> None:
         self._is_over = True
 
     def stop_pass(self) -> None:
         # Stopped after the last batch, the pass is complete.
-        self._is_over = self._fetched > 0 and self._trained == self._length
+        self._is_over = self.fetched > 0 and self.trained == self._length
 
     def leave_pass(self, number: int) -> None:
         # The iterator of an earlier pass may be garbage-collected at any time.
         self._is_left = self._is_left or number == self._pass
 
-    def take_batch(self) -> tuple[int, int]:
-        self._trained = self._fetched
-        found = self.samples, self.tokens
-        self.samples = self.tokens = 0
-        return found
-
-    def end_batch(self, samples: int, tokens: int, known: Timestamp | None) -> None:
-        """Add a batch; ``known`` is the training time over all ranks, if the run counts it."""
+    def end_batch(self) -> None:
+        """Add a batch that no run counts."""
         now = self._clock()
-        if known is None:
-            # The other ranks cannot be asked: their batches are assumed to have the same size.
-            ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-            known = self.reached.advance_batch(samples * ranks, tokens * ranks, (now - self._began) // 1000)
-        self.reached, self._began = known, now
+        # The other ranks cannot be asked: their batches are assumed to have the same size.
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        elapsed = (now - self._began) // 1000
+        self.reached = self.reached.advance_batch(self.samples * ranks, self.tokens * ranks, elapsed)
+        self._began = now
 
     def end_epoch(self, known: Timestamp | None) -> None:
         self.reached = known or self.reached.to_next_epoch()
         self.resumed = "open"
         self._is_over = self._is_left = False
-        self._fetched = self._trained = 0
+        self.fetched = self.trained = 0
 
     def epoch_state(self, is_stopped: bool) -> EpochState:
         """Return how a training resumes here.
@@ -120,9 +113,9 @@ class LoopPosition:
         is_broken_off = is_stopped or (handled is not None and handled is not self._handled)
         if self._is_over or (self._is_left and self.in_body and not is_broken_off):
             return "ended"
-        if self._fetched and self._trained == self._length:
+        if self.fetched and self.trained == self._length:
             return "trained"
-        return "open" if self._fetched else self.resumed
+        return "open" if self.fetched else self.resumed
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Resume from :meth:`offloop.own_loop.WatchedRun.state_dict`. Raises ConfigurationError for anything else."""
@@ -146,7 +139,7 @@ def length_of(dataloader: Any) -> int | None:
 
 def count(batch: Any) -> tuple[int, int]:
     try:
-        return count_samples(batch), count_tokens(batch)
+        return count_samples(batch), 0 if batch.__class__ in _WITHOUT_TOKENS else count_tokens(batch)
     # A batch may be any object.
     except Exception:  # noqa: BLE001
         return 0, 0

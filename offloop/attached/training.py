@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -50,6 +51,7 @@ STEP = frozenset(
 )
 PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
 
+_BATCH_START, _BATCH_END, _BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _AUTOCAST = {torch.bfloat16: "amp_bf16", torch.float16: "amp_fp16"}
 _WITHOUT = {"checkpoint": "the training is saved by its own loop; use weights_checkpoint for the weights"}
@@ -135,11 +137,13 @@ class AttachedTraining:
         self._control = RemoteControl(state, _settings(options, set_lr), ranks, say=self._say)
         self.publisher: Publisher | None = None  # the publisher of a begun run
         self.fire: Callable[[Event], object] = self._open_and_fire
+        self._publish: Callable[[Event], object] = self._open_and_fire
         self.requested_events: set[Event] = set()
         self._samples = self._tokens = self._began = self._paused_at = 0
         self._microbatches = 1
         self._in_batch = self._is_introduced = self.has_noted_precision = False
-        self._loss: torch.Tensor | None = None
+        self._loss: torch.Tensor | float | None = None
+        self._reads_at_once = state.device.name == "cpu"
         self._save_event: Event | None = None
         self._train_data: DataSpec | None = None
         self.at_exit: Callable[[BaseException | None], object] = self.close
@@ -179,7 +183,8 @@ class AttachedTraining:
         _run_names[asked] = state.run_name
         self.publisher = self._stream.publisher
         assert self.publisher is not None  # there is one with `publish`
-        self.fire, self.requested_events = engine.run_event, self.publisher.requested_events
+        self.fire, self._publish = engine.run_event, engine.publish
+        self.requested_events = self.publisher.requested_events
         note_attached()
         self.fire(Event.INIT)
 
@@ -225,7 +230,7 @@ class AttachedTraining:
         self._control.checkpoint = self._save_now
         state.fitting = True
         self.fire(Event.FIT_START)
-        self._began = self._clock() // 1000
+        self._began = monotonic_ns() // 1000
 
     def use_data(self, dataloader: Any, batches_per_epoch: int | None, microbatches: int = 1) -> None:
         """Set the training data, optimizer steps per epoch, and dataloader batches per step; ``None`` if unknown."""
@@ -251,10 +256,11 @@ class AttachedTraining:
         self.save_place()
         self.fire(Event.BEFORE_DATALOADER)
 
-    def batch_start(self, batch: Any = None, *, samples: int | None = None, tokens: int | None = None) -> None:
+    def batch_start(self, batch: Any = None, samples: int | None = None, tokens: int | None = None) -> None:
         """Start a batch, or a further microbatch of it. Missing counts are taken from ``batch``."""
-        is_first, self._in_batch = not self._in_batch, True
+        is_first = not self._in_batch
         if is_first:
+            self._in_batch = True
             if self._save_event is not None:
                 self.save_place()
             self._samples = self._tokens = 0
@@ -264,9 +270,11 @@ class AttachedTraining:
             tokens = counted[1] if tokens is None else tokens
         self._samples += samples
         self._tokens += tokens
-        self.state.batch, self.state.batch_size = batch, self._samples or None
-        if is_first and (Event.BATCH_START in self.requested_events or self.publisher is None):
-            self.fire(Event.BATCH_START)
+        state = self.state
+        state.batch = batch
+        state.batch_size = self._samples or None
+        if is_first and (_BATCH_START in self.requested_events or self.publisher is None):
+            self.fire(_BATCH_START)
 
     def note_precision(self, output: torch.Tensor | None) -> None:
         """Record the precision of the first pass, with a gradient in ``output``; unknown if the model casts weights."""
@@ -280,18 +288,31 @@ class AttachedTraining:
                 state.precision = precision_of(state.model)
             state.context_changed = True
 
-    def add_loss(self, loss: torch.Tensor, share: float = 1.0) -> None:
-        # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
-        part = loss.detach() if share == 1.0 and self._microbatches == 1 else loss.detach() * share
-        self._loss = part if self._loss is None else self._loss + part
+    def add_loss(self, loss: Any, share: float = 1.0) -> None:
+        """Add the loss of a microbatch, times its share of the batch. Reports anything but a number."""
+        if self._reads_at_once and share == 1.0 and self._loss is None and loss.__class__ is torch.Tensor:
+            try:
+                number = loss.item()
+            except RuntimeError:
+                number = None  # not one number: as_loss() reports it
+            if number.__class__ is float:
+                self._loss = number
+                return
+        checked = self.as_loss(loss)
+        if checked is not None:
+            # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
+            part = checked if share == 1.0 and self._microbatches == 1 else checked * share
+            self._loss = part if self._loss is None else self._loss + part
 
     def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
         """End the batch and apply commands. ``tokens`` are this rank's, ``timestamp`` the framework's."""
-        state, now, samples = self.state, self._clock() // 1000, self._samples
+        state, now, samples = self.state, monotonic_ns() // 1000, self._samples
         tokens = self._tokens if tokens is None else tokens
-        elapsed, stop, commands = now - self._began, int(state.stop_requested), len(self._control.waiting)
+        elapsed: int = now - self._began
+        stop: int = state.stop_requested
+        commands: Any = self._control.waiting
         if self.ranks is not None:
-            mine = (samples, tokens, elapsed if state.rank == 0 else 0, stop, commands)
+            mine = (samples, tokens, elapsed if state.rank == 0 else 0, int(stop), len(commands))
             samples, tokens, elapsed, stop, commands = self.ranks.sum(*mine)
         self._in_batch = False
         self._began = now
@@ -300,10 +321,13 @@ class AttachedTraining:
             state.stop_now(state.requested_reason)
         state.previous_timestamp = state.timestamp
         state.timestamp = timestamp or state.timestamp.advance_batch(samples, tokens, elapsed)
-        self.fire(Event.BATCH_END)
+        requested = self.requested_events
+        if _BATCH_END in requested:
+            self._publish(_BATCH_END)
         if commands:
-            self.apply_commands(Event.BATCH_END)
-        self._save_event = Event.BATCH_CHECKPOINT
+            self.apply_commands(_BATCH_END)
+        if _BATCH_CHECKPOINT in requested:
+            self._save_event = _BATCH_CHECKPOINT
 
     def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
         """End the epoch and apply stops, so that an evaluation can stop before the next epoch."""
@@ -325,7 +349,7 @@ class AttachedTraining:
         """Start an evaluation; unless ``alone``, the adapter fires EVAL_BEFORE_ALL and EVAL_AFTER_ALL."""
         state = self.state
         self.open()
-        self._paused_at = self._clock() // 1000
+        self._paused_at = monotonic_ns() // 1000
         if alone and Event.EVAL_BEFORE_ALL in self.requested_events:
             self.fire(Event.EVAL_BEFORE_ALL)
         state.set_dataloader(_sized(batches), as_utf8(str(label)))
@@ -348,7 +372,7 @@ class AttachedTraining:
         """End the evaluation with its metrics. Reading tensors waits for a GPU."""
         state, label = self.state, self.state.dataloader_label or "eval"
         state.eval_metric_values = {**state.eval_metric_values, label: self._logger.numbers_of(metrics)}
-        took = self._clock() // 1000 - self._paused_at
+        took = monotonic_ns() // 1000 - self._paused_at
         state.total_eval_wct += took
         # Training time does not pass during evaluations.
         self._began += took
@@ -436,14 +460,14 @@ class AttachedTraining:
             and value.numel() == 1
             and not (value.is_complex() or value.is_meta or value.is_quantized or value.is_nested)
         ):
-            return value.reshape(()) if value.dim() else value
+            return value.detach().reshape(()) if value.dim() else value.detach()
         return self._logger.numbers_of({"loss": value}).get("loss")
 
     def apply_commands(self, event: Event) -> None:
         """Apply waiting commands between two batches, at the same place on all ranks. No training time passes."""
-        began = self._clock()
+        began = monotonic_ns()
         self._control.apply(event)
-        self._began += (self._clock() - began) // 1000
+        self._began += (monotonic_ns() - began) // 1000
 
     def checkpoint_saved(self) -> None:
         """Announce a checkpoint before it is written: consumers save their callbacks' states."""

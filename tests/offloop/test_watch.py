@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import Sender, ending, events_of, logged_in, run_two_ranks, snapshots_of
+from attached_runs import Sender, break_down, ending, events_of, logged_in, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu
 from field_stream import Stream
 from forked import Program, run_forked
@@ -350,6 +350,15 @@ def test_a_model_has_hooks_while_a_consumer_requests_what_they_give() -> None:
     loop.watched(epochs=100_000, run_name="w")
     assert [kind for kind, _ in groupby(has_hooks)] == [True, False, True, False]
     assert "after_forward" in events_of("w")
+
+
+def test_an_error_of_ours_leaves_no_hooks_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_down(monkeypatch)
+    loop = Loop().watched(epochs=1, run_name="w")
+    assert loop.run.detached
+    assert not loop.model._forward_hooks
+    assert not loop.model._forward_pre_hooks
+    assert loop.run.state_dict()["timestamp"][:3] == [0, 1, len(loop.loader)]
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:

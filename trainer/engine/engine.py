@@ -49,7 +49,8 @@ class Engine:
         # these look-ups.
         self._algorithms = state.algorithms
         self._requested = requested
-        self._publish = publish
+        self.publish = publish
+        """Publishes an event that is requested, without the algorithms."""
         self._passes = list(default_passes)
         self._has_own_passes = False
 
@@ -63,7 +64,7 @@ class Engine:
         if self._algorithms:
             self.run_algorithms(event)
         if event in self._requested:
-            self._publish(event)
+            self.publish(event)
 
     def run_algorithms(self, event: Event) -> None:
         """Run the algorithms that match an event, without publishing it."""

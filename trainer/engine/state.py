@@ -115,7 +115,8 @@ class State:
         batch: the current batch; during the forward and backward passes, the microbatch.
         batch_size: samples in it.
         outputs, loss: of the last microbatch, on the device.
-        batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows).
+        batch_loss: of the last batch, on the device: the sum over microbatches of loss x (rows / batch rows). A number
+            where another loop's loss is read at once, on a CPU.
         batch_losses: the parts of a loss that is a map or a list, by name, without the total.
         train_metrics: metric objects of the training by name.
         train_metric_values: with several ranks, their values for the last batch over all ranks.
@@ -152,7 +153,7 @@ class State:
     batch_size: int | None = None
     outputs: Any = None
     loss: Any = None
-    batch_loss: torch.Tensor | None = None
+    batch_loss: "torch.Tensor | float | None" = None
     train_metric_values: dict[str, Any] | None = None
     total_eval_wct = 0
     gather_checkpoint: Callable[[], dict[str, Any]] | None = None
@@ -231,9 +232,9 @@ class State:
         self.context_changed = True
 
     @property
-    def total_loss(self) -> torch.Tensor | None:
-        """The loss of the last batch, detached, on the device; ``None`` before the first."""
-        return None if self.batch_loss is None else self.batch_loss.detach()
+    def total_loss(self) -> "torch.Tensor | float | None":
+        """The loss of the last batch, detached, as :attr:`batch_loss`; ``None`` before the first."""
+        return self.batch_loss.detach() if isinstance(self.batch_loss, torch.Tensor) else self.batch_loss
 
     @property
     def dataloader(self) -> Any:

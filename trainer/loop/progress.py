@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TextIO
 
+import torch
+
 from offloop.bus.printing import GAP, LOGGERS, AboveLastLine, escape, is_screen, wrap
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.time import TimeUnit
@@ -169,7 +171,7 @@ class ProgressDisplay:
         if isinstance(self._next_loss, DeferredNumbers) and self._next_loss.ready():
             self._loss = self._next_loss.value()
         batch_loss = self._state.batch_loss
-        if batch_loss is not None:
+        if isinstance(batch_loss, torch.Tensor):
             self._next_loss = self._state.device.read_later(batch_loss)
         if isinstance(self._next_loss, float):
             self._loss = self._next_loss

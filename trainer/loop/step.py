@@ -104,7 +104,7 @@ class TrainStep:
 
     def _join_results(self, ranks: Ranks) -> None:
         state = self._state
-        assert state.batch_loss is not None  # just computed
+        assert isinstance(state.batch_loss, torch.Tensor)  # just computed
         state.batch_loss = ranks.add(state.batch_loss.detach() / ranks.world_size)
         if state.batch_losses:
             parts = [torch.as_tensor(part, device=state.batch_loss.device) for part in state.batch_losses.values()]

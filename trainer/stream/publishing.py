@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple
 
+import torch
+
 from offloop.bus.publisher.deferred import keep_sendable
 from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types import hyperparameters
@@ -123,24 +125,11 @@ class StatePublisher:
     def send_through(self, send: Callable[..., None]) -> None:
         self._send = send
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: Event, *, is_timed: bool = False) -> None:
         """Publish an event with its fields, if it is due."""
-        phases = self._phases
-        if phases is None:
-            self._publish(event)
+        if self._phases is not None and not is_timed:
+            self._publish_timed(event, self._phases)
             return
-        if self._stream.demand_version != self._marks_version:
-            # A change of demand between two events removes the ones that are no longer requested.
-            phases.drop()
-        if event in phases.marks:
-            phases.before(event)
-        began, own = perf_counter_ns(), thread_time_ns()
-        self._publish(event)
-        phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
-        if phases.is_timing is not self._has_marks and self._phases is phases:
-            self._request_marks(phases.is_timing)
-
-    def _publish(self, event: Event) -> None:
         state = self._state
         more = _NOTHING_MORE
         if event not in self._plain:
@@ -156,7 +145,7 @@ class StatePublisher:
         loss = state.batch_loss
         if loss is not self._loss:
             self._loss = loss
-            self._loss_value = None if loss is None else self._read_later(loss)
+            self._loss_value = self._read_later(loss) if isinstance(loss, torch.Tensor) else loss
             self._losses = read_tree_later(state.batch_losses, state.device) if state.batch_losses else None
         # Loops, because each comprehension would be a function call.
         rates: dict[str, list[float]] = {}
@@ -177,7 +166,8 @@ class StatePublisher:
         values, previous = state.timestamp.values, state.previous_timestamp
         before = None if previous is None else previous.values
         try:
-            self._send(event, values, before, fields, self._context, self._defers)
+            # Plain fields are not changed later, so that the publisher may encode them together with the next ones.
+            self._send(event, values, before, fields, self._context, self._defers or more is _NOTHING_MORE)
         except (TypeError, ValueError, OverflowError):
             # A value that cannot be packed, or is too large, does not end the training.
             fields = keep_sendable(fields, self._stream.left_out)
@@ -188,6 +178,18 @@ class StatePublisher:
             # Probes start at once, to be ready when the demand takes effect.
             self._fields.use(Demand.merge([self._demand, self._stream.demand]))
             self._probe_phases()
+
+    def _publish_timed(self, event: Event, phases: PhaseProbe) -> None:
+        if self._stream.demand_version != self._marks_version:
+            # A change of demand between two events removes the ones that are no longer requested.
+            phases.drop()
+        if event in phases.marks:
+            phases.before(event)
+        began, own = perf_counter_ns(), thread_time_ns()
+        self.publish(event, is_timed=True)
+        phases.after(event, perf_counter_ns() - began, thread_time_ns() - own)
+        if phases.is_timing is not self._has_marks and self._phases is phases:
+            self._request_marks(phases.is_timing)
 
     def take_up_demand(self) -> None:
         """Apply the present demand from the next event on: called between two batches."""

@@ -16,6 +16,7 @@ from offloop.bus.publisher.publisher import BACKLOG_BYTES, Publisher, check_back
 from offloop.bus.runs.directory import absolute_runs_dir, changed_in_words, free_name, read_run, runs_dir
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.disabled import is_disabled
+from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time
 from offloop.trainer.arguments.checks import as_list, check_flight_recorder, check_record
 from offloop.trainer.arguments.config import StreamConfig
@@ -127,7 +128,7 @@ class TrainingStream:
         published = StatePublisher(
             state, logger, publisher, self._always, self.fields, self.sharing, clock, publisher.info
         )
-        publish = published.publish
+        publish: Callable[[Event], None] = published.publish
         if self._waits_for:
             barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)
             publish = barrier.publish
