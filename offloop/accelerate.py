@@ -127,7 +127,7 @@ class AcceleratedRun(WatchedRun):
 
     def _log_values(self, values: Mapping[str, Any], step: int | None = None, *_: Any, **__: Any) -> None:
         if self._accelerator.is_main_process:
-            self._training.log(numbers_in(values), step)
+            self._publish(AttachedTraining.log, numbers_in(values), step)
 
 
 def attach(

@@ -235,14 +235,18 @@ class IgniteRun(WatchedRun):
         loss = values.pop("loss", None)
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        self._training.log_metrics(values)
+        self._log_numbers(values)
         self._log_metrics()
 
     def _log_metrics(self) -> None:
         values = numbers_in(self._trainer.state.metrics)
         new = {name: value for name, value in values.items() if self._logged.get(name) is not value}
         self._logged = values
-        self._training.log_metrics(new)
+        self._log_numbers(new)
+
+    def _log_numbers(self, values: Mapping[str, Any]) -> None:
+        if values:
+            self._publish(AttachedTraining.log_metrics, values)
 
 
 def _find_model(trainer: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> torch.nn.Module:

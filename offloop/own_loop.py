@@ -10,7 +10,7 @@ import torch
 from offloop.attached.adapter import contain, detach_for
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
-from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework
+from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework, HeldBatch
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
@@ -88,6 +88,7 @@ class WatchedRun:
         self._steps = _StepHook()
         self._demand_version = -1
         self._losses: list[Any] = []
+        self._held: list[HeldBatch] = []
         self._handles: list[Any] = []
         self._detail_handles: list[Any] = []
         self._data: dict[str, Any] = {}
@@ -124,7 +125,9 @@ class WatchedRun:
     def _publish(
         self, method: Callable[Concatenate[AttachedTraining, _P], object], *args: _P.args, **more: _P.kwargs
     ) -> None:
-        method(self._training, *args, **more)
+        self._end_held()
+        if not self.detached:
+            method(self._training, *args, **more)
 
     def _fire(self, event: Event) -> None:
         self._training.fire(event)
@@ -254,6 +257,7 @@ class WatchedRun:
             self._log(values, more, step)
 
     def _log(self, values: Mapping[str, Any] | None, more: dict[str, Any], step: int | None) -> None:
+        self._end_held()
         training = self._training
         if values is not None and not isinstance(values, Mapping):
             training.leave_out("what log() was given", f"a {type(values).__name__}: use names and numbers")
@@ -288,6 +292,7 @@ class WatchedRun:
 
         It resumes with the next epoch if :meth:`batches` has given all batches of this one."""
         self._end_batch()
+        self._end_held()
         resumed = None if self._resumed is None else self._resumed["run_name"]
         return {
             "run_name": self.run_name or resumed,
@@ -321,6 +326,7 @@ class WatchedRun:
         if self._fetches:
             # Otherwise batches are counted by their forward passes, without a run too.
             self._unhook_details()
+        self._end_held()
         self._position.start()
         if hasattr(self, "_training"):
             self._training.detach(error)
@@ -353,6 +359,7 @@ class WatchedRun:
         self._is_open = True
 
     def _use(self, dataloader: Any) -> None:
+        self._end_held()
         length = length_of(dataloader)
         batches = None if length is None else -(-length // self._accumulation)
         self._training.use_data(dataloader, batches, self._accumulation)
@@ -363,6 +370,7 @@ class WatchedRun:
         self._position.end_epoch(self._known_time)
 
     def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
+        self._end_held()
         # Hooks make each call of a model some 10 microseconds longer: they are there while a consumer needs them.
         if not self._needs_details():
             self._unhook_details()
@@ -427,22 +435,46 @@ class WatchedRun:
             position = self._position
             position.trained = position.fetched
             losses, self._losses = self._losses, []
+            held = None
             if self._is_open and not self.detached:
                 try:
-                    training = self._training
-                    if len(losses) > 1:
-                        losses = [loss for given in losses if (loss := training.as_loss(given)) is not None]
-                    for loss in losses:
-                        training.add_loss(loss, 1 / len(losses))
-                    training.batch_end()
+                    held = self._training.hold_batch(losses)
                 # Not by ``contain``, whose call would be one more for each batch.
                 except Exception as error:  # noqa: BLE001
                     detach_for(self, error)
-            if self._is_open and not self.detached:
-                position.reached = self._training.state.timestamp
+            if held is not None:
+                self._held.append(held)
             else:
-                position.end_batch()
+                self._end_held()
+                self._end_now(losses)
             position.samples = position.tokens = 0
+
+    def _end_held(self) -> None:
+        held, self._held = self._held, []
+        if held and not self.detached:
+            try:
+                self._training.end_held(held)
+                self._position.reached = self._training.state.timestamp
+                return
+            except Exception as error:  # noqa: BLE001
+                detach_for(self, error)
+        for one in held:
+            self._position.end_batch(one.samples, one.tokens)
+
+    def _end_now(self, losses: list[Any]) -> None:
+        position = self._position
+        if self._is_open and not self.detached:
+            training = self._training
+            try:
+                losses = [loss for given in losses if (loss := training.as_loss(given)) is not None]
+                for loss in losses:
+                    training.add_loss(loss, 1 / len(losses))
+                training.batch_end()
+                position.reached = training.state.timestamp
+                return
+            except Exception as error:  # noqa: BLE001
+                detach_for(self, error)
+        position.end_batch(position.samples, position.tokens)
 
 
 def watch(

@@ -46,7 +46,7 @@ BACKLOG_BYTES = 64 * 1024 * 1024
 MIN_BACKLOG_BYTES = 64 * 1024
 
 _FIT = frozenset((Event.FIT_START, Event.FIT_END))
-_FLUSH_MASK = 0xFF
+_SEND_MASK = 0xFF
 _SAMPLE_MASK = 0x3F
 _EXCHANGE_NS = 50_000_000  # between two reads of the broker's messages
 _REPORT_NS = 1_000_000_000
@@ -239,6 +239,11 @@ class Publisher(SerialCalls):
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
         return frames.event_encoder(self._topic._replace(name=name), self.attempt)
 
+    @property
+    def gathers_until(self) -> int:
+        """Time until which events are gathered, in nanoseconds since 1970. The demand does not change before it."""
+        return self._flush_at
+
     # -- loops of one's own -------------------------------------------------------------------------------------------
 
     def publish(self, event: Event | str, **fields: Any) -> None:
@@ -361,6 +366,7 @@ class Publisher(SerialCalls):
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
+        time: int | None = None,
         *,
         _in_turn: bool = False,
     ) -> None:
@@ -376,6 +382,7 @@ class Publisher(SerialCalls):
             context: Result of :meth:`pack_context`.
             has_deferred: Fields may contain :class:`Deferred` values. Then this event and all later ones are held, in
                 order, until the values have arrived. Later events check for them; only FIT_END and :meth:`close` wait.
+            time: When it happened, in nanoseconds since 1970, by default now.
         """
         if not _in_turn:
             me = get_ident()
@@ -384,7 +391,7 @@ class Publisher(SerialCalls):
                     # Fields that cannot be sent are refused here, where the caller gets the error.
                     check_size(len(self._encoders[event].encode(1, 1, 0, timestamp, previous, fields, context)))
                 self._postpone(
-                    partial(self.send, event, timestamp, previous, fields, context, has_deferred, _in_turn=True)
+                    partial(self.send, event, timestamp, previous, fields, context, has_deferred, time, _in_turn=True)
                 )
                 return
             self._inside = me
@@ -392,7 +399,7 @@ class Publisher(SerialCalls):
             if self._closed:
                 # By another thread or a signal handler, after the caller checked requested_events.
                 return
-            now = self._clock()
+            now = self._clock() if time is None else time
             if now < self._last_time:
                 now = self._last_time
             encode, counts, is_urgent = self._encoders[event]
@@ -412,7 +419,9 @@ class Publisher(SerialCalls):
                 self._put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
                 self._encoding_time += thread_time_ns() - began
                 self._encodings_timed += 1
-            if now >= self._flush_at or is_urgent or not seq & _FLUSH_MASK:
+            if not seq & _SEND_MASK:
+                self._outbox.send()
+            if now >= self._flush_at or is_urgent:
                 if is_urgent and event in _FIT:
                     self.fit_has_ended = event is Event.FIT_END
                 self._flush(wait=event is Event.FIT_END)

@@ -89,13 +89,13 @@ class LoopPosition:
         # The iterator of an earlier pass may be garbage-collected at any time.
         self._is_left = self._is_left or number == self._pass
 
-    def end_batch(self) -> None:
+    def end_batch(self, samples: int, tokens: int) -> None:
         """Add a batch that no run counts."""
         now = self._clock()
         # The other ranks cannot be asked: their batches are assumed to have the same size.
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         elapsed = (now - self._began) // 1000
-        self.reached = self.reached.advance_batch(self.samples * ranks, self.tokens * ranks, elapsed)
+        self.reached = self.reached.advance_batch(samples * ranks, tokens * ranks, elapsed)
         self._began = now
 
     def end_epoch(self, known: Timestamp | None) -> None:

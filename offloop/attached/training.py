@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from time import monotonic_ns
@@ -29,6 +29,7 @@ from offloop.bus.publisher.program_end import error_at_exit, watch_main_thread
 from offloop.bus.publisher.publisher import Publisher, ending_for
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.deferred import Deferred
+from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import Mode
 from offloop.bus.types.time import TimeInput
@@ -39,6 +40,7 @@ from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
+from offloop.trainer.stream.publishing import read_rates
 
 ALWAYS = frozenset(
     {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
@@ -52,6 +54,7 @@ STEP = frozenset(
 PREDICTION = frozenset({Event.PREDICT_START, Event.PREDICT_BATCH_START, Event.PREDICT_BATCH_END, Event.PREDICT_END})
 
 _BATCH_START, _BATCH_END, _BATCH_CHECKPOINT = Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT
+_new_tuple = tuple.__new__  # a named tuple's own is a Python function
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _AUTOCAST = {torch.bfloat16: "amp_bf16", torch.float16: "amp_fp16"}
 _WITHOUT = {"checkpoint": "the training is saved by its own loop; use weights_checkpoint for the weights"}
@@ -69,6 +72,16 @@ class Framework(NamedTuple):
         with contextlib.suppress(PackageNotFoundError):
             return None if self.package is None else version(self.package)
         return None
+
+
+class HeldBatch(NamedTuple):
+    """A batch that has ended, and whose event is not published yet."""
+
+    time: int  # nanoseconds, by the monotonic clock
+    samples: int
+    tokens: int
+    loss: float | None
+    rates: list[list[float]]
 
 
 class AttachedTraining:
@@ -130,6 +143,8 @@ class AttachedTraining:
         state.max_duration = max_duration
         del state.evaluators
         self._clock = wall_clock()
+        self._time_zero = self._clock() - monotonic_ns()
+        self._hold_until = self._hold_version = 0
         self._logger = _ValueLogger(state)
         self._stream = make_stream(options, config or {})
         self._facts = _limit_fields(self._stream.fields, framework)
@@ -328,6 +343,47 @@ class AttachedTraining:
             self.apply_commands(_BATCH_END)
         if _BATCH_CHECKPOINT in requested:
             self._save_event = _BATCH_CHECKPOINT
+
+    def hold_batch(self, losses: Sequence[Any]) -> "HeldBatch | None":
+        """Read what the event of a batch that ends now needs, without publishing it.
+
+        Between the operations of a model, code runs several times as long as it does for many batches in turn: held
+        batches are published by :meth:`end_held`, in order and before anything else happens. ``None`` if the batch has
+        to end now."""
+        now, state, publisher = monotonic_ns(), self.state, self.publisher
+        if publisher is None or state.stop_requested or self._loss is not None:
+            return None
+        if now >= self._hold_until or publisher.demand_version != self._hold_version:
+            published = self._stream.published
+            is_plain = published is not None and published.is_plain and self.requested_events <= BASE_EVENTS
+            self._hold_until = publisher.gathers_until - self._time_zero if is_plain and self.ranks is None else 0
+            self._hold_version = publisher.demand_version
+            if now >= self._hold_until:
+                return None
+        number: Any = None
+        if losses:
+            loss = losses[0]
+            if len(losses) > 1 or not self._reads_at_once or loss.__class__ is not torch.Tensor or loss.numel() != 1:
+                return None
+            number = loss.item()
+            if number.__class__ is not float:
+                return None
+        self._in_batch = False
+        return _new_tuple(HeldBatch, (now, self._samples, self._tokens, number, read_rates(state.optimizers)))
+
+    def end_held(self, batches: "Iterable[HeldBatch]") -> None:
+        """End the batches of :meth:`hold_batch`."""
+        state, published, requested = self.state, self._stream.published, self.requested_events
+        assert published is not None  # else no batch is held
+        for time, samples, tokens, loss, rates in batches:
+            now = time // 1000
+            state.batch_loss = loss
+            state.batch_size = samples or None
+            state.previous_timestamp = state.timestamp
+            state.timestamp = state.timestamp.advance_batch(samples, tokens, now - self._began)
+            self._began = now
+            if _BATCH_END in requested:
+                published.publish(_BATCH_END, rates=rates, time=time + self._time_zero)
 
     def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
         """End the epoch and apply stops, so that an evaluation can stop before the next epoch."""

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fake_gpu import FakeGpu
 from field_stream import Stream
 from forked import Program, run_forked
 from torch._dynamo.utils import counters
-from watched_loop import SIZE, Loop
+from watched_loop import ROWS, SIZE, Loop
 
 import offloop
 from offloop.attached.training import ALWAYS
@@ -302,7 +303,7 @@ def test_a_batch_ends_before_an_evaluation_and_counts_what_the_model_is_given_by
         model.eval()
         assert run._training.state.timestamp.batch == 0
         model(input_ids=torch.ones(4, 3))
-        assert run._training.state.timestamp.batch == 1
+        assert run.state_dict()["timestamp"][2] == 1
     (end,) = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
     assert (end.timestamp.sample.value, end.timestamp.token.value) == (4, 12)
 
@@ -352,8 +353,39 @@ def test_a_model_has_hooks_while_a_consumer_requests_what_they_give() -> None:
     assert "after_forward" in events_of("w")
 
 
+def test_batches_that_are_published_together_have_their_own_times_losses_and_rates() -> None:
+    loop, times = Loop(), [time.time_ns()]
+    held = 0
+
+    def note() -> None:
+        nonlocal held
+        held = max(held, len(loop.run._held))
+        times.append(time.time_ns())
+        time.sleep(0.002)
+
+    loop.after_batch = note
+    loop.watched(epochs=4, run_name="w")
+    assert held > 1  # otherwise nothing was published together
+    ends = [one for one in snapshots_of("w") if one.event is Event.BATCH_END]
+    assert [one.loss for one in ends] == loop.losses
+    assert [one.lr for one in ends] == [{"AdamW": [rate]} for rate in loop.rates]
+    assert [one.timestamp.batch.value for one in ends] == list(range(1, len(loop.losses) + 1))
+    clocks_differ = 1_000_000
+    # A batch ends when the next one is fetched.
+    for index, end in enumerate(ends[:-1]):
+        assert times[index + 1] - clocks_differ < end.time_ns < times[index + 2] + clocks_differ
+
+
+@pytest.mark.parametrize("method", ["hold_batch", "end_held"])
+def test_an_error_of_ours_while_batches_are_held_loses_no_count(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    break_down(monkeypatch, method)
+    loop = Loop().watched(epochs=3, run_name="w")
+    assert loop.run.detached
+    assert loop.run.state_dict()["timestamp"][:4] == [0, 3, len(loop.losses), 3 * ROWS]
+
+
 def test_an_error_of_ours_leaves_no_hooks_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_down(monkeypatch)
+    break_down(monkeypatch, "hold_batch")
     loop = Loop().watched(epochs=1, run_name="w")
     assert loop.run.detached
     assert not loop.model._forward_hooks

@@ -24,6 +24,7 @@ class Stream:
     info: ClassVar[dict[str, Any]] = {}
     left_out = LeftOut("w")
     run_name = "a-run"
+    gathers_until = 0
 
     def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
         self.always = frozenset(always)
@@ -56,6 +57,7 @@ class Stream:
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
+        time: int | None = None,
     ) -> None:
         self.sent.append((event, timestamp[2], fields))
         if (demand := self.after_sending.pop(len(self.sent), None)) is not None:

@@ -56,6 +56,7 @@ class TensorStream(Stream):
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
+        time: int | None = None,
     ) -> None:
         super().send(event, timestamp, previous, fields, context, has_deferred)
         self.seq += 1

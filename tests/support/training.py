@@ -72,6 +72,7 @@ class FakeStream:
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
+        time: int | None = None,
     ) -> None:
         # Not copied: an event that waits to be sent must not change under the stream's hands.
         self.sent.append((event, fields, context))

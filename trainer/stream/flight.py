@@ -103,8 +103,9 @@ class RingPublisher:
         fields: dict[str, Any],
         context: bytes,
         has_deferred: bool = False,
+        time: int | None = None,
     ) -> None:
-        self._send(event, timestamp, previous, fields, context, has_deferred)
+        self._send(event, timestamp, previous, fields, context, has_deferred, time)
         self._is_written = True
         if has_deferred and (late := deferred_values(fields)):
             fields = {**fields, **dict.fromkeys(late)}

@@ -106,7 +106,7 @@ class StatePublisher:
         self._send = stream.send
         self._read_later: Callable[[Any], Any] = state.device.read_later
         self._optimizers: list[Any] = []
-        self._named_optimizers: list[tuple[str, Any]] = []
+        self._optimizer_names: list[str] = []
         self._loss: Any = None
         self._loss_value: Any = None
         self._losses: Any = None
@@ -125,8 +125,22 @@ class StatePublisher:
     def send_through(self, send: Callable[..., None]) -> None:
         self._send = send
 
-    def publish(self, event: Event, *, is_timed: bool = False) -> None:
-        """Publish an event with its fields, if it is due."""
+    @property
+    def is_plain(self) -> bool:
+        """True if a batch's end is published with no more than its loss, learning rates and size."""
+        return Event.BATCH_END in self._plain and self._phases is None and Event.BATCH_END not in self._with_more
+
+    def publish(
+        self,
+        event: Event,
+        *,
+        is_timed: bool = False,
+        rates: Sequence[list[float]] | None = None,
+        time: int | None = None,
+    ) -> None:
+        """Publish an event with its fields, if it is due.
+
+        An event that happened earlier has the optimizers' learning rates of then, and its ``time``."""
         if self._phases is not None and not is_timed:
             self._publish_timed(event, self._phases)
             return
@@ -141,20 +155,16 @@ class StatePublisher:
             self._pack_context()
         if state.optimizers != self._optimizers:
             self._optimizers = list(state.optimizers)
-            self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
+            self._optimizer_names = optimizer_names(self._optimizers)
         loss = state.batch_loss
         if loss is not self._loss:
             self._loss = loss
             self._loss_value = self._read_later(loss) if isinstance(loss, torch.Tensor) else loss
             self._losses = read_tree_later(state.batch_losses, state.device) if state.batch_losses else None
-        # Loops, because each comprehension would be a function call.
-        rates: dict[str, list[float]] = {}
-        for name, optimizer in self._named_optimizers:
-            rates[name] = own = []
-            for group in optimizer.param_groups:
-                rate = group["lr"]
-                own.append(rate if rate.__class__ is float else float(rate))
-        fields = {"loss": self._loss_value, "lr": rates, "batch_size": state.batch_size}
+        if rates is None:
+            rates = read_rates(state.optimizers)
+        lr = dict(zip(self._optimizer_names, rates, strict=True))
+        fields = {"loss": self._loss_value, "lr": lr, "batch_size": state.batch_size}
         if self._losses is not None and event in _WITH_TRAIN_METRICS:
             fields["losses"] = self._losses
         if event in self._with_more or (self._logged and event in BASE_EVENTS):
@@ -166,12 +176,13 @@ class StatePublisher:
         values, previous = state.timestamp.values, state.previous_timestamp
         before = None if previous is None else previous.values
         try:
-            # Plain fields are not changed later, so that the publisher may encode them together with the next ones.
-            self._send(event, values, before, fields, self._context, self._defers or more is _NOTHING_MORE)
+            # Plain fields are not changed later: the publisher may encode them together with those of the next events.
+            is_kept = self._defers or (more is _NOTHING_MORE and time is None)
+            self._send(event, values, before, fields, self._context, is_kept, time)
         except (TypeError, ValueError, OverflowError):
             # A value that cannot be packed, or is too large, does not end the training.
             fields = keep_sendable(fields, self._stream.left_out)
-            self._send(event, values, before, fields, self._context, self._defers)
+            self._send(event, values, before, fields, self._context, self._defers, time)
         if self._stream.demand_version != self._version:
             self._changed_in = self._batch(event)
             self._plain = frozenset()
@@ -375,6 +386,18 @@ class StatePublisher:
                 "precision": state.precision,
             }
         )
+
+
+def read_rates(optimizers: Sequence[Any]) -> list[list[float]]:
+    """Return the learning rates of each optimizer's groups."""
+    found: list[list[float]] = []
+    for optimizer in optimizers:
+        own: list[float] = []
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            own.append(rate if rate.__class__ is float else float(rate))
+        found.append(own)
+    return found
 
 
 def _positions(moments: Sequence[EventPosition]) -> list[list[Any]]:

@@ -63,6 +63,8 @@ class TrainingStream:
         self.sharing: TensorSharing | None = None
         """Sends tensors to the consumers that request them; ``None`` without a stream."""
         self.publisher: Publisher | None = None
+        self.published: StatePublisher | None = None
+        """Publishes the events, unless the training waits for consumers at some of them."""
         self._attached: AttachedConsumers | None = None
         self._ring: FlightRing | None = None
         self._flight: RingPublisher | None = None
@@ -132,6 +134,8 @@ class TrainingStream:
         if self._waits_for:
             barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)
             publish = barrier.publish
+        else:
+            self.published = published
         if self._ring is not None:
             self._flight = RingPublisher(state, published, publisher, publish, self._ring, clock)
             return Engine(state, logger, self._flight.requested_events, self._flight.publish)
