@@ -23,7 +23,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help composer setup demo test test-all check docs bench bench-peers fuzz soak gpu
+.PHONY: help composer setup demo test test-all check docs bench bench-compare bench-peers fuzz soak gpu
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
@@ -32,6 +32,7 @@ help:
 	@echo "make check       format, lint, types, imports between rooms, words"
 	@echo "make docs        build the site of the documentation into site/"
 	@echo "make bench       run all benchmarks, about 25 minutes, and show which goals are met"
+	@echo "make bench-compare BASE=REVISION: what is slower or faster than there, half an hour; default: the newest tag"
 	@echo "make bench-peers measure other tools beside offloop, about 15 minutes, into docs/performance.md"
 	@echo "make gpu         on a machine with a GPU: the tests that need one, and what offloop costs there; ten minutes"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
@@ -86,6 +87,11 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/all.py $(BENCH)
+
+BASE ?=
+
+bench-compare: $(READY)
+	$(BIN)/python benchmarks/compare.py $(BASE) $(BENCH)
 
 # Tools that are not among the development's own get environments of their own in $(VENV)/peers.
 bench-peers: $(READY) composer

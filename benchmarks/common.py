@@ -46,6 +46,9 @@ def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.Argument
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, only to see that everything works")
     parser.add_argument(
+        "--fraction", type=float, default=1.0, help="run this fraction of the rounds, at least one: for compare.py"
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the figures to FILE, each when it is there"
     )
     parser.add_argument(
@@ -56,7 +59,7 @@ def argument_parser(text: str | None, parts: Iterable[str]) -> argparse.Argument
 
 def run(title: str, parts: Mapping[str, Callable[..., object]], options: argparse.Namespace, *given: Any) -> None:
     try:
-        report = Report(title, options.quick, options.json)
+        report = Report(title, options.quick, options.json, options.fraction)
     except OSError as error:
         raise SystemExit(f"error: cannot write {options.json}: {error.strerror}: choose another --json") from None
     failed = []
@@ -131,11 +134,12 @@ def consumer_process(*options: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 class Report:
-    def __init__(self, title: str, quick: bool, json_file: Path | None = None) -> None:
+    def __init__(self, title: str, quick: bool, json_file: Path | None = None, fraction: float = 1.0) -> None:
         self.figures: dict[str, dict[str, Any]] = {}
         self.details: dict[str, Any] = {}  # further content of the JSON file
         self._header = {"benchmark": title, "quick": quick, "machine": machine()}
         self._json_file = json_file
+        self._fraction = fraction
         self._begin = time.monotonic()
         self._next_progress = 0.0
         print(f"{title}\n{machine()}\n", flush=True)
@@ -150,7 +154,8 @@ class Report:
         *,
         at_least: bool = False,
     ) -> None:
-        figure: dict[str, Any] = {"value": value, "unit": unit}
+        better = "higher" if at_least or unit.endswith("/s") else "lower"
+        figure: dict[str, Any] = {"value": value, "unit": unit, "better": better}
         if isinstance(value, Sequence):
             figure["value"] = statistics.median(value)
             if len(value) > 1:
@@ -167,6 +172,7 @@ class Report:
         self._write(complete=False)
 
     def rounds(self, what: str, count: int) -> Iterator[int]:
+        count = max(1, round(count * self._fraction))
         for number in range(count):
             self.progress(f"{what}: round {number + 1} of {count}")
             yield number

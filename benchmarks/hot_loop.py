@@ -19,11 +19,13 @@ import msgpack
 import torch
 import zmq
 from common import Report, argument_parser, consumer_process, microseconds, ratios, run, wait_until, wait_until_attached
+from cores import MARK, pin_apart, pin_nowhere
 from jobs import JOBS, WATCHED_BY_ALL, Job, bare_loop, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 
+import offloop
 from offloop.bus import Event
 from offloop.trainer import Trainer
 
@@ -53,6 +55,7 @@ OF_A_BATCH = (
     *(Event.BEFORE_FORWARD, Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD),
     *(Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH, Event.BATCH_END, Event.BATCH_CHECKPOINT),
 )
+WARM_UP = 20  # batches before a loop is timed
 SLEEPING_EVERY = 3  # a sleeping callback is measured in every such round: its speed varies little
 ALL_CALLBACKS = "speed,lr,optimizer,memory,runtime,images,checkpoint,early-stop,threshold-stop,export"
 ALL_LOGGERS = "jsonl,csv,tensorboard"
@@ -243,6 +246,62 @@ def measure_training(report: Report, runs_dir: Path, quick: bool, name: str) -> 
     report.add(f"{name}: callback that sleeps 50 ms / speed,lr", slowed, "x", 0.98, at_least=True)
 
 
+def own_loop(
+    job: Job,
+    training: tuple[torch.nn.Module, torch.optim.Optimizer],
+    batches: Iterable[Any],
+    log: Callable[[torch.Tensor], object],
+    warm: Callable[[], object],
+) -> tuple[float, float]:
+    """Return batches a second, and microseconds of the thread's own time for a batch, after the first batches."""
+    module, optimizer = training
+    begin = busy = 0.0
+    count = -WARM_UP
+    for inputs, targets in batches:
+        if count == 0:
+            warm()
+            begin, busy = time.perf_counter(), time.thread_time()
+        optimizer.zero_grad()
+        loss = job.loss(module(inputs), targets)
+        loss.backward()
+        log(loss)
+        optimizer.step()
+        count += 1
+    busy, passed = time.thread_time() - busy, time.perf_counter() - begin
+    return count / passed, busy / count * 1e6
+
+
+def watched_loop(job: Job, batches: int, runs_dir: Path | None, pin: Callable[[], object]) -> tuple[float, float]:
+    module, loader = job.make(batches + WARM_UP)
+    training = module, torch.optim.SGD(module.parameters(), lr=0.01)
+    if runs_dir is None:
+        losses: list[float] = []
+        return own_loop(job, training, loader, lambda loss: losses.append(loss.item()), pin)
+    options = ("--runs-dir", str(runs_dir), "--callbacks", "speed,lr")
+    with offloop.watch(*training, runs_dir=runs_dir) as run, consumer_process(*options) as consumer:
+        warm = lambda: (wait_until_attached(consumer), pin())  # noqa: E731
+        return own_loop(job, training, run.batches(loader), lambda loss: run.log(loss=loss), warm)
+
+
+def measure_watch(report: Report, runs_dir: Path, quick: bool) -> None:
+    name = "tiny MLP"
+    job = JOBS[name]
+    batches, rounds = (20, 1) if quick else (job.batches, 2 * job.rounds)
+    mark = os.environ.setdefault(MARK, f"hot-loop-{os.getpid()}")
+    for text, pin in (("on other cores", lambda: pin_apart(mark)), ("anywhere", pin_nowhere)):
+        shares, added = [], []
+        for turn in report.rounds(f"watch, {text}", rounds):
+            speed, own = {}, {}
+            for where in (None, runs_dir / f"{text} {turn}"):
+                speed[where], own[where] = watched_loop(job, batches, where, pin)
+                pin_nowhere()
+            shares.append(speed[where] / speed[None])
+            added.append(own[where] - own[None])
+        goal = 0.95 if pin is not pin_nowhere else None
+        report.add(f"{name}: watch, broker and speed,lr {text} / bare", shares, "x", goal, at_least=True)
+        report.add(f"{name}: added by watch, broker and speed,lr {text}, the thread's own time", added, "us")
+
+
 def measure_delays(report: Report, runs_dir: Path, quick: bool) -> None:
     name = "tiny MLP"
     job = JOBS[name]
@@ -399,6 +458,7 @@ PARTS = {
     "bridge": measure_bridge,
     "flight": measure_flight,
     "windows": measure_windows,
+    "watch": measure_watch,
     **{name.replace(" ", "-").lower(): functools.partial(measure_training, name=name) for name in JOBS},
     "delays": measure_delays,
     "all-callbacks": measure_all_callbacks,
