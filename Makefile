@@ -33,7 +33,7 @@ help:
 	@echo "make docs        build the site of the documentation into site/"
 	@echo "make bench       run all benchmarks, about 25 minutes, and show which goals are met"
 	@echo "make bench-compare BASE=REVISION: what is slower or faster than there, half an hour; default: the newest tag"
-	@echo "make bench-peers measure other tools beside offloop, about 15 minutes, into docs/performance.md"
+	@echo "make bench-peers measure other tools beside offloop, about half an hour, into docs/performance.md and the README"
 	@echo "make gpu         on a machine with a GPU: the tests that need one, and what offloop costs there; ten minutes"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make soak        before a release: kill loops, floods and fuzzers, about an hour"

@@ -105,6 +105,11 @@ def ratios(values: Iterable[float], bases: Iterable[float]) -> list[float]:
     return [value / base for value, base in zip(values, bases, strict=True)]
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return low, high
+
+
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():

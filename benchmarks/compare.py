@@ -25,7 +25,7 @@ from pathlib import Path
 from shutil import copy2
 from typing import Any
 
-from common import number, scratch
+from common import number, quartiles, scratch
 
 ROOT = Path(__file__).resolve().parents[1]
 UNITS = (
@@ -118,11 +118,6 @@ class Compared:
         series = [self.ratios(slice(rounds)), self.ratios(slice(rounds, None))]
         verdicts = {verdict(ratios, self.better, margin) for ratios in series if ratios}
         return verdicts.pop() if len(verdicts) == 1 else "noise"
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
-    return low, high
 
 
 def verdict(ratios: Sequence[float], better: str, margin: float) -> str:

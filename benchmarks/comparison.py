@@ -14,43 +14,72 @@ class Cell(NamedTuple):
     title: str
     unit: str
     digits: int
+    neutral: float | None = None  # the figure of a tool that makes no difference
 
 
 CELLS = {
-    "tiny": Cell("tiny MLP", "x", 2),
-    "medium": Cell("medium MLP", "x", 2),
-    "gpt": Cell("chars GPT", "x", 2),
-    "thread": Cell("added, µs a step", "us", 0),
+    "apart": Cell("tiny MLP, own core", "x", 2, 1),
+    "tiny": Cell("tiny MLP, shared cores", "x", 2, 1),
+    "medium": Cell("medium MLP", "x", 2, 1),
+    "thread": Cell("added, µs a step", "us", 0, 0),
     "end": Cell("end, s", "s", 1),
     "threads": Cell("threads added", "", 0),
     "memory": Cell("MB added", "MB", 0),
     "others": Cell("MB in other processes", "MB", 0),
-    "slow": Cell("50 ms callback", "x", 2),
-    "hang": Cell("server hangs", "x", 2),
-    "disk": Cell("disk full", "x", 2),
+    "slow": Cell("50 ms callback", "x", 2, 1),
+    "hang": Cell("server hangs", "x", 2, 1),
+    "disk": Cell("disk full", "x", 2, 1),
     "killed": Cell("steps lost by `kill -9`", "steps", 0),
-    "100 MB": Cell("checkpoint 100 MB, s", "s", 2),
-    "1 GB": Cell("1 GB, s", "s", 2),
+    "100 MB": Cell("checkpoint 100 MB, s", "s", 2, 0),
+    "1 GB": Cell("1 GB, s", "s", 2, 0),
 }
+PLAIN = "PyTorch loop"
+BESIDE_ITSELF = ("apart", "tiny", "medium", "thread")
+"""Cells for which the plain loop is compared with itself; in its others it has what offloop moves elsewhere."""
 OURS = "offloop, own loop"
 IN_A_LOOP = ("TensorBoard", "W&B, offline", "MLflow, SQLite", "Trackio", "Aim", "TraceML")
 TELLING = {
-    "tiny": "speed of a tiny MLP, loss and rate logged every step",
+    "apart": "speed of a tiny MLP, loss and rate logged every step, its thread on a core of its own",
+    "tiny": "the same, all threads and processes on two cores",
     "slow": "speed with a callback that takes 50 ms",
     "hang": "speed with a logging server that hangs",
     "killed": "logged steps lost by `kill -9` of the training",
     "1 GB": "seconds that a checkpoint of 1 GB adds",
 }
 """The rows of the README, and their titles."""
-SERIES = {"tiny": "#e8710a", "medium": "#1a73e8", "gpt": "#188038", "slow": "#c5221f"}
+SERIES = {"apart": "#188038", "tiny": "#e8710a", "medium": "#1a73e8", "slow": "#c5221f"}
 """The columns in the picture, and their colours."""
 _WIDTH, _LEFT, _TOP, _ROW = 860, 250, 56, 24
 
 
-def plain(name: str, cell: Mapping[str, Any]) -> str:
-    if "value" in cell:
-        return f"{figure(name, cell['value'])} {CELLS[name].unit}".rstrip()
-    return str(cell.get("text") or cell["none"])
+def is_noise(name: str, cell: Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    """Return whether a cell is within noise.
+
+    That is so if its quartiles contain the neutral figure, or the quartiles of the plain loop against itself contain
+    its median. ``plain`` are the cells of that loop."""
+    neutral = CELLS[name].neutral
+    if neutral is None or "value" not in cell:
+        return False
+    if cell["low"] <= neutral <= cell["high"]:
+        return True
+    itself = plain.get(name, {})
+    return name in BESIDE_ITSELF and "value" in itself and itself["low"] <= cell["value"] <= itself["high"]
+
+
+def shown(name: str, cell: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
+    """Return a figure, or ``≈ 1`` for one within noise."""
+    if is_noise(name, cell, plain):
+        return f"≈ {CELLS[name].neutral:g}"
+    if name == "killed" and min(cell["rounds"]) < max(cell["rounds"]):
+        return f"{min(cell['rounds']):g} to {max(cell['rounds']):g}"
+    return figure(name, cell["value"])
+
+
+def spread(name: str, cell: Mapping[str, Any]) -> str:
+    """Return the quartiles of a cell that has enough rounds for them, for the table."""
+    if name == "killed" or len(cell["rounds"]) < 3:
+        return ""
+    return f" <sub>{figure(name, cell['low'])} to {figure(name, cell['high'])}</sub>"
 
 
 def figure(name: str, value: float) -> str:
@@ -71,36 +100,42 @@ class Notes:
         return f"<sup>{self.texts.index(text) + 1}</sup>"
 
 
+def cells_of(rows: Mapping[str, Any], tool: str) -> Mapping[str, Any]:
+    cells: Mapping[str, Any] = rows.get(tool, {}).get("cells", {})
+    return cells
+
+
 def table(measured: Mapping[str, Any]) -> str:
     rows: Mapping[str, Any] = measured["tools"]
     columns = [name for name in CELLS if any(name in row["cells"] for row in rows.values())]
+    plain = cells_of(rows, PLAIN)
     notes = Notes()
     lines = [
         "| " + " | ".join(["", *(CELLS[name].title for name in columns)]) + " |",
         "| --- |" + " --: |" * len(columns),
     ]
     for tool, row in rows.items():
-        shown = []
+        line = [tool]
         for name in columns:
             cell = row["cells"].get(name) or {"none": row.get("failed", "not measured")}
             if "value" in cell:
-                shown.append(figure(name, cell["value"]))
+                line.append(shown(name, cell, plain) + spread(name, cell))
             elif "text" in cell:
                 short, colon, reason = cell["text"].partition(":")
-                shown.append(escaped(short) + (notes.add(reason) if colon else ""))
+                line.append(escaped(short) + (notes.add(reason) if colon else ""))
             else:
-                shown.append("n/a" + notes.add(cell["none"]))
-        lines.append("| " + " | ".join([tool, *shown]) + " |")
+                line.append("n/a" + notes.add(cell["none"]))
+        lines.append("| " + " | ".join(line) + " |")
     explained = [f"{number}. {escaped(text)}" for number, text in enumerate(notes.texts, 1)]
     return "\n".join([*lines, "", *explained])
 
 
 def picture(measured: Mapping[str, Any]) -> str:
     rows = {
-        tool: {name: row["cells"][name]["value"] for name in SERIES if "value" in row["cells"].get(name, {})}
+        tool: {name: row["cells"][name] for name in SERIES if "value" in row["cells"].get(name, {})}
         for tool, row in measured["tools"].items()
     }
-    rows = {tool: values for tool, values in rows.items() if values}
+    rows = {tool: cells for tool, cells in rows.items() if cells}
     height = _TOP + _ROW * len(rows) + 12
 
     def across(value: float) -> float:
@@ -113,24 +148,25 @@ def picture(measured: Mapping[str, Any]) -> str:
         f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
     ]
     for number, (name, colour) in enumerate(SERIES.items()):
-        left = _LEFT + number * 140
+        left = _LEFT + number * 160
         parts.append(f'<circle cx="{left}" cy="16" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{left + 10}" y="20" fill="#333">{html.escape(CELLS[name].title)}</text>')
     for tenth in range(0, 13, 2):
         at = across(tenth / 10)
         parts.append(f'<line x1="{at:.1f}" y1="{_TOP - 8}" x2="{at:.1f}" y2="{height - 8}" stroke="#ddd"/>')
         parts.append(f'<text x="{at:.1f}" y="{_TOP - 14}" text-anchor="middle" fill="#777">{tenth / 10:g}</text>')
-    for number, (tool, values) in enumerate(rows.items()):
+    for number, (tool, cells) in enumerate(rows.items()):
         middle = _TOP + _ROW * number + _ROW / 2
         weight = ' font-weight="bold"' if "offloop" in tool else ""
         label = html.escape(tool.replace("`", ""))
         parts.append(
             f'<text x="{_LEFT - 12}" y="{middle + 4:.1f}" text-anchor="end" fill="#333"{weight}>{label}</text>'
         )
-        parts += [
-            f'<circle cx="{across(value):.1f}" cy="{middle:.1f}" r="5" fill="{SERIES[name]}" fill-opacity="0.8"/>'
-            for name, value in values.items()
-        ]
+        for name, cell in cells.items():
+            low, value, high = (across(cell[key]) for key in ("low", "value", "high"))
+            end = f'{middle:.1f}" stroke="{SERIES[name]}" stroke-width="2" stroke-opacity="0.6"'
+            parts.append(f'<line x1="{low:.1f}" y1="{middle:.1f}" x2="{high:.1f}" y2="{end}/>')
+            parts.append(f'<circle cx="{value:.1f}" cy="{middle:.1f}" r="4" fill="{SERIES[name]}" fill-opacity="0.8"/>')
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -151,18 +187,19 @@ def summary(measured: Mapping[str, Any]) -> str:
     others = "[other tools](docs/performance.md#beside-other-tools)"
     lines = [f"Beside {others}, as shares of the same loop without them:", ""]
     lines += ["| | offloop | others |", "| --- | --: | --- |"]
+    plain = cells_of(rows, PLAIN)
     for cell, title in TELLING.items():
-        shown = {}
+        found = {}
         for tool, row in rows.items():
-            found = row["cells"].get(cell, {})
-            if "value" in found:
-                shown[tool] = figure(cell, found["value"])
-            elif "text" in found:
-                shown[tool] = escaped(found["text"].partition(":")[0])
-        if not shown:
+            its = row["cells"].get(cell, {})
+            if "value" in its:
+                found[tool] = shown(cell, its, plain)
+            elif "text" in its:
+                found[tool] = escaped(its["text"].partition(":")[0])
+        if not found:
             continue
-        ours = shown.get(OURS, "n/a")
-        others = ", ".join(f"{tool.partition(',')[0]} {text}" for tool, text in shown.items() if is_other(tool, cell))
+        ours = found.get(OURS, "n/a")
+        others = ", ".join(f"{tool.partition(',')[0]} {text}" for tool, text in found.items() if is_other(tool, cell))
         lines.append(f"| {title} | {ours} | {others} |")
     return "\n".join(lines)
 

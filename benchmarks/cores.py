@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 MARK = "OFFLOOP_BENCHMARK"  # environment variable of all processes of a measurement
@@ -18,23 +19,22 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def pin_apart(mark: str) -> bool:
-    """Keep the calling thread on the last core, and all other threads and processes of the measurement off it.
-
-    Returns:
-        Whether there is a second core to do so."""
-    if len(CORES) < 2:
-        return False
-    for process in {*marked(mark), os.getpid()}:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{process}/task"):
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(thread), CORES[:-1])
-    os.sched_setaffinity(0, CORES[-1:])
-    return True
+def pin_apart() -> None:
+    """Keep the calling thread on the last core, and all other threads and processes of its measurement off it."""
+    _pin(CORES[-1:], CORES[:-1])
 
 
 def pin_nowhere() -> None:
-    """Let the calling thread, and what it starts, run on all cores again."""
-    if CORES:
-        os.sched_setaffinity(0, CORES)
+    """Let all threads and processes of the measurement run on all cores."""
+    _pin(CORES, CORES)
+
+
+def _pin(own: Sequence[int], others: Sequence[int]) -> None:
+    if len(CORES) < 2:
+        return
+    for process in {*marked(os.environ.get(MARK, "")), os.getpid()}:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(thread), others)
+    os.sched_setaffinity(0, own)

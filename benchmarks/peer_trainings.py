@@ -1,9 +1,10 @@
 """The trainings of ``peers.py``, each in a separate process, with a tool used as its documentation says.
 
-``python peer_trainings.py ORDER`` trains. ``--found ROW FOLDER`` prints how many steps the tool's own reader
-finds."""
+``python peer_trainings.py ORDER`` trains. ``--found READER FOLDER...`` prints how many steps the tool's own reader
+finds in each folder."""
 
 import contextlib
+import gc
 import json
 import logging
 import mmap
@@ -21,14 +22,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from models import MEDIUM, TINY, Made, gpt
+from cores import MARK, marked, pin_apart, pin_nowhere
+from models import MEDIUM, TINY, Made
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 HERE = Path(__file__).parent
-MARK = "OFFLOOP_BENCHMARK"  # environment variable of all processes of a measurement
 PROGRESS = struct.Struct("qqd")  # process id of the training, number of started steps, monotonic time of the last start
-SAVE_EVERY = 5
+SAVE_EVERY = 4
+PAUSE = 0.1  # seconds in which the other processes of a tool finish their start, before steps are measured
 _MEGABYTE = 1_000_000
 
 
@@ -47,7 +49,7 @@ def layers(megabytes: int) -> Callable[[int], Made]:
     return lambda batches: (Layers(megabytes), DataLoader(rows(batches), batch_size=1))
 
 
-JOBS = {"tiny": TINY, "medium": MEDIUM, "gpt": gpt, "100 MB": layers(100), "1 GB": layers(1000)}
+JOBS = {"tiny": TINY, "medium": MEDIUM, "100 MB": layers(100), "1 GB": layers(1000)}
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -63,8 +65,15 @@ class Training:
         self.ticks: list[float] = []
         self.own: list[float] = []
         self.usage: dict[str, float] = {}
+        self.wait_until_ready: Callable[[], object] = lambda: None
         self._progress = progress
         self._observe = observe
+        # Before the first measured save.
+        first, half = min(SAVE_EVERY if order.save else 10, steps // 4), steps // 2
+        # The steps after a change, by the cell that they are measured for.
+        self._changes = {first: ("apart", pin_apart), half: ("tiny", pin_nowhere)}
+        if job != "tiny":
+            self._changes = {first: (job, lambda: None)}
         where.mkdir(parents=True)
         PROGRESS.pack_into(progress, 0, os.getpid(), 0, time.monotonic())
 
@@ -84,6 +93,11 @@ class Training:
                 self.usage = usage()
             if self.order.disk:
                 fill(Path(self.order.disk))
+        if done in self._changes:
+            self.wait_until_ready()
+            _, pin = self._changes[done]
+            pin()
+            time.sleep(PAUSE)
 
     def rest(self) -> None:
         if self.order.slow:
@@ -91,11 +105,18 @@ class Training:
 
     def result(self) -> dict[str, Any]:
         gaps = [after - before for before, after in zip(self.ticks, self.ticks[1:], strict=False)]
-        first, half = min(10, len(gaps) // 4), len(gaps) // 2
+        half = len(gaps) // 2
+        starts = [*self._changes, self.steps]
+        speeds, own = {}, {}
+        for (begin, (cell, _)), end in zip(self._changes.items(), starts[1:], strict=True):
+            # The pause is in the gap before the first, and slows the steps after it.
+            first, last = begin + max(2, self.steps // 50), end - 1
+            speeds[cell] = (last - first) / (self.ticks[last] - self.ticks[first])
+            own[cell] = (self.own[last] - self.own[first]) / (last - first) * 1e6
         return {
-            "speed": len(gaps[first:]) / sum(gaps[first:]),
-            "own": (self.own[-1] - self.own[first]) / len(gaps[first:]) * 1e6,
-            "halves": [statistics.median(gaps[first:half]), statistics.mean(gaps[half:])],
+            "speeds": speeds,
+            "own": own,
+            "halves": [statistics.median(gaps[:half]), statistics.mean(gaps[half:])],
             "gaps": gaps,
             **self.usage,
         }
@@ -116,11 +137,10 @@ class Ticking(torch.nn.Module):
 def usage() -> dict[str, float]:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     page, others = os.sysconf("SC_PAGE_SIZE") / _MEGABYTE, 0.0
-    mark = f"{MARK}={os.environ[MARK]}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in marked(os.environ[MARK]):
         with contextlib.suppress(OSError):
-            if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes().split(b"\0"):
-                others += int((process / "statm").read_text().split()[1]) * page
+            if process != os.getpid():
+                others += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * page
     threads = int(status["Threads"])
     return {"threads": threads, "memory": int(status["VmRSS"].split()[0]) * 1024 / _MEGABYTE, "others": others}
 
@@ -292,8 +312,17 @@ def consumer(training: Training) -> Iterator[dict[str, Any]]:
             if not said[-1]:
                 raise RuntimeError(f"the consumer ended: {''.join(said[-2:]).strip()}")
             said.append(process.stderr.readline())
-        # Reads its output, which would block it otherwise.
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        attached = threading.Event()
+
+        def read() -> None:
+            # To the end, because it would block otherwise.
+            for line in process.stderr or ():
+                if "attached" in line:
+                    attached.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        # With a server that hangs it may never attach.
+        training.wait_until_ready = lambda: attached.wait(2 if order.server else 30)
         yield {"run_name": "peers", "runs_dir": training.where}
 
 
@@ -612,25 +641,30 @@ def silence() -> None:
 def main() -> None:
     silence()
     if sys.argv[1] == "--found":
-        print(globals()[f"found_in_{sys.argv[2]}"](Path(sys.argv[3])))
+        print(*(globals()[f"found_in_{sys.argv[2]}"](Path(folder)) for folder in sys.argv[3:]))
         return
     torch.set_num_threads(1)
     order = SimpleNamespace(**json.loads(sys.argv[1]))
     with Path(order.progress).open("r+b") as file:
         progress = mmap.mmap(file.fileno(), 0)
     bare = SimpleNamespace(**{**vars(order), "slow": False, "server": None, "disk": None, "save": False})
-    for number, (job, steps, pairs, seconds) in enumerate(order.jobs):
+    for number, (job, steps, least, most, seconds) in enumerate(order.jobs):
         begin, turn = time.monotonic(), 0
-        # The first pair warms up and measures the memory; the last training has the tool.
-        while turn < min(pairs, 3) or (turn < pairs and time.monotonic() - begin < seconds):
+        # The first pair of the process warms up and measures the memory; the last training has the tool.
+        while turn < least or (turn < most and time.monotonic() - begin < seconds):
+            warms_up = number == turn == 0 and most > 1
             for side in order.sides:
                 its, (host, tool) = (bare, order.bare) if side == "bare" else (order, (order.host, order.tool))
                 where = Path(order.where) / f"{side}-{number}-{turn}"
-                training = Training(its, job, steps, where, progress, observe=turn == 0)
+                count = min(steps, SAVE_EVERY + 1) if side == "bare" and order.save else steps
+                training = Training(its, job, count, where, progress, observe=number == turn == 0)
                 HOSTS[host](training, tool)
+                pin_nowhere()
                 with Path(order.results).open("a") as results:
-                    found = {"job": job, "side": side, "turn": turn, **training.result()}
+                    found = {"job": job, "side": side, "turn": turn, "warms_up": warms_up, **training.result()}
                     results.write(json.dumps(found) + "\n")
+                del training
+                gc.collect()
             turn += 1
 
 

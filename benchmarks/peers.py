@@ -1,8 +1,8 @@
 """offloop beside other tools: the same trainings with each of them.
 
-Speeds are ratios to the same loop without the tool, medians of pairs measured in turn in one process; TraceML starts
-its training itself, so there they are separate processes. On a CPU, with one torch thread. A tool that fails or hangs
-loses its cell, which says why."""
+Speeds are ratios to the same loop without the tool: trainings in turn in one process, in several processes; TraceML
+starts its training itself, so there each has processes of its own, in turn. A figure is the median of the ratios, with
+their quartiles. On a CPU, with one torch thread. A tool that fails or hangs loses its cell, which says why."""
 
 import contextlib
 import functools
@@ -18,22 +18,29 @@ import sys
 import threading
 import time
 import venv
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import comparison
-from common import Report, argument_parser, machine, run
+from common import Report, argument_parser, machine, quartiles, run
 from comparison import CELLS
-from peer_trainings import MARK, PROGRESS, SAVE_EVERY
+from cores import MARK, marked
+from peer_trainings import PROGRESS, SAVE_EVERY
 
 HERE = Path(__file__).resolve().parent
 TRAININGS = HERE / "peer_trainings.py"
-JOBS = {"tiny": (600, 10, 2.0), "gpt": (12, 8, 4.0), "medium": (40, 8, 4.0)}
-"""Steps of a training, the most pairs of them, and seconds after which no further pair starts."""
-GOALS = {"medium": 0.98, "gpt": 0.98, "slow": 0.98, "thread": 150}  # goals of offloop
-KILLED_AT = 120
+PROCESSES = 2
+JOBS = {"tiny": (1200, 3, 12, 8.0), "medium": (40, 3, 8, 4.0)}
+"""Steps of a training, the fewest and most pairs of them in a process, and seconds after which no further one starts.
+
+The first pair of a process warms up."""
+SPEEDS = {"tiny": ("apart", "tiny"), "medium": ("medium",)}  # the cells of each job
+GOALS = {"apart": 0.95, "medium": 0.98, "slow": 0.98, "thread": 150}  # goals of offloop
+KILLED_AT = (80, 100, 120)
+DISKS = 3  # disks that are filled
+HUNG_STEPS = 120
 PATIENCE, LIMIT = 30.0, 240.0  # seconds for a step, or for the end after the last one; and for a whole process
 PLAIN = ("plain", "alone")
 
@@ -100,6 +107,10 @@ class Outcome(NamedTuple):
     end: float  # seconds from the start of the last step until the process exited
 
 
+Cells = dict[str, list[float] | str | Unmeasured]
+Pair = tuple[dict[str, Any], dict[str, Any]]  # the results of a training without and with the tool
+
+
 class Environment:
     def __init__(self, distribution: str | None) -> None:
         self.bin, self.variables = Path(sys.prefix) / "bin", dict[str, str]()
@@ -143,15 +154,6 @@ def last_line(text: str) -> str:
     # Without paths and ports of this machine.
     line = re.sub(r"(/[\w.+-]+){2,}", lambda path: path[0].rpartition("/")[2], lines[-1] if lines else "no message")
     return re.sub(r"127\.0\.0\.1:\d+", "server", line)[:160]
-
-
-def marked(mark: str) -> list[int]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return found
 
 
 class Measurement:
@@ -226,44 +228,50 @@ class Measurement:
     def place(self, step: int, steps: int) -> str:
         return "before the first step" if step == 0 else "at the end" if step == steps else f"at step {step} of {steps}"
 
-    def speeds(self, requested: Collection[str]) -> list[Any]:
+    def speeds(self, requested: Collection[str]) -> Cells:
         jobs = [[name, *length] for name, length in JOBS.items() if name == "tiny" or name in requested]
         if self.quick:
-            jobs = [["tiny", 100, 1, 0]]
+            jobs = [["tiny", 100, 1, 1, 0]]
+        pairs: list[Pair] = []
+        ends, added = [], []
+        for _ in range(1 if self.quick else PROCESSES):
+            results, end = self.in_turn(jobs)
+            pairs += pairs_of(results)
+            ends.append(end)
+            # Of the process as it starts with the tool.
+            first = [next(one for one in results if one["side"] == side) for side in ("bare", "tool")]
+            added.append([first[1][name] - first[0][name] for name in ("threads", "memory", "others")])
+        cells: Cells = {
+            cell: [tool["speeds"][cell] / bare["speeds"][cell] for bare, tool in pairs if cell in tool["speeds"]]
+            for names in SPEEDS.values()
+            for cell in names
+        }
+        # The model's own time varies by more than a tool adds, in every other job.
+        own = [tool["own"]["apart"] - bare["own"]["apart"] for bare, tool in pairs if "apart" in tool["own"]]
+        by_name = dict(zip(("threads", "memory", "others"), map(list, zip(*added, strict=True)), strict=True))
+        return {**cells, "thread": own, "end": ends, **by_name}
+
+    def in_turn(self, jobs: list[Any]) -> tuple[list[dict[str, Any]], float]:
+        """Return the results of trainings in turn, and the seconds of the end with the tool."""
         if self.tool.host != "traceml":
             outcome = self.finished(self.run(jobs, sides=["bare", "tool"]))
-            results = outcome.results
-        else:
-            results = []
-            for name, steps, most, _ in jobs:
-                for turn in range(min(most, 2)):
-                    for side in ("bare", "tool"):
-                        outcome = self.finished(self.run([[name, steps, 1, 0]], sides=[side]))
-                        results += [{**one, "turn": turn + 1} for one in outcome.results]
-        ratios: list[Any] = []
-        own: list[float] = []
-        for name in JOBS:
-            pairs = pairs_of(results, name)
-            found = [tool["speed"] / bare["speed"] for bare, tool in pairs]
-            ratios.append(statistics.median(found) if found else Unmeasured("not measured"))
-            if name == "tiny":
-                # The model's own time varies by more than a tool adds, in every other job.
-                own = [tool["own"] - bare["own"] for bare, tool in pairs]
-        thread = statistics.median(own) if own else Unmeasured("not measured")
-        # Of the process as it starts with the tool.
-        first = {side: next(one for one in results if one["side"] == side) for side in ("bare", "tool")}
-        added = [first["tool"][name] - first["bare"][name] for name in ("threads", "memory", "others")]
-        return [*ratios, thread, outcome.end, *added]
+            return outcome.results, outcome.end
+        results = []
+        for turn in range(1 if self.quick else 3):
+            for side in ("bare", "tool"):
+                outcome = self.finished(self.run([[name, steps, 2, 2, 0] for name, steps, *_ in jobs], sides=[side]))
+                results += [{**one, "turn": one["turn"] + 2 * turn} for one in outcome.results]
+        return results, outcome.end
 
     def measure(self, cells: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        groups = (
-            ([*JOBS, "thread", "end", "threads", "memory", "others"], lambda: self.speeds(cells)),
-            (["slow"], lambda: [self.slow()]),
-            (["hang"], lambda: [self.hang()]),
-            (["disk"], lambda: [self.disk()]),
-            (["killed"], lambda: [self.killed()]),
-            (["100 MB"], lambda: [self.saved("100 MB")]),
-            (["1 GB"], lambda: [self.saved("1 GB")]),
+        groups: tuple[tuple[tuple[str, ...], Callable[[], Cells]], ...] = (
+            (("apart", "tiny", "medium", "thread", "end", "threads", "memory", "others"), lambda: self.speeds(cells)),
+            (("slow",), lambda: {"slow": self.slow()}),
+            (("hang",), lambda: {"hang": self.hang()}),
+            (("disk",), lambda: {"disk": self.disk()}),
+            (("killed",), lambda: {"killed": self.killed()}),
+            (("100 MB",), lambda: {"100 MB": self.saved("100 MB")}),
+            (("1 GB",), lambda: {"1 GB": self.saved("1 GB")}),
         )
         for names, function in groups:
             if not set(names) & set(cells):
@@ -271,83 +279,103 @@ class Measurement:
             try:
                 values = function()
             except Unmeasured as error:
-                values = [error] * len(names)
+                values = dict.fromkeys(names, error)
             except Exception as error:  # noqa: BLE001 - whatever a tool does costs its own cells
-                values = [Unmeasured(f"{type(error).__name__}: {last_line(str(error))}")] * len(names)
-            for name, value in zip(names, values, strict=True):
-                if isinstance(value, Unmeasured):
-                    yield name, {"none": str(value)}
-                else:
-                    yield name, {"text" if isinstance(value, str) else "value": value}
+                values = dict.fromkeys(names, Unmeasured(f"{type(error).__name__}: {last_line(str(error))}"))
+            for name in names:
+                yield name, cell_of(values.get(name) or Unmeasured("not measured"))
 
-    def slow(self) -> float:
+    def slow(self) -> list[float]:
         if not self.tool.slow:
             raise Unmeasured("it does not run callbacks")
-        outcome = self.finished(self.run([["medium", 40, 4, 30]], slow=True, sides=["bare", "tool"]))
-        return statistics.median(tool["speed"] / bare["speed"] for bare, tool in pairs_of(outcome.results, "medium"))
+        outcome = self.finished(self.run([["medium", 40, 4, 6, 12]], slow=True, sides=["bare", "tool"]))
+        return medium_speeds(outcome)
 
-    def hang(self) -> float | str:
+    def hang(self) -> list[float] | str:
         if not self.tool.server:
             raise Unmeasured("it logs to no server")
         with silent_server() as address:
-            outcome = self.run([["medium", 200, 1, 0]], server=address, sides=["bare", "tool"])
-        tool = [one for one in outcome.results if one["side"] == "tool"]
-        if tool:
-            ratio = tool[0]["speed"] / outcome.results[0]["speed"]
-            end = f"{outcome.end:.0f} s" if outcome.code is not None else f"more than {outcome.end:.0f} s"
-            return ratio if outcome.end < 3 else f"{ratio:.2f}, then {end} at the end"
-        if outcome.code is None:
-            return f"waits {self.place(outcome.steps, 200)}: more than {PATIENCE:g} s"
-        return f"fails {self.place(outcome.steps, 200)}: {outcome.error}"
+            outcome = self.run([["medium", HUNG_STEPS, 4, 4, 0]], server=address, sides=["bare", "tool"])
+        if outcome.code is None and not any(one["side"] == "tool" for one in outcome.results):
+            return f"waits {self.place(outcome.steps, HUNG_STEPS)}: more than {PATIENCE:g} s"
+        if outcome.code:
+            return f"fails {self.place(outcome.steps, HUNG_STEPS)}: {outcome.error}"
+        speeds = medium_speeds(outcome)
+        end = f"{outcome.end:.0f} s" if outcome.code is not None else f"more than {outcome.end:.0f} s"
+        return speeds if outcome.end < 3 else f"{statistics.median(speeds):.2f}, then {end} at the end"
 
-    def disk(self) -> float | str:
+    def disk(self) -> list[float] | str:
         if self.tool.reader is None:
             raise Unmeasured("it writes nothing")
-        disk = self.where / "disk"
-        disk.mkdir(exist_ok=True)
-        outcome = self.run([["medium", 160, 1, 0]], disk=str(disk), where=str(disk / "w"))
-        if outcome.results and not outcome.code:
-            before, after = outcome.results[0]["halves"]
-            return float(before / after)
-        if outcome.steps == 0:
-            raise Unmeasured(f"did not start: {outcome.error}")
-        if outcome.code is None:
-            return f"waits {self.place(outcome.steps, 160)}: more than {PATIENCE:g} s"
-        return f"fails {self.place(outcome.steps, 160)}: {outcome.error}"
+        found = []
+        for number in range(DISKS):
+            disk = self.where / f"disk-{number}"
+            disk.mkdir()
+            outcome = self.run([["medium", 160, 1, 1, 0]], disk=str(disk), where=str(disk / "w"))
+            if outcome.results and not outcome.code:
+                before, after = outcome.results[0]["halves"]
+                found.append(before / after)
+            elif outcome.steps == 0:
+                raise Unmeasured(f"did not start: {outcome.error}")
+            elif outcome.code is None:
+                return f"waits {self.place(outcome.steps, 160)}: more than {PATIENCE:g} s"
+            else:
+                return f"fails {self.place(outcome.steps, 160)}: {outcome.error}"
+        return found
 
-    def killed(self) -> float:
+    def killed(self) -> list[float]:
+        """Return for each kill the logged steps that the tool's reader does not find."""
         if self.tool.reader is None:
             raise Unmeasured("it writes nothing")
-        outcome = self.run([["medium", 4 * KILLED_AT, 1, 0]], kill_at=KILLED_AT)
-        if outcome.steps < KILLED_AT:
-            raise Unmeasured(f"ended with {outcome.code} before it was killed: {outcome.error}")
-        command = [str(self.environment.bin / "python"), str(TRAININGS), "--found", self.tool.reader]
-        command += [str(self.where / str(self._orders) / "w")]
+        started, folders = [], []
+        for step in KILLED_AT:
+            outcome = self.run([["medium", 4 * step, 1, 1, 0]], kill_at=step)
+            if outcome.steps < step:
+                raise Unmeasured(f"ended with {outcome.code} before it was killed: {outcome.error}")
+            started.append(outcome.steps)
+            folders.append(str(self.where / str(self._orders) / "w"))
+        command = [str(self.environment.bin / "python"), str(TRAININGS), "--found", self.tool.reader, *folders]
         environment = {**os.environ, **self.environment.variables, "HOME": str(self.where)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         if done.returncode:
             raise Unmeasured(f"nothing could be read: {last_line(done.stderr)}")
+        found = map(int, done.stdout.splitlines()[-1].split())
         # A step may be logged before the next one starts.
-        return float(max(0, outcome.steps - 1 - int(last_line(done.stdout))))
+        return [float(max(0, steps - 1 - count)) for steps, count in zip(started, found, strict=True)]
 
-    def saved(self, job: str) -> float:
+    def saved(self, job: str) -> list[float]:
+        """Return the seconds that each checkpoint adds."""
         if not self.tool.saves:
             raise Unmeasured("it saves no checkpoints of trainings")
-        saves = 2 if job == "1 GB" else 4
-        jobs = [[job, (saves + 1) * SAVE_EVERY - 1, 1, 0]]
+        saves = 4 if job == "1 GB" else 8
+        jobs = [[job, (saves + 1) * SAVE_EVERY - 1, 1, 1, 0]]
         bare, tool = self.finished(self.run(jobs, save=True, sides=["bare", "tool"])).results
         gaps, step = tool["gaps"], statistics.median(bare["gaps"])
         # From just before a save to just before the next.
         firsts = [number * SAVE_EVERY - 2 for number in range(2, saves + 1)]
         windows = [gaps[first : first + SAVE_EVERY] for first in firsts]
-        added = [sum(window) - len(window) * step for window in windows]
-        return max(0.0, statistics.mean(added))
+        return [sum(window) - len(window) * step for window in windows]
 
 
-def pairs_of(results: list[dict[str, Any]], job: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    its = [one for one in results if one["job"] == job]
-    bare, tool = ({one["turn"]: one for one in its if one["side"] == side} for side in ("bare", "tool"))
-    return [(bare[turn], tool[turn]) for turn in [turn for turn in tool if turn] or tool]
+def cell_of(value: list[float] | str | Unmeasured) -> dict[str, Any]:
+    if isinstance(value, Unmeasured):
+        return {"none": str(value)}
+    if isinstance(value, str):
+        return {"text": value}
+    low, high = quartiles(value)
+    return {"value": statistics.median(value), "low": low, "high": high, "rounds": value}
+
+
+def pairs_of(results: list[dict[str, Any]]) -> list[Pair]:
+    by_key: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for one in results:
+        if not one["warms_up"]:
+            by_key.setdefault((one["job"], one["turn"]), {})[one["side"]] = one
+    return [(sides["bare"], sides["tool"]) for sides in by_key.values() if len(sides) == 2]
+
+
+def medium_speeds(outcome: Outcome) -> list[float]:
+    return [tool["speeds"]["medium"] / bare["speeds"]["medium"] for bare, tool in pairs_of(outcome.results)]
 
 
 @contextlib.contextmanager
@@ -383,9 +411,9 @@ def measure_tool(
         if "value" in cell:
             goal = GOALS.get(name) if "offloop" in tool.name else None
             at_least = CELLS[name].unit == "x"
-            report.add(f"{tool.name}: {name}", cell["value"], CELLS[name].unit, goal, at_least=at_least)
+            report.add(f"{tool.name}: {name}", cell["rounds"], CELLS[name].unit, goal, at_least=at_least)
         else:
-            print(f"{tool.name}: {name}: {comparison.plain(name, cell)}", flush=True)
+            print(f"{tool.name}: {name}: {cell.get('text') or cell['none']}", flush=True)
 
 
 def main() -> None:
@@ -397,7 +425,7 @@ def main() -> None:
     parser.add_argument("--jobs", metavar="NAME[,NAME]", help=f"columns to measure: {', '.join(CELLS)}")
     parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write the page and the README in FOLDER")
     options = parser.parse_args()
-    cells = options.jobs.split(",") if options.jobs else ["tiny"] if options.quick else list(CELLS)
+    cells = options.jobs.split(",") if options.jobs else ["apart", "tiny"] if options.quick else list(CELLS)
     if unknown := set(cells) - set(CELLS):
         parser.error(f"invalid --jobs {', '.join(sorted(unknown))}: allowed are {', '.join(CELLS)}")
     measured: dict[str, Any] = {
@@ -408,7 +436,7 @@ def main() -> None:
     try:
         run("peers", parts, options, measured, options.quick, cells)
     finally:
-        if options.docs:
+        if options.docs and len(measured["tools"]) == len(parts):
             (options.docs / "docs" / comparison.PICTURE).write_text(comparison.picture(measured))
             comparison.write(options.docs / "docs" / "performance.md", comparison.generated(measured))
             comparison.write(options.docs / "README.md", comparison.summary(measured))
