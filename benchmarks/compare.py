@@ -30,7 +30,7 @@ from common import number, quartiles, scratch
 ROOT = Path(__file__).resolve().parents[1]
 UNITS = (
     *("hot_loop:events", "hot_loop:flight", "hot_loop:watch", "hot_loop:tiny-mlp", "hot_loop:medium-mlp"),
-    *("stream:throughput", "stream:replay", "checkpoint:100mb"),
+    *("stream:throughput", "stream:replay", "checkpoint:100MB"),
 )
 """Benchmarks, and parts of benchmarks, that are compared by default: about half an hour."""
 FEWEST = 4  # rounds with fewer have no quartiles to speak of

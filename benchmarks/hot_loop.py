@@ -286,7 +286,7 @@ def watched_loop(job: Job, batches: int, runs_dir: Path | None, pin: Callable[[]
 def measure_watch(report: Report, runs_dir: Path, quick: bool) -> None:
     name = "tiny MLP"
     job = JOBS[name]
-    batches, rounds = (20, 1) if quick else (job.batches, 2 * job.rounds)
+    batches, rounds = (20, 1) if quick else (job.batches, job.rounds)
     os.environ.setdefault(MARK, f"hot-loop-{os.getpid()}")
     for text, pin in (("on other cores", pin_apart), ("anywhere", pin_nowhere)):
         shares, added = [], []

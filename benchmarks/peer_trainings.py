@@ -656,7 +656,7 @@ def main() -> None:
             for side in order.sides:
                 its, (host, tool) = (bare, order.bare) if side == "bare" else (order, (order.host, order.tool))
                 where = Path(order.where) / f"{side}-{number}-{turn}"
-                count = min(steps, SAVE_EVERY + 1) if side == "bare" and order.save else steps
+                count = min(steps, 2 * SAVE_EVERY) if side == "bare" and order.save else steps
                 training = Training(its, job, count, where, progress, observe=number == turn == 0)
                 HOSTS[host](training, tool)
                 pin_nowhere()
