@@ -111,7 +111,8 @@ class Compared:
 
     def ratios(self, rounds: slice = slice(None)) -> list[float]:
         pairs = zip(self.before[rounds], self.after[rounds], strict=False)
-        return [after / before for before, after in pairs if before]
+        # A small difference of two times may be negative.
+        return [after / before for before, after in pairs if before > 0 and after > 0]
 
     def verdict(self, rounds: int, margin: float) -> str:
         """Judge the first rounds, and the further ones if there are any: they have to agree."""

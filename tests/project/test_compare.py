@@ -49,6 +49,12 @@ def test_further_rounds_have_to_confirm_a_verdict(further: list[float], expected
     assert Compared("us", "lower", [1.0] * len(after), after).verdict(4, 0.02) == expected
 
 
+def test_rounds_with_a_difference_below_zero_have_no_ratio() -> None:
+    compared = Compared("us", "lower", [1.0, -0.1, 0.0, 2.0], [2.0, 1.0, 1.0, -1.0])
+    assert compared.ratios() == [2.0]
+    assert compared.verdict(4, 0.02) == "noise"
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     (tmp_path / "offloop").mkdir()
