@@ -194,6 +194,9 @@ def summary(measured: Mapping[str, Any]) -> str:
             its = row["cells"].get(cell, {})
             if "value" in its:
                 found[tool] = shown(cell, its, plain)
+                if is_noise(cell, its, plain):
+                    # How precise it is, because noise may hide a difference.
+                    found[tool] += f" ({figure(cell, its['low'])} to {figure(cell, its['high'])})"
             elif "text" in its:
                 found[tool] = escaped(its["text"].partition(":")[0])
         if not found:
