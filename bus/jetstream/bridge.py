@@ -331,10 +331,10 @@ class _Progress:
             with suppress(OffloopError), RecordingReader(self._recording.path) as reader:
                 reader.position = check.start
                 last = {
-                    int(rank): record.body
+                    int(rank): body
                     for records in reader.read()
-                    for record in records
-                    if not (topic := record.topic.rsplit("/", 2))[1].startswith("$") and (rank := topic[2]).isdecimal()
+                    for name, body in records
+                    if not (topic := name.rsplit("/", 2))[1].startswith("$") and (rank := topic[2]).isdecimal()
                 }
                 if last:
                     self._reached = Reached.of(decode_whole_event(last[min(last)]))

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 import msgspec
@@ -56,29 +57,27 @@ else:
 _Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
 
 
-class EventBody(msgspec.Struct, array_like=True, eq=False, gc=False):
-    """One event in wire format, in the order of the table in ``docs/protocol.md``. Its maps are decoded on access."""
+class EventHead(msgspec.Struct, array_like=True, eq=False, gc=False):
+    """The first elements of an event, enough to count it."""
 
     version: int
     attempt: _Number
     seq: _Number
     base_seq: Annotated[int, msgspec.Meta(ge=0)]
     time: Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME)]
+
+
+class EventBody(EventHead, array_like=True, eq=False, gc=False):
+    """One event in wire format, in the order of the table in ``docs/protocol.md``. Its context is decoded on access."""
+
     timestamp: TrainingTime
     previous: TrainingTime | None
-    fields_: _Map
+    fields: dict[str, Any]
     context_: _Map
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """Decode the map, or raise ProtocolError if it is malformed or exceeds a limit."""
-        fields = self.fields_
-        if not isinstance(fields, dict):
-            fields = self.fields_ = _decode_map(self, "fields", fields)
-        return fields
-
-    @property
     def context(self) -> dict[str, Any]:
+        """Decode the map, or raise ProtocolError if it is malformed or exceeds a limit."""
         context = self.context_
         if not isinstance(context, dict):
             context = self.context_ = _decode_map(self, "context", context)
@@ -298,40 +297,56 @@ def _counted(size: int) -> dict[str, Callable[[Any], Any]]:
     return {"list_hook": count, "object_hook": count}
 
 
-_decode_event = msgspec.msgpack.Decoder(EventBody).decode
-
-
-def decode_event(body: bytes) -> EventBody:
-    """Decode an event or mark without its maps. Raise ProtocolError if it is malformed."""
-    if len(body) > MAX_FRAME:
-        raise _too_large("body", len(body))
-    try:
-        event = _decode_event(body)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"an event's elements have wrong types: {error}") from None
-    if event.base_seq > event.seq:
-        raise ProtocolError(f"event {event.seq} has the base_seq {event.base_seq}, which is more")
-    return event
-
-
 # Type of nearly all maps: text to numbers, texts, lists and maps, a few levels deep. Deeper maps are decoded by
 # msgpack: each level doubles the size of this type, which every process builds at its start.
-_plain: Any = bool | int | float | str | None
+_scalar: Any = bool | int | float | str | None
+_plain: Any = _scalar
 for _ in range(4):
     _plain = bool | int | float | str | list[_plain] | dict[str, _plain] | None
 _decode_plain_map = msgspec.msgpack.Decoder(dict[str, _plain]).decode
+_decode_scalar_map = msgspec.msgpack.Decoder(dict[str, _scalar]).decode
 
 
-class _PlainEvent(EventBody, array_like=True, eq=False, gc=False):
-    fields_: dict[str, _plain]
+class _PlainFields(EventBody, array_like=True, eq=False, gc=False):
+    fields: dict[str, _plain]
+
+
+class _PlainEvent(_PlainFields, array_like=True, eq=False, gc=False):
     context_: dict[str, _plain]
 
 
+class _PackedFields(EventBody, array_like=True, eq=False, gc=False):
+    fields: msgspec.Raw  # type: ignore[assignment]
+
+
+_decode_head = msgspec.msgpack.Decoder(EventHead).decode
+_decode_plain_fields = msgspec.msgpack.Decoder(_PlainFields).decode
 _decode_plain_event = msgspec.msgpack.Decoder(_PlainEvent).decode
+_decode_packed_fields = msgspec.msgpack.Decoder(_PackedFields).decode
+
+
+def decode_head(body: bytes) -> EventHead:
+    """Decode the first elements of an event, or raise ProtocolError if they are malformed."""
+    return _checked(_decode_head, body)
+
+
+def decode_event(body: bytes) -> EventBody:
+    """Decode an event. Raise ProtocolError if it is malformed, except in its context."""
+    if len(body) <= MAX_CONTAINERS:
+        try:
+            event: EventBody = _decode_plain_fields(body)
+        except (ValueError, RecursionError):
+            pass  # see _decode_map
+        else:
+            if event.base_seq <= event.seq:
+                return event
+    whole: EventBody = _checked(_decode_packed_fields, body)
+    whole.fields = _decode_map(whole, "fields", whole.fields)
+    return whole
 
 
 def decode_whole_event(body: bytes) -> EventBody:
-    """Decode an event with its maps, in little more time than :func:`decode_event` takes, or raise ProtocolError."""
+    """Decode an event with its context, in little more time than :func:`decode_event`, or raise ProtocolError."""
     if len(body) <= MAX_CONTAINERS:
         try:
             event: EventBody = _decode_plain_event(body)
@@ -345,7 +360,30 @@ def decode_whole_event(body: bytes) -> EventBody:
     return event
 
 
-def _decode_map(event: EventBody, name: str, packed: msgspec.Raw) -> dict[str, Any]:
+_Head = TypeVar("_Head", bound=EventHead)
+
+
+def _checked(decode: Callable[[bytes], _Head], body: bytes) -> _Head:
+    if len(body) > MAX_FRAME:
+        raise _too_large("body", len(body))
+    try:
+        event = decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"an event's elements have wrong types: {error}") from None
+    if event.base_seq > event.seq:
+        raise ProtocolError(f"event {event.seq} has the base_seq {event.base_seq}, which is more")
+    return event
+
+
+def decode_scalars(packed: "_Map") -> "_Map":
+    """Decode a map of numbers, texts and nil that several events may share; return any other as it is."""
+    if not isinstance(packed, dict) and len(memoryview(packed)) <= MAX_CONTAINERS:
+        with suppress(ValueError, RecursionError):
+            return _decode_scalar_map(packed)
+    return packed
+
+
+def _decode_map(event: EventBody, name: str, packed: Any) -> dict[str, Any]:
     data = memoryview(packed)
     if len(data) <= MAX_CONTAINERS:
         try:

@@ -1,20 +1,29 @@
 """Order of a stream: turns frames of the event feed and of recordings into snapshots."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from offloop.bus.errors import InvalidRunNameError, ProtocolError
 from offloop.bus.protocol import frames
-from offloop.bus.protocol.frames import DELIMITER, EventBody, Topic, decode_event, decode_whole_event, parse_topic
+from offloop.bus.protocol.frames import (
+    DELIMITER,
+    EventBody,
+    Topic,
+    decode_event,
+    decode_head,
+    decode_scalars,
+    decode_whole_event,
+    parse_topic,
+)
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 
-BATCH = 256  # most snapshots in a list
+BATCH = 64  # most snapshots in a list: with more, Python's garbage collection runs several times as often
 
 _BASE = frozenset(
     {*(event.value for event in BASE_EVENTS), frames.END, frames.DEMAND, frames.COMMAND, frames.CHECKPOINT}
@@ -132,6 +141,7 @@ class _Route(NamedTuple):
     event: Event | None
     is_base: bool
     is_requested: bool
+    decode: Callable[[bytes], Any]
 
 
 class StreamOrder:
@@ -157,6 +167,9 @@ class StreamOrder:
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._routes: dict[str | bytes, _Route | None] = {}
         self._reached: dict[int, tuple[int, int]] = dict(after or {})
+        # The context of the last event, packed and decoded. Nearly all events have the same.
+        self._packed_context: Any = None
+        self._context: Any = None
         self._ends: dict[int, Ending] = {}
         self.expected_ranks = 1  # number of ranks that publish here, once one of them has ended
         self.outcomes: list[Outcome] = []  # commands answered by the first rank, so far
@@ -200,7 +213,7 @@ class StreamOrder:
         for found in self._follow(((topic, body) for topic, _, body in parts), is_live=True):
             if isinstance(found, Missing):
                 with suppress(ProtocolError):
-                    last = decode_event(parts[-1][2])
+                    last = decode_head(parts[-1][2])
                     found = found._replace(numbers=Numbers(last.seq, last.base_seq))
             yield found
 
@@ -209,14 +222,14 @@ class StreamOrder:
     ) -> Iterator[list[Snapshot] | CheckpointMark | Missing]:
         reached, run, base_only = self._reached, self.run, self._base_only
         routes, attempt = self._routes, self.attempt
+        packed_context, context = self._packed_context, self._context
         batch: list[Snapshot] = []
         for topic, body in records:
             route = routes.get(topic) or self._route(topic)
             if route is None:
                 continue
             try:
-                # Every reader interprets the maps of marks; the maps of other events may never be read.
-                event = decode_event(body) if route.event is not None else decode_whole_event(body)
+                event = route.decode(body)
             except ProtocolError:
                 self.skipped += 1
                 continue
@@ -232,6 +245,10 @@ class StreamOrder:
                 # Nearly every event follows its predecessor.
                 reached[route.rank] = seq, base_seq
                 if route.is_requested:
+                    if event.context_ != packed_context:
+                        packed_context, context = event.context_, decode_scalars(event.context_)
+                        self._packed_context, self._context = packed_context, context
+                    event.context_ = context
                     batch.append(Snapshot(route.event, run, route.rank, event))
                     if len(batch) == BATCH:
                         yield batch
@@ -365,8 +382,10 @@ class StreamOrder:
             event = Event(topic.name)
         except ValueError:
             # An unknown event is numbered like others, and must not appear as lost.
-            return _Route(topic.rank, topic.name, None, False, False)
+            return _Route(topic.rank, topic.name, None, False, False, decode_whole_event)
         is_base = event in BASE_EVENTS
         if self._base_only and not is_base:
             return None
-        return _Route(topic.rank, topic.name, event, is_base, self.events is None or event in self.events)
+        is_requested = self.events is None or event in self.events
+        decode = decode_event if is_requested else decode_head
+        return _Route(topic.rank, topic.name, event, is_base, is_requested, decode)

@@ -16,6 +16,8 @@ from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 CommandSender: TypeAlias = "Callable[[Snapshot, Command], object]"  # receives commands sent through a snapshot
 
+_new_timestamp = Timestamp.__new__
+
 
 class Snapshot(msgspec.Struct, eq=False):
     """The state at one event: training time, loss, learning rates, and all other published fields.
@@ -141,7 +143,9 @@ class Snapshot(msgspec.Struct, eq=False):
     @property
     def timestamp(self) -> Timestamp:
         """Training time at the event."""
-        return Timestamp.from_values(self._body.timestamp)
+        timestamp = _new_timestamp(Timestamp)
+        timestamp.values = self._body.timestamp
+        return timestamp
 
     @property
     def previous_timestamp(self) -> Timestamp | None:
@@ -230,8 +234,6 @@ class Snapshot(msgspec.Struct, eq=False):
     def on_demand(self) -> tuple[str, ...]:
         """Names of fields that were published because a consumer requested them."""
         names = self._body.fields.get("on_demand")
-        if names is None:
-            return ()
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
     def without(self, names: Collection[str]) -> "Snapshot":
@@ -242,7 +244,7 @@ class Snapshot(msgspec.Struct, eq=False):
             fields["on_demand"] = on_demand
         else:
             fields.pop("on_demand", None)
-        rest = Snapshot(self.event, self.run_name, self.rank, msgspec.structs.replace(self._body, fields_=fields))
+        rest = Snapshot(self.event, self.run_name, self.rank, msgspec.structs.replace(self._body, fields=fields))
         if self._send is not None:
             rest.bind(self._send, self._fetch)
         return rest
@@ -259,8 +261,9 @@ class Snapshot(msgspec.Struct, eq=False):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a published field as it was sent, or ``default``."""
-        fields = self._body.fields
-        return fields[name] if name in fields else self._body.context.get(name, default)
+        body = self._body
+        fields = body.fields
+        return fields[name] if name in fields else body.context.get(name, default)
 
     def _training_time(self, name: str) -> Timestamp:
         values = self.get(name, None)

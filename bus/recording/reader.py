@@ -5,22 +5,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 from offloop.bus.errors import RecordingError
 from offloop.bus.printing import Damage
 from offloop.bus.recording import records
 from offloop.bus.recording.records import CheckRecord, Chunk, DamageError, RecordHead
 
-
-class Record(NamedTuple):
-    """One message of a recording."""
-
-    topic: str
-    body: bytes
-
-
-_new_record = tuple.__new__  # the implementation of Record(...), at half the cost
+Record: TypeAlias = tuple[str, bytes]
+"""One message of a recording: topic and body."""
 
 
 @dataclass
@@ -248,6 +241,7 @@ def _messages_in(chunk: Chunk) -> list[Record]:
     # Opcode, length and channel of the last message; the next message nearly always has the same.
     front, size, topic = b"", 0, ""
     offset, end = 0, len(data)
+    is_dense = end > most * body  # it has room for too many
     while offset < end:
         if data[offset : offset + front_size] != front:
             front = data[offset : offset + front_size]
@@ -265,8 +259,8 @@ def _messages_in(chunk: Chunk) -> list[Record]:
         if offset + size > end:
             raise DamageError("a message is longer than its chunk")
         if front:
-            append(_new_record(Record, (topic, data[offset + body : offset + size])))
+            append((topic, data[offset + body : offset + size]))
         offset += size
-        if len(found) > most:
+        if is_dense and len(found) > most:
             raise DamageError(f"{chunk.data_size} compressed bytes hold too many messages to be numbered")
     return found

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from offloop.bus.errors import RecordingError, RunNotFoundError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, END
-from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
+from offloop.bus.protocol.order import BATCH, CheckpointMark, Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.protocol.stream import RunStream, in_turns
+from offloop.bus.protocol.stream import SNAPSHOTS_PER_TURN, RunStream, in_turns
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.runs.directory import RUN_FILE, read_run
 from offloop.bus.types.commands import Outcome
@@ -88,7 +88,7 @@ class Recording(RunStream):
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
         """Iterate asynchronously, as :meth:`batches`."""
-        return in_turns(self.batches(events, after=after), 1)
+        return in_turns(self.batches(events, after=after), SNAPSHOTS_PER_TURN // BATCH)
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -140,7 +140,7 @@ class Recording(RunStream):
             for records in reader.read():
                 if reader.position > end:
                     return
-                for batch in order.from_records(record for record in records if record.topic.endswith(topics)):
+                for batch in order.from_records(record for record in records if record[0].endswith(topics)):
                     if not isinstance(batch, CheckpointMark):
                         yield batch
 
@@ -168,9 +168,9 @@ class Recording(RunStream):
         order = StreamOrder(self.run_name, self.attempt, None)
         with RecordingReader(self.path) as reader:
             for records in reader.read():
-                for record in records:
-                    if f"/{name}/" in record.topic:
-                        order.from_record(record.topic, record.body)
+                for topic, body in records:
+                    if f"/{name}/" in topic:
+                        order.from_record(topic, body)
         return order
 
     def __repr__(self) -> str:

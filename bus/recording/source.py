@@ -175,7 +175,7 @@ class RecordSource:
 
 def ranks_in(path: Path) -> set[int]:
     with RecordingReader(path) as reader:
-        names = {record.topic for records in reader.read() for record in records}
+        names = {name for records in reader.read() for name, _ in records}
         found = set(reader.positions)
     for name in names:
         with suppress(ProtocolError):

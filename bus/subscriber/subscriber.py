@@ -1,10 +1,11 @@
 """The subscriber: a run's history and then its live events, as one sequence of snapshots."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from offloop.bus.errors import ClosedError, ConfigurationError, FieldNotAvailabl
 from offloop.bus.net.channels import RequestClient
 from offloop.bus.protocol.frames import Control
 from offloop.bus.protocol.host_windows import HostWindow
-from offloop.bus.protocol.order import CheckpointMark, Ending, Gap, StreamOrder
+from offloop.bus.protocol.order import BATCH, CheckpointMark, Ending, Gap, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.directory import find_run
@@ -300,17 +301,28 @@ class Subscriber(RunStream):
     # -- iterating ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Snapshot]:
-        for step in self._steps():
-            if isinstance(step, Snapshot):
-                yield step
+        for step in self._steps(1):
+            if isinstance(step, list):
+                yield step[0]
             elif step and (feed := self._feed) is not None:
                 feed.wait(step)
             elif step:
                 time.sleep(step)
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
-        for step in self._steps():
-            if isinstance(step, Snapshot):
+        async with contextlib.aclosing(self._read_lists(1)) as lists:
+            async for snapshots in lists:
+                yield snapshots[0]
+
+    def read(
+        self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
+    ) -> AsyncGenerator[Sequence[Snapshot], None]:
+        """Iterate asynchronously, in lists of what has arrived."""
+        return self._read_lists(BATCH)
+
+    async def _read_lists(self, most: int) -> AsyncGenerator[list[Snapshot], None]:
+        for step in self._steps(most):
+            if isinstance(step, list):
                 yield step
             elif step and (feed := self._feed) is not None:
                 await feed.wait_async(step)
@@ -318,12 +330,12 @@ class Subscriber(RunStream):
                 # A long history must let other tasks of the event loop run.
                 await asyncio.sleep(step)
 
-    def _steps(self) -> Iterator[Snapshot | float]:
-        """Yield snapshots in order, and between them the seconds to wait for more."""
+    def _steps(self, most: int) -> Iterator[list[Snapshot] | float]:
+        """Yield snapshots in order, in lists of at most so many, and between them the seconds to wait for more."""
         while True:
-            while self._following.ready:
-                if (snapshot := self._next()) is not None:
-                    yield snapshot
+            while snapshots := self._take_ready(most):
+                yield snapshots
+                for snapshot in snapshots:
                     self._note_handled(snapshot)
             pause = self._advance()
             if pause is None:
@@ -338,16 +350,23 @@ class Subscriber(RunStream):
     def _feed(self) -> LiveSubscription | None:
         return self._subscription if self._following.phase is Phase.LIVE else None
 
-    def _next(self) -> Snapshot | None:
-        """Return the next snapshot; ``None`` for a checkpoint mark."""
-        snapshot = self._following.ready.popleft()
-        if isinstance(snapshot, CheckpointMark):
-            self.on_checkpoint(snapshot)
-            return None
-        snapshot.bind(self._send_from, self._fetch_tensors)
-        self._given += 1
-        self._last_seq = snapshot.seq
-        return snapshot
+    def _take_ready(self, most: int) -> list[Snapshot]:
+        """Return the next snapshots up to a checkpoint mark, which is reported when those before it are handled."""
+        ready, taken = self._following.ready, list[Snapshot]()
+        while ready and len(taken) < most:
+            found = ready.popleft()
+            if isinstance(found, Snapshot):
+                found.bind(self._send_from, self._fetch_tensors)
+                taken.append(found)
+            elif taken:
+                ready.appendleft(found)
+                break
+            else:
+                self.on_checkpoint(found)
+        if taken:
+            self._given += len(taken)
+            self._last_seq = taken[-1].seq
+        return taken
 
     def _advance(self) -> float | None:
         """Take one step; return the pause before the next one in seconds, or ``None`` at the end."""

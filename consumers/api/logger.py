@@ -84,10 +84,9 @@ Entry: TypeAlias = Images | Table | Text | Upload
 """Everything but metrics and hyperparameters."""
 
 
-class EventLog(NamedTuple):
-    """Everything that was logged during one event."""
+class Others(NamedTuple):
+    """Everything but metrics that was logged during one event."""
 
-    rows: list[Row]
     entries: list[Entry]
     """In the order of the calls."""
     hyperparameters: dict[str, Any]
@@ -253,8 +252,7 @@ class Logger:
     def __init__(self, context: RunContext | None = None) -> None:
         self.context = context or RunContext("run", 1, None)
         """The observed run."""
-        self._state: Snapshot | None = None
-        self._now: int | None = None
+        self._now: int | None = None  # batches trained at the current event
         self._rows: dict[int, dict[str, LogValue]] = {}
         self._entries: list[Entry] = []
         self._hyperparameters: dict[str, Any] = {}
@@ -269,12 +267,11 @@ class Logger:
         if not _PLAIN.issuperset(map(type, metrics.values())) or "step" in metrics or "time" in metrics:
             metrics = {name: _checked(name, value) for name, value in metrics.items()}
         if metrics:
-            number = self._now if step is None and self._now is not None else self._step("log_metrics", step)
-            row = self._rows.get(number)
-            if row is None:
-                self._rows[number] = dict(metrics)
+            number = self._step("log_metrics", step) if step is not None or self._now is None else self._now
+            if number in self._rows:
+                self._rows[number].update(metrics)
             else:
-                row.update(metrics)
+                self._rows[number] = dict(metrics)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Log values that describe the run as a whole; they replace the run's own values of the same names.
@@ -352,8 +349,7 @@ class Logger:
         self._entries.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
-        self._state = state
-        self._now = None
+        self._now = state._body.timestamp.batch
 
     @property
     def pending(self) -> bool:
@@ -363,26 +359,32 @@ class Logger:
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
         self._of_run.update(hyperparameters)
 
-    def take(self, state: Snapshot) -> EventLog:
-        """Return everything that was gathered, timed by ``state``, and start anew."""
-        time = state.time
-        # A class call takes twice as long, at every event.
-        rows = [_new_tuple(Row, (step, time, metrics)) for step, metrics in self._rows.items()]
-        self._rows = {}
+    def take_rows(self, state: Snapshot) -> list[Row]:
+        """Return the gathered metrics, timed by ``state``, and start anew."""
+        rows: list[Row] = []
+        if self._rows:
+            time = state.time
+            for step, metrics in self._rows.items():
+                # A class call takes twice as long, at every event.
+                rows.append(_new_tuple(Row, (step, time, metrics)))
+            self._rows = {}
+        return rows
+
+    def take_others(self, state: Snapshot) -> Others | None:
+        """Return everything else that was gathered, timed by ``state``, and start anew; ``None`` for nothing."""
         if not (self._entries or self._hyperparameters or self._of_run):
-            return _new_tuple(EventLog, (rows, [], {}, {}))
+            return None
+        time = state.time
         entries = [entry if isinstance(entry, Upload) else entry._replace(time=time) for entry in self._entries]
-        taken = EventLog(rows, entries, self._hyperparameters, self._of_run)
+        others = Others(entries, self._hyperparameters, self._of_run)
         self._entries, self._hyperparameters, self._of_run = [], {}, {}
-        return taken
+        return others
 
     def _step(self, method: str, chosen: int | None) -> int:
         if chosen is not None:
             return int(chosen)
         if self._now is None:
-            if self._state is None:
-                raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
-            self._now = self._state.timestamp.values.batch
+            raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
         return self._now
 
 

@@ -12,6 +12,8 @@ class LRMonitor(Callback):
     Reference: ``composer/callbacks/lr_monitor.py``."""
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
+        metrics = {}
         for optimizer, rates in state.lr.items():
             for group, rate in enumerate(rates):
-                logger.log_metrics({f"lr-{optimizer}/group{group}": rate})
+                metrics[f"lr-{optimizer}/group{group}"] = rate
+        logger.log_metrics(metrics)

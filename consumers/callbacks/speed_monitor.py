@@ -83,50 +83,49 @@ class SpeedMonitor(Callback):
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         timestamp = state.timestamp.values
         train_seconds = timestamp.total_wct / 1e6
-        self._batches.append((timestamp.batch, timestamp.sample, timestamp.token, train_seconds))
+        now = (timestamp.batch, timestamp.sample, timestamp.token, train_seconds)
+        self._batches.append(now)
         flops = state.get("flops_per_batch")
         if flops is not None:
             self._flops.append(flops)
         elapsed = train_seconds - self._batches[0][3]
         # A loop that publishes no training time has nothing to divide by.
-        if elapsed > 0:
-            self._log_throughput(elapsed, state, logger)
-        logger.log_metrics(
-            {
-                "time/train": train_seconds / self._divider,
-                "time/val": self._eval_seconds / self._divider,
-                "time/total": (train_seconds + self._eval_seconds) / self._divider,
-            }
-        )
+        metrics = self._throughput(elapsed, now, state) if elapsed > 0 else {}
+        divider, eval_seconds = self._divider, self._eval_seconds
+        metrics["time/train"] = train_seconds / divider
+        metrics["time/val"] = eval_seconds / divider
+        metrics["time/total"] = (train_seconds + eval_seconds) / divider
+        logger.log_metrics(metrics)
 
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         self._eval_seconds += state.eval_timestamp.values.total_wct / 1e6
 
-    def _log_throughput(self, elapsed: float, state: Snapshot, logger: Logger) -> None:
+    def _throughput(self, elapsed: float, now: tuple[int, int, int, float], state: Snapshot) -> dict[str, float]:
         ranks = state.world_size
+        metrics = {}
         if len(self._batches) == self._full:
-            first, last = self._batches[0], self._batches[-1]
+            first = self._batches[0]
             # Not every batch has an event in a stream made from a log, and a custom loop may count none.
-            batches = (last[0] - first[0] or self._full - 1) / elapsed
-            samples, tokens = (last[1] - first[1]) / elapsed, (last[2] - first[2]) / elapsed
-            logger.log_metrics(
-                {
-                    "throughput/batches_per_sec": batches,
-                    "throughput/samples_per_sec": samples,
-                    "throughput/device/batches_per_sec": batches / ranks,
-                    "throughput/device/samples_per_sec": samples / ranks,
-                }
-            )
+            batches = (now[0] - first[0] or self._full - 1) / elapsed
+            samples = (now[1] - first[1]) / elapsed
+            tokens = (now[2] - first[2]) / elapsed
+            metrics = {
+                "throughput/batches_per_sec": batches,
+                "throughput/samples_per_sec": samples,
+                "throughput/device/batches_per_sec": batches / ranks,
+                "throughput/device/samples_per_sec": samples / ranks,
+            }
             if tokens > 0:
-                logger.log_metrics(
-                    {"throughput/tokens_per_sec": tokens, "throughput/device/tokens_per_sec": tokens / ranks}
-                )
+                metrics["throughput/tokens_per_sec"] = tokens
+                metrics["throughput/device/tokens_per_sec"] = tokens / ranks
         if len(self._flops) == self._full:
             flops = sum(list(self._flops)[1:]) / elapsed
-            logger.log_metrics({"throughput/flops_per_sec": flops, "throughput/device/flops_per_sec": flops / ranks})
+            metrics["throughput/flops_per_sec"] = flops
+            metrics["throughput/device/flops_per_sec"] = flops / ranks
             peak = self._gpu_flops_available or peak_flops(state.get("device_name"), state.get("precision"))
             if peak:
-                logger.log_metrics({"throughput/device/mfu": flops / ranks / peak})
+                metrics["throughput/device/mfu"] = flops / ranks / peak
+        return metrics
 
 
 def peak_flops(device_name: str | None, precision: str | None) -> float | None:

@@ -1,9 +1,7 @@
 """Rows as JSON lines."""
 
-import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,10 +12,14 @@ from offloop.bus.strict_json import plain
 from offloop.consumers.api.logger import Row
 from offloop.consumers.loggers.files import FileDestination
 
-_encode = json.JSONEncoder(allow_nan=False).encode
-_encode_numbers = msgspec.json.Encoder().encode
-_IN_NUMBERS = b"0123456789.,-"
-_MANY = 8
+
+def _number(value: Any) -> float | int | str:
+    """Convert a subclass of a plain type, such as numpy.float64."""
+    return float(value) if isinstance(value, float) else int(value) if isinstance(value, int) else str(value)
+
+
+_escape = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_encoder = msgspec.json.Encoder(enc_hook=_number)
 
 
 class JsonlLogger(FileDestination):
@@ -41,12 +43,12 @@ class JsonlLogger(FileDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         self.flush()
-        self.write(f"{_text({'hyperparameters': dict(hyperparameters), 'time': state.time})}\n")
+        self._append(_line({"hyperparameters": plain(hyperparameters), "time": state.time}))
 
     def flush(self) -> None:
         rows, self._rows = self._rows, []
         if rows:
-            self.write("".join(_lines(rows)))
+            self._append(_lines(rows))
 
     def state_dict(self) -> dict[str, Any]:
         self.flush()
@@ -59,39 +61,20 @@ class JsonlLogger(FileDestination):
             super().close()
 
 
-def _lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a line for each row. Many rows of the same names are encoded by column, in a third of the time."""
-    for names, group in groupby(rows, lambda row: tuple(row.metrics)):
-        entries = [(row.step, row.time, *row.metrics.values()) for row in group]
-        if len(entries) < _MANY:
-            for entry in entries:
-                yield f"{_text(dict(zip(('step', 'time', *names), entry, strict=True)))}\n"
-        else:
-            columns = map(_texts, zip(*entries, strict=True))
-            yield from map(_form(names).__mod__, zip(*columns, strict=True))
+def _lines(rows: Sequence[Row]) -> bytes:
+    values = [{"step": step, "time": time, **metrics} for step, time, metrics in rows]
+    return _encode(values) or b"".join(map(_line, values))
 
 
-@functools.lru_cache(64)
-def _form(names: tuple[str, ...]) -> str:
-    members = (_encode({name: 0})[1:-2].replace("%", "%%") + "%s" for name in ("step", "time", *names))
-    return f"{{{', '.join(members)}}}\n"
-
-
-def _texts(values: Sequence[Any]) -> Sequence[str]:
+def _encode(values: list[dict[str, Any]]) -> bytes | None:
+    """Encode objects as lines; ``None`` for NaN, infinities, or text other than ASCII."""
     try:
-        packed = _encode_numbers(values)[1:-1]
-    except TypeError:  # kinds of numbers that are not Python's own
-        return list(map(_text, values))
-    # Other values leave other characters. Very small and large numbers have another form in Python.
-    if packed.translate(None, _IN_NUMBERS) or b"0.0000" in packed:
-        return list(map(_text, values))
-    return packed.decode().split(",")
+        lines = _encoder.encode_lines(values)
+    except (TypeError, ValueError):
+        return None
+    # The encoder writes NaN as null, and characters that some readers take for the end of a line.
+    return lines if lines.isascii() and b"null" not in lines else None
 
 
-def _text(value: Any) -> str:
-    if type(value) is float and value - value == 0:
-        return float.__repr__(value)
-    try:
-        return _encode(value)
-    except ValueError:
-        return _encode(plain(value))
+def _line(values: dict[str, Any]) -> bytes:
+    return _encode([values]) or f"{_escape(plain(values))}\n".encode()

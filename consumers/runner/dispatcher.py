@@ -100,6 +100,8 @@ class Dispatcher:
         logs_hyperparameters: bool = True,
     ) -> None:
         self.fanout = fanout
+        self.deliver: Callable[[Logger, Snapshot], None] = fanout.deliver
+        """Passes what was logged during an event to the destinations."""
         self.handling = handling
         self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
         self.context = RunContext(
@@ -160,7 +162,7 @@ class Dispatcher:
         self._waiting = True
         try:
             await self._prepare()
-            events = {*self._table, *self._with_hyperparameters}
+            events = {*(event for event, _ in self._table), *self._with_hyperparameters}
             self._look_for_windows()
             async with contextlib.aclosing(self.stream.read(events, self.positions)) as batches:
                 async for batch in batches:
@@ -209,9 +211,6 @@ class Dispatcher:
             self.deliver(self._logger, self.last)
             self.fanout.flush()
 
-    def deliver(self, logger: Logger, snapshot: Snapshot) -> None:
-        self.fanout.deliver(logger, snapshot)
-
     async def close(self) -> None:
         state = self.last or Snapshot.build(Event.INIT, run_name=self.context.run_name)
         self._logger.begin(state)
@@ -252,13 +251,42 @@ class Dispatcher:
             await self._call(entry, "prepare", self.stream, logger)
 
     async def _handle_all(self, batch: Sequence[Snapshot], after_each: Callable[[], None] | None) -> None:
+        # One function without a call for each event: a million events a minute pass here.
+        logger, positions = self._logger, self.positions
         next_flush = time.monotonic() + _FLUSH_SECONDS
         for snapshot in batch:
-            if not self._keeps_positions:
-                await self._handle(snapshot)
-            elif snapshot.seq > self.positions.get(snapshot.rank, _NOWHERE)[0]:
-                await self._handle(snapshot)
-                self.positions[snapshot.rank] = (snapshot.seq, snapshot.base_seq)
+            event, rank = snapshot.event, snapshot.rank
+            if self._keeps_positions and snapshot.seq <= positions.get(rank, _NOWHERE)[0]:
+                continue
+            targets = self._table.get((event, rank == 0))
+            if event in self._with_hyperparameters and rank == 0:
+                self._note_hyperparameters(snapshot)
+            if targets is not None:
+                logger.begin(snapshot)
+                self.last = snapshot
+                on_demand = snapshot.on_demand
+                for name in on_demand:
+                    self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
+                for entry, call, sees_all in targets:
+                    seen = snapshot if sees_all and not on_demand else view_for(entry.demand, snapshot)
+                    if seen is None:
+                        continue
+                    self._running = entry
+                    try:
+                        result = call(seen, logger)
+                        if result is not None and inspect.isawaitable(result):
+                            await result
+                    except RAISED as error:  # a callback may raise anything, and is shown with its traceback
+                        self._take_error(entry, error, event.value)
+                    if seen is not snapshot:
+                        seen.release()
+                self.deliver(logger, snapshot)
+                snapshot.release()
+                self.handled += 1
+            elif logger.pending:
+                self.deliver(logger, snapshot)
+            if self._keeps_positions:
+                positions[rank] = (snapshot.seq, snapshot.base_seq)
             if self.stopping:
                 return
             if after_each is not None:
@@ -267,42 +295,10 @@ class Dispatcher:
                 self.fanout.flush()
                 next_flush = time.monotonic() + _FLUSH_SECONDS
 
-    async def _handle(self, snapshot: Snapshot) -> None:
-        event = snapshot.event
-        targets = self._table.get(event, ())
-        if snapshot.rank != 0:
-            targets = [target for target in targets if target.entry.callback.all_ranks]
-        logger = self._logger
-        if event in self._with_hyperparameters and snapshot.rank == 0:
-            logger.take_from_run(hyperparameters_in(snapshot.fields))
-            if event is Event.INIT:
-                self.handling.note_source(Source.of(snapshot.fields), self.context.run_name)
-        if not targets:
-            if logger.pending:
-                self.deliver(logger, snapshot)
-            return
-        logger.begin(snapshot)
-        self.last = snapshot
-        on_demand = snapshot.on_demand
-        for name in on_demand:
-            self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
-        for entry, call, sees_all in targets:
-            seen = snapshot if sees_all and not on_demand else view_for(entry.demand, snapshot)
-            if seen is None:
-                continue
-            self._running = entry
-            try:
-                result = call(seen, logger)
-                if result is not None and inspect.isawaitable(result):
-                    await result
-            except RAISED as error:  # a callback may raise anything, and is shown with its traceback
-                self._take_error(entry, error, event.value)
-            if seen is not snapshot:
-                seen.release()
-        if logger.pending or self._keeps_positions:
-            self.deliver(logger, snapshot)
-        snapshot.release()
-        self.handled += 1
+    def _note_hyperparameters(self, snapshot: Snapshot) -> None:
+        self._logger.take_from_run(hyperparameters_in(snapshot.fields))
+        if snapshot.event is Event.INIT:
+            self.handling.note_source(Source.of(snapshot.fields), self.context.run_name)
 
     def _see_checkpoint(self, mark: CheckpointMark) -> None:
         at_checkpoint = self.handling.at_checkpoint  # marks before this position were handled by an earlier consumer
@@ -345,11 +341,15 @@ class Dispatcher:
         active = [entry.callback for entry in self.entries if entry.is_active]
         self.stream.ask_for(demand_of(active), barrier_events_of(active))
 
-    def _make_table(self) -> dict[Event, list[_Target]]:
-        table: defaultdict[Event, list[_Target]] = defaultdict(list)
+    def _make_table(self) -> dict[tuple[Event, bool], list[_Target]]:
+        """Return the targets of an event of the first rank, and of one of another rank."""
+        table: defaultdict[tuple[Event, bool], list[_Target]] = defaultdict(list)
         for entry in self.entries:
             if not entry.is_active:
                 continue
             for event in entry.demand.events:
-                table[event].append(_Target(entry, entry.handler_of(event), entry.demand.is_at_every_batch(event)))
+                target = _Target(entry, entry.handler_of(event), entry.demand.is_at_every_batch(event))
+                table[event, True].append(target)
+                if entry.callback.all_ranks:
+                    table[event, False].append(target)
         return dict(table)

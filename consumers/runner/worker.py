@@ -26,6 +26,7 @@ class CallbackWorker(Dispatcher):
     def __init__(self, stream: RunStream, name: str, callback: Callback, fanout: Fanout, handling: Handling) -> None:
         # The shared stream brings the hyperparameters.
         super().__init__(stream, [(name, callback)], fanout, handling, logs_hyperparameters=False)
+        self.deliver = self._deliver_and_note
         self.name = name
         self.callback = callback
         self.progress = WorkerProgress({}, CallbackState(name, 0, False, {}))
@@ -65,14 +66,6 @@ class CallbackWorker(Dispatcher):
         elif self._thread.ident is not None:
             self._thread.join()
 
-    def deliver(self, logger: Logger, snapshot: Snapshot) -> None:
-        with self.fanout.lock:
-            has_logged = logger.pending
-            super().deliver(logger, snapshot)
-            # Values logged at its end come after the commit; the next consumer resumes before a failure.
-            if self.handling.keeps_positions and not self._may_close.is_set() and self.fatal is None:
-                self._note_progress(snapshot, has_logged)
-
     def _run_in_thread(self) -> None:
         try:
             asyncio.run(self._consume_and_close())
@@ -93,6 +86,14 @@ class CallbackWorker(Dispatcher):
             while not self._may_close.is_set():
                 await asyncio.sleep(LOOK_SECONDS)
             await self.close()
+
+    def _deliver_and_note(self, logger: Logger, snapshot: Snapshot) -> None:
+        with self.fanout.lock:
+            has_logged = logger.pending
+            self.fanout.deliver(logger, snapshot)
+            # Values logged at its end come after the commit; the next consumer resumes before a failure.
+            if self.handling.keeps_positions and not self._may_close.is_set() and self.fatal is None:
+                self._note_progress(snapshot, has_logged)
 
     def _note_progress(self, snapshot: Snapshot, has_logged: bool) -> None:
         """Note it always after something was logged, because the destinations' positions are past that."""

@@ -60,7 +60,7 @@ def write_recording(
         )
         body = frame[frame.index(b"\0") + 1 :]
         writer.append(topic.encode()[:-1], seq, base_seq, time, body)
-        written.append(Record(topic.encode()[:-1].decode(), body))
+        written.append((topic.encode()[:-1].decode(), body))
         if len(written) % chunk == 0:
             writer.flush()
     if footer:

@@ -28,7 +28,7 @@ def append(writer: RecordingWriter, seq: int, topic: Topic = TOPICS[0]) -> Recor
     """Append one event; return it as it will be read."""
     name = topic.encode()[:-1]
     writer.append(name, seq, seq, seq, body(topic, seq))
-    return Record(name.decode(), body(topic, seq))
+    return name.decode(), body(topic, seq)
 
 
 def crash(writer: RecordingWriter) -> None:
@@ -51,9 +51,7 @@ def official(path: Path, seeking: bool = True) -> list[Record]:
 
     with (io.BytesIO if seeking else Unseekable)(path.read_bytes()) as file:
         reader = mcap.reader.make_reader(file, validate_crcs=True)
-        return [
-            Record(channel.topic, message.data) for _, channel, message in reader.iter_messages(log_time_order=False)
-        ]
+        return [(channel.topic, message.data) for _, channel, message in reader.iter_messages(log_time_order=False)]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from offloop.bus.errors import OffloopError
 from offloop.bus.protocol.frames import PROTOCOL_VERSION, EventBody
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import TrainingTime
 from offloop.consumers.api.callback import Callback, demand_of
 from offloop.consumers.api.logger import Logger, RunContext, Upload
 from offloop.consumers.api.view import view_for
@@ -62,8 +63,8 @@ class TensorStream(Stream):
         self.seq += 1
         told = msgpack.unpackb(msgpack.packb(fields), strict_map_key=False)
         body = EventBody(
-            PROTOCOL_VERSION, 1, self.seq, self.seq, self.seq, list(timestamp), previous and list(previous), told,
-            msgpack.unpackb(context),
+            PROTOCOL_VERSION, 1, self.seq, self.seq, self.seq, TrainingTime(*timestamp),
+            previous and TrainingTime(*previous), told, msgpack.unpackb(context),
         )  # fmt: skip
         snapshot = Snapshot(event, self.run_name, 0, body)
         self.snapshots.append(snapshot)
@@ -76,7 +77,9 @@ class TensorStream(Stream):
                 except OffloopError as error:
                     self.errors.append(error)
                 seen.release()
-        for entry in self.logger.take(snapshot).entries:
+        self.logger.take_rows(snapshot)
+        others = self.logger.take_others(snapshot)
+        for entry in others.entries if others else ():
             if isinstance(entry, Upload):
                 self.on_upload(entry)
         self.after_event(snapshot)

@@ -83,6 +83,6 @@ def test_event_times_never_go_back_although_clocks_do(runs_dir: Path) -> None:
     assert told["numbers"] == list(range(1, len(told["numbers"]) + 1))
     wait_for(lambda: not find_run("r").live, "the broker to end")
     with RecordingReader(find_run("r").recording) as reader:
-        times = [decode_event(record.body).time for records in reader.read() for record in records]
+        times = [decode_event(body).time for records in reader.read() for _, body in records]
     assert times == sorted(times)
     assert len(times) == len(told["numbers"]) + 1

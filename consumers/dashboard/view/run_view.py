@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import OffloopError, ProtocolError, require
-from offloop.bus.protocol.frames import EventBody, decode_event, decode_whole_event
+from offloop.bus.protocol.frames import EventBody, decode_head, decode_whole_event
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
@@ -141,7 +141,7 @@ class RunView(LoggerDestination):
             for event in of_kind.events.values():
                 with contextlib.suppress(ProtocolError):
                     if event.offset < until:
-                        kept.append((decode_event(event.body).seq, name, event.body))
+                        kept.append((decode_head(event.body).seq, name, event.body))
         for _, name, recorded in sorted(kept):
             found = order.from_record(f"{summary.run}/{name}/0", recorded)
             if isinstance(found, CheckpointMark):

@@ -141,11 +141,32 @@ def test_a_list_of_records_is_read_like_single_ones(events, data, requested):
 
 
 def test_gaps_are_reported_between_the_lists():
-    events = [frame("batch_end", 0, 1, seq, seq) for seq in range(1, 601)]
-    del events[300]
+    events = [frame("batch_end", 0, 1, seq, seq) for seq in range(1, 151)]
+    del events[75]
     order = StreamOrder("r", 1, None)
     found = [(len(batch), batch[-1].seq, list(order.gaps)) for batch in order.from_records(events)]
-    assert found == [(256, 256, []), (44, 300, []), (256, 557, [Gap(0, 301, 301)]), (43, 600, [Gap(0, 301, 301)])]
+    assert found == [(64, 64, []), (11, 75, []), (64, 140, [Gap(0, 76, 76)]), (10, 150, [Gap(0, 76, 76)])]
+
+
+def test_the_context_of_an_event_is_its_own_where_it_has_lists():
+    contexts = [{"max_duration": "5ep"}] * 2 + [{"max_duration": "6ep", "eval_timestamp": [1, 2]}] * 2 + [{}]
+    events = [frame("batch_end", 0, 1, seq, seq, context=context) for seq, context in enumerate(contexts, 1)]
+    (found,) = StreamOrder("r", 1, None).from_records(events)
+    found[2].get("eval_timestamp").append(3)
+    assert [dict(one.fields) for one in found] == [
+        *contexts[:2],
+        {**contexts[2], "eval_timestamp": [1, 2, 3]},
+        *contexts[3:],
+    ]
+
+
+def test_an_event_with_malformed_fields_is_left_out_and_lost():
+    topic, body = frame("batch_end", 0, 1, 2, 2)
+    malformed = topic, body.replace(b"\x80\x80", b"\x81\xa1x\xa1\xff\x80")
+    order = StreamOrder("r", 1, None)
+    found = list(order.from_records([frame("batch_end", 0, 1, 1, 1), malformed, frame("batch_end", 0, 1, 3, 3)]))
+    assert [[one.seq for one in batch] for batch in found] == [[1], [3]]
+    assert (order.skipped, order.gaps) == (1, [Gap(0, 2, 2)])
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def test_a_snapshot_has_the_names_of_the_training_state():
     assert Snapshot.build(Event.BATCH_END, timestamp=half, max_duration="1m").get_elapsed_duration() == Time(0.5, "dur")
 
 
-def test_malformed_maps_are_protocol_errors_when_they_are_read():
+def test_a_malformed_context_is_a_protocol_error_when_it_is_read():
     numbers = msgpack.packb([1, 1, 7, 1, 0, [0] * 14, None]).replace(b"\x97", b"\x99", 1)
-    state = Snapshot(Event.BATCH_END, "run", 0, decode_event(numbers + b"\x81\xa1x\xa1\xff" + b"\x80"))
+    state = Snapshot(Event.BATCH_END, "run", 0, decode_event(numbers + b"\x80" + b"\x81\xa1x\xa1\xff"))
     assert state.seq == 7
-    for look in (lambda: state.loss, lambda: state.fields, lambda: state.x, lambda: state.on_demand):
-        with pytest.raises(ProtocolError, match=r"the fields of event 7 .*utf-8"):
+    for look in (lambda: state.loss, lambda: state.fields, lambda: state.x, lambda: state.max_duration):
+        with pytest.raises(ProtocolError, match=r"the context of event 7 .*utf-8"):
             look()
 
 

@@ -427,7 +427,7 @@ def test_a_full_disk_stops_the_writer_until_space_is_freed(tmp_path):
     assert not writer.failed
     append(writer, 3, TOPICS[1])
     writer.close()
-    assert [record.body for record in official(path)] == [body(TOPICS[0], 1), body(TOPICS[1], 3)]
+    assert [recorded for _, recorded in official(path)] == [body(TOPICS[0], 1), body(TOPICS[1], 3)]
     with RecordingReader(path) as reader:
         assert [len(chunk) for chunk in reader.read()] == [1, 1]
     assert (reader.damage, reader.lost) == ([], False)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber
+from offloop.bus import BASE_EVENTS, ClosedError, ConfigurationError, Event, Publisher, Snapshot, Subscriber, Timestamp
 
 
 def publish(publisher: Publisher, first: int, last: int) -> None:
@@ -121,3 +121,20 @@ async def test_a_command_of_another_thread_is_done_while_the_stream_is_read(trai
         with pytest.raises(ConfigurationError, match="is not live"):
             stream.command("stop")
     assert batches(seen) == list(range(1, 10))
+
+
+async def test_lists_of_snapshots_end_before_a_checkpoint(training: Publisher) -> None:
+    seen: list[list[int] | str] = []
+    with Subscriber("r") as subscriber:
+        subscriber.on_checkpoint = lambda mark: seen.append(mark.action)
+        publish(training, 1, 100)
+        training.mark_checkpoint("save", Timestamp(batch=100).values)
+        publish(training, 101, 103)
+        training.close()
+        async for snapshots in subscriber.read(BASE_EVENTS, {}):
+            seen.append(batches(snapshots))
+        assert subscriber.statistics().given == 103
+    place = seen.index("save")
+    assert [batch for found in seen[:place] for batch in found] == [*range(1, 101)]
+    assert [batch for found in seen[place + 1 :] for batch in found] == [101, 102, 103]
+    assert max(map(len, seen)) > 1

@@ -26,7 +26,7 @@ def batch(*frames: bytes) -> bytes:
 
 def record(seq: int, name: str = "batch_end") -> Record:
     head = Topic("r", name, 0).encode()
-    return Record(head[:-1].decode(), frame(seq, name)[len(head) :])
+    return head[:-1].decode(), frame(seq, name)[len(head) :]
 
 
 def heartbeat(seq: int, offset: int, recorded: int) -> bytes:

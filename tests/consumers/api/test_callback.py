@@ -89,7 +89,7 @@ class Scalar:
 def test_single_element_values_are_logged_as_numbers() -> None:
     logger = Logger()
     logger.log_metrics({"x": Scalar(0.5), "y": "text"}, step=1)
-    assert logger.take(batch_end(1)).rows[0].metrics == {"x": 0.5, "y": "text"}
+    assert logger.take_rows(batch_end(1))[0].metrics == {"x": 0.5, "y": "text"}
 
 
 @pytest.mark.parametrize("metrics", [{"x": Scalar(1, 2)}, {"x": None}, {"time": 1}])

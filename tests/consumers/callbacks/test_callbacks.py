@@ -2,6 +2,7 @@
 
 import json
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ TRAINER_LOG = json.loads((REFERENCE / "trainer_log_microbatch4_2ep.json").read_t
 
 def calls_of(callback: Callback, snapshots: list[Snapshot]) -> list[list[Any]]:
     return log_of(callback, snapshots).calls
+
+
+def rows_of(calls: list[list[Any]]) -> list[list[Any]]:
+    """Joins the metrics of consecutive calls with the same step and event, as the logger does."""
+    return [
+        [*place, [item for _, _, metrics in group for item in metrics.items()]]
+        for place, group in groupby(calls, lambda call: call[:2])
+    ]
 
 
 # -- SpeedMonitor -----------------------------------------------------------------------------------------------------
@@ -67,16 +76,15 @@ def test_speed_monitor_logs_what_the_reference_logs(run: str) -> None:
         # Two evaluations of 1.75 s had gone by before the checkpoint that this run goes on from.
         monitor.load_state_dict({"total_eval_wct": 3.5})
     calls = calls_of(monitor, speed_snapshots(run))
-    assert calls == SPEED["runs"][run]["logged"]
-    assert [list(metrics) for _, _, metrics in calls] == [list(row[2]) for row in SPEED["runs"][run]["logged"]]
+    assert rows_of(calls) == rows_of(SPEED["runs"][run]["logged"])
     reference = SPEED["runs"][run]["state_dict_at_end"]["SpeedMonitor"]
     assert {name: monitor.state_dict()[name] for name in reference} == reference
     goes_on_alike(SPEED_MONITORS[run], speed_snapshots(run), step=5)
 
 
 def test_speed_monitor_divides_by_the_number_of_ranks() -> None:
-    calls = calls_of(SpeedMonitor(window_size=1), [batch_end(1), batch_end(2, world_size=4)])
-    assert calls[1][2] == {
+    [_, [_, _, metrics]] = calls_of(SpeedMonitor(window_size=1), [batch_end(1), batch_end(2, world_size=4)])
+    assert {name: value for name, value in metrics.items() if name.startswith("throughput/")} == {
         "throughput/batches_per_sec": 4.0,
         "throughput/samples_per_sec": 32.0,
         "throughput/device/batches_per_sec": 1.0,
@@ -113,7 +121,8 @@ def lr_snapshots(logged: list[list[Any]]) -> list[Snapshot]:
 @pytest.mark.parametrize("run", LR["runs"])
 def test_lr_monitor_logs_what_the_reference_logs(run: str) -> None:
     logged = LR["runs"][run]["logged"]
-    assert calls_of(LRMonitor(), lr_snapshots(logged)) == [[step, event, metrics] for step, metrics, event in logged]
+    expected = [[step, event, metrics] for step, metrics, event in logged]
+    assert rows_of(calls_of(LRMonitor(), lr_snapshots(logged))) == rows_of(expected)
 
 
 # -- TrainerMetrics ---------------------------------------------------------------------------------------------------

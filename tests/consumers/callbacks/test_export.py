@@ -90,7 +90,9 @@ def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_pat
     loaded = LOADERS[save_format](path)
     for rows in (1, 7):
         assert torch.allclose(loaded(INPUTS[:rows]), trained((INPUTS[:rows], None)), atol=1e-5)
-    (upload,) = logger.take(fit_end({})).entries
+    others = logger.take_others(fit_end({}))
+    assert others is not None
+    (upload,) = others.entries
     assert isinstance(upload, Upload)
     assert (upload.remote_file_name, upload.file_path) == ("net.bin", path)
     assert list(path.parent.iterdir()) == [path]

@@ -201,7 +201,7 @@ def test_what_is_not_zoomed_far_enough_or_is_new_is_not_read(recording: Path, mo
 def test_a_damaged_chunk_costs_a_zoom_no_more_than_its_values(recording: Path) -> None:
     summed_up(recording)
     with RecordingReader(recording) as reader:
-        damaged = next(reader.position for found in reader.read() for one in found if b"\xcb\xc0\x22\0\0" in one.body)
+        damaged = next(reader.position for found in reader.read() for one in found if b"\xcb\xc0\x22\0\0" in one[1])
     with recording.open("r+b") as file:
         file.seek(damaged + 200)
         file.write(b"damage")

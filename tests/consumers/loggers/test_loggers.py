@@ -74,9 +74,11 @@ def test_jsonl_round_trip(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
 def test_jsonl_of_many_rows_equals_single_rows(names: list[str], data: st.DataObject, values: Any) -> None:
     entries = st.fixed_dictionaries(dict.fromkeys(names, values))
     rows = [Row(n, n / 7, entry) for n, entry in enumerate(data.draw(st.lists(entries, max_size=20)))]
-    assert "".join(jsonl_lines(rows)) == "".join(
-        json.dumps(plain({"step": row.step, "time": row.time, **row.metrics}), allow_nan=False) + "\n" for row in rows
-    )
+    lines = jsonl_lines(rows)
+    assert lines == b"".join(jsonl_lines([row]) for row in rows)
+    assert [json.loads(line) for line in lines.splitlines()] == [
+        plain({"step": row.step, "time": row.time, **row.metrics}) for row in rows
+    ]
 
 
 def test_jsonl_has_hyperparameters_on_a_separate_line(tmp_path: Path) -> None:
