@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import get_ident
 from time import thread_time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
 from offloop.bus.protocol import frames
@@ -53,12 +53,6 @@ _REPORT_NS = 1_000_000_000
 _REMEMBERED_COMMANDS = 1000
 _ENDING = 10_000
 _new_tuple = tuple.__new__  # a named tuple's own is a Python function
-
-
-class _EventEncoder(NamedTuple):
-    encode: Callable[..., bytes]
-    counts: int  # 1 for base events, 0 for others
-    is_urgent: bool  # sent at once
 
 
 @dataclass(frozen=True)
@@ -214,10 +208,9 @@ class Publisher(SerialCalls):
         self._topic = Topic(self.run_name, frames.END, rank)
         self._world_size = world_size
         self._mark_context = frames.mark_context(world_size, local_world_size or world_size)
-        self._encoders = {event: self._encoder_of(event) for event in Event}
+        self._kinds = {event: self._kind_of(event) for event in Event}
         self._state = session.state
         self._outbox = self._state.outbox
-        self._put = self._outbox.put
         self._pending = PendingEvents(self.left_out)
         self._own_delay = self._max_delay = round(max_delay * 1e9)
         self._last_time = self._flush_at = self._next_exchange = self._next_report = 0
@@ -232,9 +225,11 @@ class Publisher(SerialCalls):
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
             _log.warning("run %s exists already and is not resumed: this run is %s", run_name, self.run_name)
 
-    def _encoder_of(self, event: Event) -> _EventEncoder:
+    def _kind_of(self, event: Event) -> tuple[Callable[..., bytes], int, bool]:
+        """Return an event's encoder, by how much it increases ``base_seq``, and whether it is sent at once."""
+        # A plain tuple: unpacking a NamedTuple takes longer.
         is_base = event in BASE_EVENTS
-        return _EventEncoder(self._new_encoder(event.value), int(is_base), is_base and event is not Event.BATCH_END)
+        return self._new_encoder(event.value), int(is_base), is_base and event is not Event.BATCH_END
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
         return frames.event_encoder(self._topic._replace(name=name), self.attempt)
@@ -367,7 +362,6 @@ class Publisher(SerialCalls):
         context: bytes,
         has_deferred: bool = False,
         time: int | None = None,
-        *,
         _in_turn: bool = False,
     ) -> None:
         """Publish an event without checking whether it is requested.
@@ -389,7 +383,8 @@ class Publisher(SerialCalls):
             if self._waiting or self._inside:  # SerialCalls._in_turn, inlined
                 if not has_deferred:
                     # Fields that cannot be sent are refused here, where the caller gets the error.
-                    check_size(len(self._encoders[event].encode(1, 1, 0, timestamp, previous, fields, context)))
+                    encode, *_ = self._kinds[event]
+                    check_size(len(encode(1, 1, 0, timestamp, previous, fields, context)))
                 self._postpone(
                     partial(self.send, event, timestamp, previous, fields, context, has_deferred, time, _in_turn=True)
                 )
@@ -399,24 +394,25 @@ class Publisher(SerialCalls):
             if self._closed:
                 # By another thread or a signal handler, after the caller checked requested_events.
                 return
+            pending, outbox = self._pending, self._outbox
             now = self._clock() if time is None else time
             if now < self._last_time:
                 now = self._last_time
-            encode, counts, is_urgent = self._encoders[event]
+            encode, counts, is_urgent = self._kinds[event]
             # The number is taken only when the event is queued: an event that cannot be packed, or is interrupted by a
             # signal handler, leaves no hole.
-            last = self._pending[-1] if self._pending else self._outbox
+            last = pending[-1] if pending else outbox
             seq = last.seq + 1
             base_seq = last.base_seq + counts
             self._last_time = now
-            if has_deferred or self._pending:
-                pending = (encode, seq, base_seq, now, timestamp, previous, fields, context)
-                self._pending.append(_new_tuple(PendingEvent, pending))
+            if has_deferred or pending:
+                values = (encode, seq, base_seq, now, timestamp, previous, fields, context)
+                pending.append(_new_tuple(PendingEvent, values))
             elif seq & _SAMPLE_MASK:
-                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
+                outbox.put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
             else:
                 began = thread_time_ns()
-                self._put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
+                outbox.put(encode(seq, base_seq, now, timestamp, previous, fields, context), base_seq)
                 self._encoding_time += thread_time_ns() - began
                 self._encodings_timed += 1
             if not seq & _SEND_MASK:
@@ -440,7 +436,7 @@ class Publisher(SerialCalls):
         if self._pending:
             self._pending.append(mark)
         else:
-            self._put(mark.to_frame(self.left_out), mark.base_seq)
+            self._outbox.put(mark.to_frame(self.left_out), mark.base_seq)
 
     def demand_in_effect(self, timestamp: TrainingTime) -> None:
         """Record in the stream that the current demand is met from here on."""
