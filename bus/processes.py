@@ -89,3 +89,11 @@ def allow_many_connections() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def wait_for_free_core() -> None:
+    """Never interrupt another process to run this one, which then waits some milliseconds while all cores are busy."""
+    # A policy that someone chose for the training, and that this process inherited, stays.
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -19,12 +19,14 @@ from offloop.bus.broker.broker import Broker
 from offloop.bus.errors import BrokerError, OffloopError
 from offloop.bus.files import open_file
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
+from offloop.bus.processes import wait_for_free_core
 from offloop.bus.runs.directory import RUN_FILE
 from offloop.bus.runs.writing import RunDirectory
 
 
 def main() -> None:
     os.umask(0o077)
+    wait_for_free_core()
     what, root, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     resumes = what == "resume"
     taken: dict[str, Any] = {}

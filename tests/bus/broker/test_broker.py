@@ -226,6 +226,20 @@ os.kill(os.getpid(), 9)
     assert len(list(Recording(runs_dir / "r"))) == 50
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these policies")
+@pytest.mark.parametrize(("given", "expected"), [("OTHER", "BATCH"), ("IDLE", "IDLE")])
+def test_a_broker_waits_for_a_free_core_by_the_policy_of_its_process(runs_dir, given, expected):
+    script = f"""
+import json, os
+from offloop.bus import Publisher
+os.sched_setscheduler(0, os.SCHED_{given}, os.sched_param(0))
+with Publisher("r") as publisher:
+    broker = json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
+    print(os.sched_getscheduler(broker) == os.SCHED_{expected}, os.sched_getscheduler(0) == os.SCHED_{given})
+"""
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "True True\n"
+
+
 def publish_until_recorded(publisher, number):
     publisher.publish(Event.EPOCH_END)
     wait_for(lambda: publisher.poll() or publisher.statistics().acknowledged >= number, f"event {number} on disk")
