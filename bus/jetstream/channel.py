@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.protocol.frames import Control, decode_control, encode_control, split_frame
 
 _MOST_ANSWERS = 1000
+_CHECK_SECONDS = 0.1  # between two checks whether the connection has failed
 _NO_BRIDGE = (
     "this run has no bridge that answers: see with 'offloop runs' whether it is live, and start 'offloop server "
     "bridge' on its host"
@@ -45,8 +47,13 @@ class StreamChannel:
         return None
 
     def wait(self, seconds: float) -> bool:
-        self._has_come.clear()
-        return bool(self._answers) or self._has_come.wait(seconds)
+        """Wait as a Channel. Raise BrokerError if the connection has failed, such as for a user without the role."""
+        deadline = time.monotonic() + seconds
+        while not self._answers and (left := deadline - time.monotonic()) > 0:
+            self._connection.check()
+            self._has_come.wait(min(left, _CHECK_SECONDS))
+            self._has_come.clear()
+        return bool(self._answers)
 
     def close(self, linger: float = 0.0) -> None:
         if self._subscription is not None and self._connection.is_connected:

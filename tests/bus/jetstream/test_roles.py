@@ -16,12 +16,15 @@ from run_folders import WrittenRun
 from offloop.bus import BrokerError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from offloop.bus.cli.server import nats_config
 from offloop.bus.jetstream import names
+from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.connection import NatsServers, connected
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.server_config import ServerConfig
 from offloop.bus.net.nkeys import make_nkey
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.runs.directory import host_name
+from offloop.bus.subscriber.commands import perform
+from offloop.bus.types.commands import check_command
 
 
 class Roles:
@@ -93,6 +96,12 @@ def test_hosts_publish_viewers_view_and_those_who_command_command(roles, copying
         publisher.close()
         bridge.wait()
         assert list(viewer) == list(Recording(publisher.run_dir))[1:]
+
+
+def test_a_command_names_the_role_that_its_sender_lacks(roles):
+    refused = pytest.raises(BrokerError, match="it takes the role view or command or remove")
+    with NatsConnection.shared(roles.servers("publish")) as connection, refused:
+        perform(StreamChannel(connection), "r", check_command("stop", ()))
 
 
 @pytest.mark.parametrize(("max_bytes", "state"), [(None, "paused"), (1_000_000, "waiting")])
