@@ -14,11 +14,13 @@ from common import Report, argument_parser, run, wait_until
 from offloop.bus import Event, Publisher, Recording, Subscriber
 
 COUNTER = """
-import sys
+import itertools, sys, time
 from offloop.bus import Subscriber
 with Subscriber(sys.argv[1]) as subscriber:
     print("ready", flush=True)
-    print(sum(1 for _ in subscriber), subscriber.gaps, flush=True)
+    count = sum(1 for _ in itertools.islice(subscriber, int(sys.argv[2])))
+    at = time.monotonic()
+    print(at, count + sum(1 for _ in subscriber), subscriber.gaps, flush=True)
 """
 TIMESTAMP = (0, 3, 1000, 32000, 0, 3, 0, 100, 3200, 0, 12345678, 12345678, 345678, 1234)
 FIELDS = {"loss": 0.3, "lr": {"SGD": [0.1]}, "batch_size": 32}
@@ -36,26 +38,26 @@ def throughput(runs_dir: Path, events: int, followed: bool) -> tuple[float, floa
     with Publisher("flood" if followed else "record", runs_dir=runs_dir) as publisher:
         broker = psutil.Process(json.loads((publisher.run_dir / "broker.json").read_text())["pid"])
         if followed:
-            command = [sys.executable, "-c", COUNTER, str(publisher.run_dir)]
+            command = [sys.executable, "-c", COUNTER, str(publisher.run_dir), str(events)]
             follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             follower.stdout.readline()
         busy = sum(broker.cpu_times()[:2])
-        begin = time.perf_counter()
+        begin = time.monotonic()
         for index in range(events):
             publish(publisher, 1 / (index + 1))
         while publisher.statistics().acknowledged < events:
-            publisher.poll()
-            time.sleep(0.0005)
-        recorded = time.perf_counter() - begin
+            publisher.wait()
+        recorded = time.monotonic() - begin
         busy = (sum(broker.cpu_times()[:2]) - busy) * 1e6 / events
         if publisher.statistics().dropped:
             raise SystemExit("events were dropped")
     if not followed:
         return events / recorded, busy
     out, _ = follower.communicate(timeout=120)
-    if out != f"{events} ()\n":
+    received_at, _, found = out.partition(" ")
+    if found != f"{events} ()\n":
         raise SystemExit(f"the subscriber got {out!r} of {events} events")
-    return events / (time.perf_counter() - begin), busy
+    return events / (float(received_at) - begin), busy
 
 
 def latency(runs_dir: Path, events: int, rate: int, max_delay: float) -> list[float]:
