@@ -5,8 +5,10 @@ those of the working tree for both: a figure means the same on both sides. What 
 ratio.
 
 A round measures every chosen benchmark once with each version, in changing order. A figure is slower or faster if the
-quartiles of its rounds' ratios are both beyond 1 by more than the margin, and again in as many further rounds, which
-only such benchmarks get. The exit status is 1 if a figure is slower, or a benchmark of the working tree fails."""
+quartiles of its rounds' ratios are both beyond 1 by more than the margin, and all ratios but one of seven are on that
+side of 1, and again in as many further rounds, which only such benchmarks get.
+
+The exit status is 1 if a figure is slower, or a benchmark of the working tree fails."""
 
 import argparse
 import contextlib
@@ -127,12 +129,15 @@ def verdict(ratios: Sequence[float], better: str, margin: float) -> str:
     Args:
         ratios: At least one.
         better: Which figures are better: ``"higher"`` or ``"lower"``.
-        margin: How far both quartiles have to be beyond 1.
+        margin: How far both quartiles have to be beyond 1; all ratios but one of seven have to be on their side of 1.
 
     Returns:
         ``"slower"``, ``"faster"`` or ``"noise"``."""
     low, high = quartiles(ratios)
     if len(ratios) < FEWEST or (low <= 1 + margin and high >= 1 / (1 + margin)):
+        return "noise"
+    against = sum((ratio > 1) != (low > 1) for ratio in ratios)
+    if against > len(ratios) // 7:
         return "noise"
     return "faster" if (low > 1) == (better == "higher") else "slower"
 
