@@ -6,7 +6,7 @@ the names of earlier checkpoints, which the trainer does not know."""
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,8 @@ SHARDS = "shards"  # folder within a checkpoint folder, with the rows of sharded
 # The library refuses headers over 100 MB. Each quotation mark in the text takes two bytes there.
 _TEXT_LIMIT = 50_000_000
 _HEADER_LIMIT = 100_000_000
+
+_PIECE = 32 << 20
 
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -72,10 +74,27 @@ def write_draft(path: Path, draft: Tensors, saved: list[str] | None) -> None:
         layout = tensor_places({name: (one.dtype, one.shape) for name, one in draft.items()}).layout(metadata)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigurationError) as error:
         raise ProtocolError(f"a checkpoint draft is malformed: {error!r:.200}") from None
-    with atomic_replace(path) as place, open(place, "wb") as file:
-        file.write(layout.header)
-        for name in layout.starts:
-            file.write(draft[name].data)
+    with atomic_replace(path) as place:
+        write_image(place, layout.header, (draft[name].data for name in layout.starts))
+
+
+def write_image(path: Path, header: bytes, parts: Iterable[Any]) -> None:
+    """Write a header and the buffers after it. A large file does not stay in the system's cache.
+
+    Its pages would displace those of the training's data, and fresh ones may take longer than the disk."""
+    with open(path, "wb") as file:
+        file.write(header)
+        cached = len(header)
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _PIECE):
+                cached += file.write(view[start : start + _PIECE])
+                if cached >= _PIECE and hasattr(os, "posix_fadvise"):
+                    file.flush()
+                    # Only pages that are on the disk can be dropped.
+                    os.fdatasync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    cached = 0
 
 
 def main_file(path: Path) -> Path:

@@ -30,6 +30,7 @@ from offloop.bus.checkpoints.image import (
     main_file,
     metadata_of,
     text_of,
+    write_image,
 )
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.files import atomic_replace, sync
@@ -101,10 +102,7 @@ def write_checkpoint(path: PathLike, tree: Mapping[str, Any], shards: Path | Non
         if shards is not None:
             place.mkdir()
             shards.rename(place / SHARDS)
-        with open(main_file(place), "wb") as file:
-            file.write(layout.header)
-            for name in layout.starts:
-                file.write(_bytes_of(stored[name]))
+        write_image(main_file(place), layout.header, (_bytes_of(stored[name]) for name in layout.starts))
         if shards is not None:
             sync(main_file(place))
 

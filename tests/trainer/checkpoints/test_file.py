@@ -1,6 +1,7 @@
 """The checkpoint file: what goes in comes out, and a file that is not whole is never taken for one that is."""
 
 import collections
+import itertools
 import json
 import math
 import os
@@ -314,6 +315,34 @@ def test_a_full_disk_leaves_the_file_before_it_and_nothing_else(path: Path) -> N
         with pytest.raises(CheckpointError):
             write_checkpoint(wrong, {})
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_large_file_is_written_and_leaves_the_cache_piece_by_piece(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"a": torch.arange(90_000), "b": torch.ones(3), "c": torch.arange(1_000.0), "d": torch.arange(90_000)}
+    write_checkpoint(path, tree)
+    at_once = path.read_bytes()
+    dropped = [0]
+    on_disk, fdatasync, fadvise = [0], os.fdatasync, os.posix_fadvise
+
+    def record_sync(descriptor: int) -> None:
+        fdatasync(descriptor)
+        on_disk.append(os.fstat(descriptor).st_size)
+
+    def record_drop(descriptor: int, *where: int) -> None:
+        fadvise(descriptor, *where)
+        assert where == (0, 0, os.POSIX_FADV_DONTNEED)
+        dropped.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", record_sync)
+    monkeypatch.setattr(os, "posix_fadvise", record_drop)
+    monkeypatch.setattr("offloop.bus.checkpoints.image._PIECE", 100_000)
+    write_checkpoint(path, tree)
+    assert path.read_bytes() == at_once
+    assert on_disk == dropped
+    assert all(100_000 <= after - before < 200_000 for before, after in itertools.pairwise(dropped))
+    assert len(at_once) - dropped[-1] < 100_000
 
 
 def test_the_next_write_removes_what_a_killed_one_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
