@@ -2,7 +2,7 @@
 
 A save is timed from the event at which it is due until the training continues; writing is not waited for. The first
 save of each kind is reported separately: it gets its memory from the system. The trainer starts to allocate it after
-the first batch; a save that is due at once waits for the rest."""
+the first batch; a large save that is due before it is there comes after a later batch."""
 
 import contextlib
 import functools
@@ -87,6 +87,8 @@ def consumed(
     latest = folder / "latest"
 
     def wait(batch: int) -> None:
+        if at_once:
+            return  # it is written after a later batch if its memory is still being allocated
         name = f"ba{batch}.safetensors"
         wait_until(lambda: publisher.wait() or (latest.is_symlink() and os.readlink(latest) == name), name)
         assert trainer._stream.sharing is not None  # it publishes

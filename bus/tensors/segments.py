@@ -34,6 +34,8 @@ MAX_INTEGER = 1 << 31
 GRANULE = 1 << 20  # smaller images are sent in their events
 IDLE_SECONDS = 120.0
 PIECE = 256 * 1024
+DEFER_BYTES = 64 << 20
+"""Larger segments can be allocated beside the training: fresh memory takes up to two seconds for a GB."""
 
 _FRONT = struct.Struct("<8s16sQQ")
 """Magic, random token of the segment, number of its image (0 during a change), size of the image.
@@ -160,7 +162,7 @@ def _make_in_thread(capacity: int, pin: Pin | None) -> "Future[Segment]":
     def make() -> None:
         try:
             coming.set_result(Segment(capacity, pin))
-        except BaseException as error:  # noqa: BLE001  the next save tries again, and reports any error
+        except BaseException as error:  # noqa: BLE001  it is reported when the memory is needed
             coming.set_exception(error)
 
     threading.Thread(target=make, name="offloop-segment", daemon=True).start()
@@ -203,11 +205,17 @@ class SegmentPool:
         """Number of segments that some requester has not handled, and may still take its time for."""
         return sum(segment.published is not None and not self._is_over(segment) for segment in self._segments)
 
-    def reserve(self, nbytes: int, field: str) -> Segment | None:
-        """Return a segment with room for ``nbytes``, to be filled for ``field``; ``None`` if none is free."""
+    @property
+    def is_allocating(self) -> bool:
+        return self._to_come is not None and not self._to_come[1].done()
+
+    def reserve(self, nbytes: int, field: str, *, defer: bool = False) -> Segment | None:
+        """Return a segment with room for ``nbytes``, to be filled for ``field``; ``None`` if none is free.
+
+        With ``defer`` it does not wait for much new memory, but starts to allocate it for a later call."""
         if os.getpid() != self._pid:
             return None
-        segment = self._free_segment(nbytes)
+        segment = self._free_segment(nbytes, defer and nbytes > DEFER_BYTES)
         if segment is not None:
             segment.reserve(nbytes, field)
             self.trim()
@@ -220,8 +228,11 @@ class SegmentPool:
         if os.getpid() != self._pid or self._to_come is not None or len(self._segments) >= self._limit:
             return
         if all(segment.capacity < nbytes for segment in self._segments):
-            capacity = _capacity_for(nbytes)
-            self._to_come = capacity, _make_in_thread(capacity, self._pin)
+            self._allocate(nbytes)
+
+    def _allocate(self, nbytes: int) -> None:
+        capacity = _capacity_for(nbytes)
+        self._to_come = capacity, _make_in_thread(capacity, self._pin)
 
     def trim(self) -> None:
         """Free memory that was not used for two minutes. :meth:`reserve` does this too."""
@@ -237,41 +248,48 @@ class SegmentPool:
             for segment in tuple(self._segments):
                 self._give_back(segment)
 
-    def _free_segment(self, nbytes: int) -> Segment | None:
+    def _free_segment(self, nbytes: int, defer: bool) -> Segment | None:
         """Return a locked segment with enough room: the smallest free one, a new one, or one in place of a smaller."""
-        self._receive_for(nbytes)
+        self._receive_for(nbytes, defer)
         free = sorted(filter(self._is_over, self._segments), key=lambda segment: segment.capacity)
         for segment in free:
             if segment.capacity >= nbytes and segment.lock():
                 return segment
+        if defer and self._to_come is not None:
+            return None
         if len(self._segments) + (self._to_come is not None) >= self._limit:
             too_small = next((segment for segment in free if segment.capacity < nbytes and segment.lock()), None)
             if too_small is None:
                 return None
             self._give_back(too_small)
         self.trim()
+        if defer:
+            self._allocate(nbytes)
+            return None
         try:
             segment = Segment(_capacity_for(nbytes), self._pin)
         except OSError as error:
-            # As text: a log record that keeps the error would keep the memory.
-            _log.warning("no shared memory for %d bytes: %s", nbytes, str(error))
+            _warn(nbytes, error)
             return None
         self._add(segment)
         return segment
 
-    def _receive_for(self, nbytes: int) -> None:
+    def _receive_for(self, nbytes: int, defer: bool = False) -> None:
         """Add the pending segment, if it is ready or has the right size: another allocation would take as long."""
         if self._to_come is not None:
             capacity, coming = self._to_come
-            if coming.done() or nbytes <= capacity < 2 * _capacity_for(nbytes):
+            if coming.done() or (nbytes <= capacity < 2 * _capacity_for(nbytes) and not defer):
                 self._receive()
 
     def _receive(self) -> None:
         if self._to_come is not None:
-            (_, coming), self._to_come = self._to_come, None
-            if coming.exception() is None:
+            (capacity, coming), self._to_come = self._to_come, None
+            error = coming.exception()
+            if error is None:
                 self._add(coming.result())
                 coming.result().unlock()
+            else:
+                _warn(capacity, error)
 
     def _add(self, segment: Segment) -> None:
         segment.since = time.monotonic()
@@ -287,6 +305,11 @@ class SegmentPool:
     def _give_back(self, segment: Segment) -> None:
         self._segments.remove(segment)
         segment.give_back()
+
+
+def _warn(nbytes: int, error: BaseException) -> None:
+    # As text: a log record that keeps the error would keep the memory.
+    _log.warning("no shared memory for %d bytes: %s", nbytes, str(error))
 
 
 def _capacity_for(nbytes: int) -> int:

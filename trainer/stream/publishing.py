@@ -238,9 +238,9 @@ class StatePublisher:
         number = self._number(event)
         moment = self._moment(event) if event in self._timed else None
         names = demand.due_fields(event, number, moment)
-        overdue = self._overdue and {
-            name: moments for name, moments in self._overdue.items() if demand.has_field(event, name)
-        }
+        overdue: dict[str, list[EventPosition]] = {}
+        if self._overdue and self._sharing is not None and not self._sharing.is_allocating:
+            overdue = {name: moments for name, moments in self._overdue.items() if demand.has_field(event, name)}
         if names or overdue or (moment and moment.microbatch and demand.is_due(event, number, moment)):
             return _Due(moment or self._moment(event), names, overdue)
         # A demand that is not in effect yet already requests its events.

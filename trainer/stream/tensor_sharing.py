@@ -58,7 +58,7 @@ class TensorSharing:
             copies = [copied(one) for one in gpus]
             value = _SharedLater(lambda: _reference(layout, image=image.numpy().tobytes()), copies, layout.size)
             return value if on_gpu else value.value()
-        segment = self._pool.reserve(layout.size, name)
+        segment = self._pool.reserve(layout.size, name, defer=out.policy == "wait" and not self._may_wait())
         if segment is None and out.policy == "wait" and self._may_wait():
             segment = self._reserve_at_last(layout.size, name)
         if segment is None:
@@ -93,6 +93,11 @@ class TensorSharing:
         if size > INLINE_BYTES:
             self._pool.prepare(size + GROWTH_BYTES)
 
+    @property
+    def is_allocating(self) -> bool:
+        """Whether fields that were refused must wait for memory that is being allocated."""
+        return self._pool.is_allocating and not self._may_wait()
+
     def _reserve_at_last(self, size: int, name: str) -> Segment | None:
         deadline = time.monotonic() + LAST_SECONDS
         segment = None
@@ -125,7 +130,11 @@ class TensorSharing:
         return _layout(known[1], out)
 
     def _refused(self, name: str, out: TensorPayload) -> ConfigurationError:
-        reason = "no shared memory is free, because consumers have not handled earlier tensors"
+        reason = (
+            "their shared memory is still being allocated"
+            if self._pool.is_allocating
+            else "no shared memory is free, because consumers have not handled earlier tensors"
+        )
         if out.policy == "wait":
             self._waiting.add(name)
             return ConfigurationError(f"{reason}: it comes with the next event for which it is requested")

@@ -135,6 +135,40 @@ def test_memory_being_allocated_delays_only_the_call_that_needs_it(
     del held
 
 
+def test_a_large_segment_is_allocated_for_a_later_call_while_the_one_that_needs_it_goes_on(
+    pool: SegmentPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_go_on, create = threading.Event(), segments.create_memory
+    failures = [OSError("no memory")]
+
+    def create_slowly(size: int, token: bytes) -> tuple[int, int]:
+        assert threading.current_thread() is not threading.main_thread()
+        assert may_go_on.wait(30)
+        if failures:
+            raise failures.pop()
+        return create(size, token)
+
+    monkeypatch.setattr(segments, "DEFER_BYTES", 2 * MIB)
+    first = filled(pool, 2 * MIB, 1)
+    held = opened(first)
+    monkeypatch.setattr(segments, "create_memory", create_slowly)
+    for _ in range(2):
+        assert pool.reserve(3 * MIB, "checkpoint", defer=True) is None
+    assert pool.is_allocating
+    may_go_on.set()
+    wait_for(lambda: not pool.is_allocating, "the memory")
+    # Why it failed is reported when it is needed, and it is tried again.
+    assert "no shared memory" not in caplog.text
+    assert pool.reserve(3 * MIB, "checkpoint", defer=True) is None
+    assert "no shared memory for 3145728 bytes: no memory" in caplog.text
+    wait_for(lambda: not pool.is_allocating, "the memory")
+    segment = pool.reserve(3 * MIB, "checkpoint", defer=True)
+    assert segment is not None
+    assert segment.capacity == 3 * MIB
+    assert not pool.is_allocating
+    del held
+
+
 def test_a_closed_pool_leaves_no_memory_that_was_being_allocated() -> None:
     pool = SegmentPool(1)
     pool.prepare(64 * MIB)

@@ -129,7 +129,7 @@ def test_when_no_memory_is_free_it_comes_after_the_next_batch_and_says_so(
     stream = TensorStream(saver)
     reserve = SegmentPool.reserve
 
-    def refuse(pool: SegmentPool, nbytes: int, field: str) -> Any:
+    def refuse(pool: SegmentPool, nbytes: int, field: str, *, defer: bool = False) -> Any:
         last = stream.snapshots[-1]
         is_in_use = last.timestamp.batch in (6, 7) or (last.timestamp.batch == 12 and last.event is Event.BATCH_END)
         return None if is_in_use else reserve(pool, nbytes, field)

@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from exact_trees import exactly
 from gold import GoldMLP, gold_data
+from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
@@ -19,6 +21,7 @@ from training import gold_trainer
 from offloop.bus.checkpoints.image import write_draft
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.tensors import segments
 from offloop.bus.tensors.segments import Segment, SegmentPool
 from offloop.bus.tensors.view import open_tensors
 from offloop.bus.types.demand import Demand, EventDemand
@@ -26,7 +29,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.trainer import Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger, Trainer
 from offloop.trainer.checkpoints.file import read_checkpoint, write_checkpoint
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
@@ -177,9 +180,9 @@ def test_memory_for_large_tensors_is_prepared_before_they_are_due(monkeypatch: p
             steps.append(("prepare", nbytes, batch()))
             super().prepare(nbytes)
 
-        def reserve(self, nbytes: int, field: str) -> Segment | None:
+        def reserve(self, nbytes: int, field: str, *, defer: bool = False) -> Segment | None:
             steps.append((field, nbytes, batch()))
-            return super().reserve(nbytes, field)
+            return super().reserve(nbytes, field, defer=defer)
 
     def batch() -> int:
         return taker.trainer.state.timestamp.values[2]
@@ -204,6 +207,41 @@ def test_memory_for_large_tensors_is_prepared_before_they_are_due(monkeypatch: p
     # Adam's moments are counted in.
     assert size - 300_000 < saved[0][1] <= size
     assert saved[0][2] == first_due
+
+
+def test_the_training_continues_while_memory_is_allocated_and_the_tensors_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, create = threading.Event(), segments.create_memory
+
+    def create_slowly(size: int, token: bytes) -> tuple[int, int]:
+        assert there.wait(30)
+        return create(size, token)
+
+    class Allocated(Algorithm):
+        def match(self, event: Event, state: State) -> bool:
+            return event is Event.BATCH_START and state.timestamp.values.batch == 5
+
+        def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
+            sharing = trainer._stream.sharing
+            assert sharing is not None
+            assert sharing.is_allocating
+            there.set()
+            wait_for(lambda: not sharing.is_allocating, "the memory")
+
+    monkeypatch.setattr(segments, "create_memory", create_slowly)
+    monkeypatch.setattr(segments, "DEFER_BYTES", 0)
+    taker = Taker(Event.BATCH_CHECKPOINT, "weights", every="3ba")
+    stream = TensorStream(taker)
+    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
+    with gold_trainer(model=Wide(), publish=True, run_name="r", algorithms=[Allocated()]) as trainer:
+        trainer.fit()
+    # Once at batch 3, and not again until there is memory.
+    assert [(batch, bool(tensors)) for batch, tensors in taker.taken] == [(3, False), (6, True)]
+    told = [fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields]
+    assert [text[text.index("their") :] for text in told] == [
+        "their shared memory is still being allocated: it comes with the next event for which it is requested"
+    ]
 
 
 # -- a GPU ------------------------------------------------------------------------------------------------------------
