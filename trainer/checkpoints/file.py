@@ -47,7 +47,7 @@ _LONGEST = 200
 
 
 class CheckpointDraft(NamedTuple):
-    tensors: dict[str, Tensor]  # by their names in the file, detached; views of the tree's tensors
+    tensors: dict[str, Tensor]  # by their names in the file, without gradients; in the memory of the tree's tensors
     contents: dict[str, Any]  # the tree without its tensors, and the prefix of each tensor's bytes for its checksum
 
     def metadata(self) -> dict[str, str]:
@@ -147,14 +147,15 @@ class _TensorTable:
         self._known: dict[int, list[str]] = {}
 
     def add(self, tensor: Tensor, path: str) -> str:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.layout is not torch.strided or tensor.is_meta or _dtype_name(tensor.dtype) is None:
             raise CheckpointError(
                 f"the tensor at {path!r} is {tensor.layout}, {tensor.dtype} on {tensor.device}, which safetensors "
                 "cannot store: make it a dense tensor of another dtype"
             )
         known = self._known.setdefault(tensor.data_ptr(), [])
-        if tensor.numel():
+        if known and tensor.numel():
             for name in known:
                 if _identity(self.stored[name]) == _identity(tensor):
                     return name
@@ -194,6 +195,8 @@ def _dtype_name(dtype: torch.dtype) -> str | None:
 
 def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
     """Convert a value to JSON, and add its tensors to the table."""
+    if isinstance(value, Tensor):
+        return {"$tensor": tensors.add(value, path)}
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -202,8 +205,6 @@ def _pack(value: Any, path: str, tensors: _TensorTable) -> Any:
         return float(value) if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
     if isinstance(value, int):
         return _pack_int(value)
-    if isinstance(value, Tensor):
-        return {"$tensor": tensors.add(value, path)}
     if isinstance(value, dict):
         return _pack_dict(value, path, tensors)
     if isinstance(value, _SEQUENCES):
