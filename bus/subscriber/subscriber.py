@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("offloop")
 
-BURST = 1000
+BURST = 200
 
 
 @dataclass(frozen=True)
@@ -301,13 +301,15 @@ class Subscriber(RunStream):
     # -- iterating ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Snapshot]:
-        for step in self._steps(1):
-            if isinstance(step, list):
-                yield step[0]
-            elif step and (feed := self._feed) is not None:
-                feed.wait(step)
-            elif step:
-                time.sleep(step)
+        while True:
+            yield from self._take_singly()
+            pause = self._advance()
+            if pause is None:
+                return
+            if pause and (feed := self._feed) is not None:
+                feed.wait(pause)
+            elif pause:
+                time.sleep(pause)
 
     async def __aiter__(self) -> AsyncGenerator[Snapshot, None]:
         async with contextlib.aclosing(self._read_lists(1)) as lists:
@@ -340,15 +342,24 @@ class Subscriber(RunStream):
             pause = self._advance()
             if pause is None:
                 return
-            if pause and self._is_awaited and self._subscription is not None:
-                # Report progress before waiting for more.
-                self._is_awaited = False
-                self._subscription.send("handled", {"handled": list(self._handled.items())})
             yield pause
 
     @property
     def _feed(self) -> LiveSubscription | None:
         return self._subscription if self._following.phase is Phase.LIVE else None
+
+    def _take_singly(self) -> Iterator[Snapshot]:
+        ready, send, fetch = self._following.ready, self._send_from, self._fetch_tensors
+        while ready:
+            found = ready.popleft()
+            if isinstance(found, Snapshot):
+                found.bind(send, fetch)
+                self._given += 1
+                self._last_seq = found.seq
+                yield found
+                self._note_handled(found)
+            else:
+                self.on_checkpoint(found)
 
     def _take_ready(self, most: int) -> list[Snapshot]:
         """Return the next snapshots up to a checkpoint mark, which is reported when those before it are handled."""
@@ -386,7 +397,12 @@ class Subscriber(RunStream):
                 self._reader.position = following.offset
                 self._chunks = self._reader.read()
             self._source.refresh()
-        return step.pause if following.ending is None else 0.0
+        pause = step.pause if following.ending is None else 0.0
+        if pause and self._is_awaited and self._subscription is not None:
+            # Report progress before waiting for more.
+            self._is_awaited = False
+            self._subscription.send("handled", {"handled": list(self._handled.items())})
+        return pause
 
     def _read(self) -> Step:
         records = next(self._chunks, None)
