@@ -251,7 +251,8 @@ class WatchedRun:
 
         ``step`` defaults to the number of batches before the current one. ``loss`` is always the loss of the current
         batch, the mean over its microbatches."""
-        if values is None and self._accumulation == 1 and len(more) == 1 and "loss" in more:
+        is_simple = values is None and self._accumulation == 1 and len(more) == 1 and "loss" in more
+        if is_simple and self._is_open and not self.detached:
             self._losses.append(more["loss"])
         else:
             self._log(values, more, step)
@@ -268,7 +269,8 @@ class WatchedRun:
             loss = more.pop("loss")
             # A model compiled with CUDA graphs overwrites this loss with the next microbatch's.
             is_overwritten = self._accumulation > 1 and isinstance(loss, torch.Tensor)
-            self._losses.append(loss.detach().clone() if is_overwritten else loss)
+            if self._is_open:
+                self._losses.append(loss.detach().clone() if is_overwritten else loss)
         if more:
             training.log(more, step)
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import time
+import weakref
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,17 @@ def test_batches_that_are_published_together_have_their_own_times_losses_and_rat
     # A batch ends when the next one is fetched.
     for index, end in enumerate(ends[:-1]):
         assert times[index + 1] - clocks_differ < end.time_ns < times[index + 2] + clocks_differ
+
+
+def test_a_loss_is_not_kept_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_DISABLED", "1")
+    loop = Loop()
+    run = offloop.watch(loop.model, loop.optimizer)
+    loss = loop.step(0, *next(iter(loop.loader)))
+    kept = weakref.ref(loss)
+    run.log(loss=loss)
+    del loss
+    assert kept() is None
 
 
 @pytest.mark.parametrize("method", ["hold_batch", "end_held"])
