@@ -281,7 +281,7 @@ class _RankEvents:
                 yield self._mark(frames.DEMAND, event.seq - 1, base_seq, event, {"demand": _DEMAND}, event.context)
             found = phases.follow(topic.name, event)
             if topic.name == Event.BATCH_END and found is not None and event.fields.get("phases", found) is None:
-                event = msgspec.structs.replace(event, fields_={**event.fields, "phases": found})
+                event = msgspec.structs.replace(event, fields={**event.fields, "phases": found})
                 body = _encode(topic, event)
             last = event
             yield event.time, self.number, topic.encode()[:-1], event.seq, event.base_seq, body
