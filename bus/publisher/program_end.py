@@ -1,8 +1,11 @@
 """How the program ended, as far as an exit handler can find out."""
 
 import dis
+import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 LEFT = "the program was left before close(), by sys.exit or an error that it handled"
@@ -28,3 +31,19 @@ def error_at_exit(left: BaseException | None = None) -> BaseException | None:
     frame = _outermost
     has_returned = frame is not None and frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _RETURNS
     return error if error is not None or has_returned else left or KeyboardInterrupt(LEFT)
+
+
+@contextmanager
+def ignoring_sigterm() -> Iterator[None]:
+    """Let exit handlers finish, which they do within seconds, although the program is terminated meanwhile.
+
+    A launcher terminates the other processes of one that failed, and those may be ending for the same reason."""
+    try:
+        earlier = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if earlier is None else earlier)

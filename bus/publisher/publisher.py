@@ -25,7 +25,7 @@ from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.description import Info
 from offloop.bus.publisher.logged import checked_step
 from offloop.bus.publisher.own_loop import OwnLoop, check_loss
-from offloop.bus.publisher.program_end import LEFT, error_at_exit, watch_main_thread
+from offloop.bus.publisher.program_end import LEFT, error_at_exit, ignoring_sigterm, watch_main_thread
 from offloop.bus.publisher.serial_calls import SerialCalls
 from offloop.bus.publisher.session import POLL_SECONDS, connect
 from offloop.bus.redaction import redact
@@ -770,9 +770,10 @@ _open_publishers: "weakref.WeakSet[Publisher]" = weakref.WeakSet()
 
 def _close_forgotten() -> None:
     error = error_at_exit()
-    for publisher in list(_open_publishers):
-        publisher._is_left = True
-        publisher.close_left(error)
+    with ignoring_sigterm():
+        for publisher in list(_open_publishers):
+            publisher._is_left = True
+            publisher.close_left(error)
 
 
 def _forget_in_child() -> None:

@@ -25,7 +25,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, share_terminal
 from offloop.bus.protocol.frames import as_utf8
 from offloop.bus.publisher.logged import LoggedValues, check_name, check_value, checked_step
-from offloop.bus.publisher.program_end import error_at_exit, watch_main_thread
+from offloop.bus.publisher.program_end import error_at_exit, ignoring_sigterm, watch_main_thread
 from offloop.bus.publisher.publisher import Publisher, ending_for
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.deferred import Deferred
@@ -693,12 +693,13 @@ _open: "weakref.WeakSet[AttachedTraining]" = weakref.WeakSet()
 
 
 def _close_forgotten() -> None:
-    for training in list(_open):
-        # Ranks that have left their group can no longer agree.
-        end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
-        error = error_at_exit(training.error_if_left) or training.error_if_left
-        has_ended = training.publisher is not None and training.publisher.fit_has_ended
-        end(None if has_ended and isinstance(error, KeyboardInterrupt) else error)
+    with ignoring_sigterm():
+        for training in list(_open):
+            # Ranks that have left their group can no longer agree.
+            end = training.at_exit if training.ranks is None or dist.is_initialized() else training.close
+            error = error_at_exit(training.error_if_left) or training.error_if_left
+            has_ended = training.publisher is not None and training.publisher.fit_has_ended
+            end(None if has_ended and isinstance(error, KeyboardInterrupt) else error)
 
 
 atexit.register(_close_forgotten)

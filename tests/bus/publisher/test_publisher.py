@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,6 +330,35 @@ def test_close_waits_for_a_stopped_broker_only_up_to_its_time_limit(runs_dir, ca
         os.kill(pid, signal.SIGCONT)
     assert "does not answer" in caplog.text
     wait_for(lambda: find_run("r").status == "finished", "the broker to finish the record by itself")
+
+
+def test_a_program_that_is_terminated_while_it_ends_still_ends_its_run(runs_dir):
+    code = """
+import atexit
+from offloop.bus import Publisher
+publisher = Publisher("r")
+publisher.publish("epoch_end")
+atexit.register(lambda: input("at exit"))
+raise ValueError("too large")
+"""
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout.read(7) == b"at exit"
+    broker = json.loads((find_run("r").path / "broker.json").read_text())["pid"]
+
+    def ignores_sigterm():
+        ignored = Path(f"/proc/{program.pid}/status").read_text().partition("SigIgn:")[2].split()[0]
+        return int(ignored, 16) >> (signal.SIGTERM - 1) & 1
+
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        program.stdin.write(b"\n")
+        program.stdin.flush()
+        wait_for(ignores_sigterm, "the end of the program")
+        program.terminate()
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    program.communicate(timeout=60)
+    assert (find_run("r").status, program.returncode) == ("failed", 1)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
