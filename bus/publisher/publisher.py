@@ -416,7 +416,8 @@ class Publisher(SerialCalls):
                 self._encoding_time += thread_time_ns() - began
                 self._encodings_timed += 1
             if not seq & _SEND_MASK:
-                self._outbox.send()
+                pending.move(outbox, wait=False)
+                outbox.send()
             if now >= self._flush_at or is_urgent:
                 if is_urgent and event in _FIT:
                     self.fit_has_ended = event is Event.FIT_END

@@ -332,6 +332,17 @@ def test_close_waits_for_a_stopped_broker_only_up_to_its_time_limit(runs_dir, ca
     wait_for(lambda: find_run("r").status == "finished", "the broker to finish the record by itself")
 
 
+def test_events_whose_fields_may_be_kept_are_sent_in_batches(runs_dir):
+    with Publisher("r", max_delay=1) as publisher:
+        context = publisher.pack_context({})
+        publisher.publish(Event.EPOCH_START)
+        for batch in range(1, 301):
+            fields = {"loss": 0.5, "lr": {"SGD": [0.1]}, "batch_size": 8}
+            publisher.send(Event.BATCH_END, Timestamp(batch=batch).values, None, fields, context, True)
+        assert publisher.statistics().sent >= 256
+        assert publisher.statistics().held < 64
+
+
 def test_a_program_that_is_terminated_while_it_ends_still_ends_its_run(runs_dir):
     code = """
 import atexit
