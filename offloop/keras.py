@@ -14,6 +14,7 @@ from offloop.bus.types.event import Event
 try:
     import keras
     import torch
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 except ModuleNotFoundError as error:
     if error.name in ("tensorflow", "jax", "openvino"):
         raise ModuleNotFoundError(
@@ -33,6 +34,7 @@ _FRAMEWORK = Framework(
     },
     keeps_gradients=True,
 )
+_AT_START = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START})
 _OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
 _MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
 
@@ -91,7 +93,8 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
         )
         self._training.at_exit = self._end
         self._has_begun = False
-        self._history = getattr(model, "history", None)
+        # Not self.model in each batch: it looks at the backend each time.
+        self._trained, self._history = model, getattr(model, "history", None)
         self._losses: list[Any] = []
         self._trackers = [one for one in model.metrics if one.name == "loss"]
         self._sums: list[tuple[Any, Any]] = []
@@ -140,20 +143,21 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def _begin_batch(self, data: Any) -> None:
-        training = self._training
-        if self.model.history is not self._history:
+        training, optimizer = self._training, self._optimizer
+        if self._trained.history is not self._history:
             self._end(_left())
             return
-        training.fire(Event.AFTER_DATALOADER)
+        if not _AT_START.isdisjoint(training.requested_events):
+            optimizer.read_rate(self._iterations)
+            training.fire(Event.AFTER_DATALOADER)
         training.batch_start(data[0])
         self._losses.clear()
-        if self.model.jit_compile:
+        if self._trained.jit_compile:
             # A changed function would be recompiled.
             self._sums = [(one.total.value.clone(), one.count.value.clone()) for one in self._trackers]
-        self._optimizer.read_rate(self._iterations)
         self._iterations += 1
-        if self._iterations % self._accumulation == 0:
-            self._optimizer.step()
+        if (_global_optimizer_pre_hooks or _global_optimizer_post_hooks) and self._iterations % self._accumulation == 0:
+            optimizer.step()
 
     def _end_batch(self, logs: Any, data: Any) -> None:
         training = self._training
@@ -228,12 +232,13 @@ class _StandIn(torch.optim.Optimizer):
         # A rate in a variable may be on a GPU, so it is read only after a change.
         rate = self.source._learning_rate
         in_variable = isinstance(rate, keras.Variable)
-        now = (rate.value, rate.value._version) if in_variable else iterations
+        tensor = rate.value if in_variable else None
+        now = iterations if tensor is None else (tensor, tensor._version)
         if now == self._read_at:
             return
         self._read_at = now
-        if in_variable:
-            value = float(rate.value.detach())
+        if tensor is not None:
+            value = float(tensor.detach())
         elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             with keras.device("cpu"):
                 value = float(rate(iterations))
