@@ -1,6 +1,5 @@
 """The adapter for trainers of Hugging Face's Transformers and of TRL: :class:`OffloopCallback`."""
 
-import functools
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ from offloop.attached.training import (
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer.control.remote_control import LATER
+from offloop.trainer.data.spec import count_tokens
 
 try:
     from transformers import Trainer, TrainerCallback, __version__
@@ -40,7 +40,7 @@ _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
 
 
-@contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_begin_evaluation")
+@contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_note_place", "_begin_evaluation")
 @contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", hooks=True, outside="on_train_begin")
 class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
     """Publishes each ``train()`` of a trainer as a run.
@@ -113,6 +113,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
             Wrapped(trainer, "get_batch_samples", self._begin_fetching, self._firing(Event.AFTER_DATALOADER)),
             Wrapped(trainer, "training_step", self._begin_step, self._end_step),
             Wrapped(trainer.accelerator, "backward", before_backward, self._firing(Event.AFTER_BACKWARD)),
+            *(Wrapped(trainer, name, self._note_place) for name in ("_save_checkpoint", "_tune_save_checkpoint")),
             Wrapped(trainer, "evaluation_loop", self._begin_evaluation, self._end_evaluation),
             Wrapped(trainer, "prediction_step", self._begin_evaluation_batch, self._end_evaluation_batch),
         ]
@@ -151,8 +152,8 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         if self._evaluates:
             self._evaluated.update(parts["logs"])
         else:
-            found = numbers_in(parts["logs"]).items()
-            self._training.log_metrics({name: one for name, one in found if name not in _IN_EVENTS})
+            found = {name: value for name, value in parts["logs"].items() if name not in _IN_EVENTS}
+            self._training.log_metrics(numbers_in(found))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         found = {**self._evaluated, **parts["metrics"]}
@@ -185,7 +186,9 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
     def _after_commands(self, state: Any, control: Any) -> None:
         control.should_training_stop |= self._training.state.stopped
         control.should_save |= self._save_requested
-        state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
+
+    def _note_place(self, *_: Any, **more: Any) -> None:
+        self._trainer.state.stateful_callbacks[_IN_CHECKPOINT] = self._training.state_dict()
 
     def _evaluate(self) -> None:
         self._control.should_evaluate = True
@@ -203,7 +206,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
             samples = self._trainer.args.per_device_train_batch_size
         else:
             samples = (find_batch_size(inputs) or 0) // self._sequences
-        self._training.batch_start(inputs, samples=samples)
+        self._training.batch_start(inputs, samples, count_tokens(inputs))
         self._training.fire(Event.BEFORE_FORWARD)
 
     def _end_step(self, loss: Any, *_: Any, **more: Any) -> None:
@@ -230,12 +233,16 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
     def _end_evaluation_batch(self, *_: Any, **more: Any) -> None:
         (self._training.predict_batch_end if self._predicts else self._training.eval_batch_end)()
 
-    def _fire(self, events: Iterable[Event], *_: Any, **more: Any) -> None:
+    def _fire(self, events: Iterable[Event]) -> None:
         for event in events:
             self._training.fire(event)
 
     def _firing(self, *events: Event) -> Callable[..., None]:
-        return functools.partial(self._fire, events)
+        def fire(*_: Any, **more: Any) -> None:
+            if not self.detached and not self._training.requested_events.isdisjoint(events):
+                self._fire(events)
+
+        return fire
 
 
 def _config(trainer: Any) -> dict[str, Any]:
