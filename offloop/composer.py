@@ -1,6 +1,7 @@
 """The adapter for MosaicML Composer: ``Trainer(..., callbacks=[OffloopCallback()])``."""
 
 import datetime
+import operator
 import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -14,19 +15,19 @@ from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 try:
     import composer
-    import torch
 except ModuleNotFoundError as error:
     # The distribution has another name than the package, and pip finds old versions first.
     raise missing(error, "offloop.composer", "'mosaicml>=0.32'", ("composer",)) from None
 
 _FRAMEWORK = Framework("Composer", "mosaicml", frozenset(Event))
-_COUNTS, _DURATIONS = TrainingTime._fields[:-4], TrainingTime._fields[-4:]
+_counts_of = operator.attrgetter(*(f"{name}.value" for name in TrainingTime._fields[:-4]))
+_durations_of = operator.attrgetter(*TrainingTime._fields[-4:])
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _TOTAL = "loss/train/total"
-_OURS = {event: Event(event.value) for event in composer.Event}
+_OURS = {event.value: Event(event.value) for event in composer.Event}
 
 
-@contain("_take", "close", "load_state_dict", "_mark_checkpoint")
+@contain("_start", "_take", "close", "load_state_dict", "_mark_checkpoint")
 class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     """Publishes all events of a Composer trainer as a run, at Composer's own training time. All ranks have one.
 
@@ -42,21 +43,23 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         self._restored: list[tuple[Any, str, Any]] = []
         handlers = {event: getattr(self, f"_on_{event.value}", None) for event in Event}
         self._handlers = {event: handler for event, handler in handlers.items() if handler is not None}
+        self._always = self._handlers.keys() - {Event.BATCH_CHECKPOINT}
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        if event is composer.Event.INIT:
+        # Most events of a batch end here: an enum's hash and value are functions of Python's.
+        ours = _OURS[event._value_]
+        if ours is Event.INIT:
             # Each trainer has its own run, also after an error of offloop in another one.
             self.detached = not is_enabled(self._options)
-        self._take(_OURS[event], state)
+            self._start(state)
+        elif not self.detached and (ours in self._always or ours in self._training.requested_events):
+            self._take(ours, state)
 
     def _take(self, ours: Event, state: Any) -> None:
-        if ours is Event.INIT:
-            self._start(state)
-        elif (training := getattr(self, "_training", None)) is None:
-            return
-        elif ours in self._handlers:
+        training = self._training
+        if ours in self._handlers:
             self._handlers[ours](training, state)
-        elif ours in training.requested_events:
+        else:
             self._copy_state(training, state)
             training.state.timestamp = _time(state.timestamp)
             training.fire(ours)
@@ -128,33 +131,38 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         training.epoch_start()
 
     def _on_batch_start(self, training: AttachedTraining, state: Any) -> None:
-        self._copy_state(training, state)
+        self._restore()
+        if Event.BATCH_START in training.requested_events:
+            self._copy_state(training, state)
+        else:
+            # Held longer, they would be in memory together with the next ones.
+            training.state.outputs = training.state.loss = None
         training.batch_start(state.batch)
 
     def _on_batch_end(self, training: AttachedTraining, state: Any) -> None:
+        self._copy_state(training, state)
         losses = state.total_loss_dict or {}
         if _TOTAL in losses:
             # Composer has already read them and reduced them over the ranks.
-            training.add_loss(torch.tensor(losses[_TOTAL], dtype=torch.float64))
-        more = {name: value for name, value in losses.items() if name != _TOTAL}
-        training.log(more)
-        training.log_metrics(state.train_metric_values)
+            training.add_loss(losses[_TOTAL])
+        if len(losses) > 1:
+            training.log({name: value for name, value in losses.items() if name != _TOTAL})
+        if state.train_metric_values:
+            training.log_metrics(state.train_metric_values)
         training.batch_end(timestamp=_time(state.timestamp))
-        self._stop_if_asked(training, state)
+        if training.state.stopped:
+            state.stop_training()
 
     def _on_batch_checkpoint(self, training: AttachedTraining, state: Any) -> None:
         training.save_place()
 
     _on_epoch_checkpoint = _on_batch_checkpoint
 
-    def _on_before_dataloader(self, training: AttachedTraining, state: Any) -> None:
-        self._restore()
-        training.fire(Event.BEFORE_DATALOADER)
-
     def _on_epoch_end(self, training: AttachedTraining, state: Any) -> None:
         self._restore()
         training.epoch_end(timestamp=_time(state.timestamp))
-        self._stop_if_asked(training, state)
+        if training.state.stopped:
+            state.stop_training()
 
     def _on_eval_start(self, training: AttachedTraining, state: Any) -> None:
         training.eval_start(state.dataloader_label, batches=_length(state), alone=False)
@@ -188,10 +196,6 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         self._restore()
         training.fit_end()
 
-    def _stop_if_asked(self, training: AttachedTraining, state: Any) -> None:
-        if training.state.stopped:
-            state.stop_training()
-
     def _evaluate(self) -> None:
         if not self._composer.evaluators:
             raise ConfigurationError("cannot evaluate on command: the Trainer has no eval_dataloader")
@@ -224,5 +228,5 @@ def _text(duration: Any) -> str | None:
 
 
 def _time(timestamp: Any) -> Timestamp:
-    counts = [getattr(timestamp, name).value for name in _COUNTS]
-    return Timestamp.from_values(counts + [getattr(timestamp, name) // _MICROSECOND for name in _DURATIONS])
+    durations = [one // _MICROSECOND for one in _durations_of(timestamp)]
+    return Timestamp.from_values(TrainingTime(*_counts_of(timestamp), *durations))

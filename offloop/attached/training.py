@@ -305,6 +305,9 @@ class AttachedTraining:
 
     def add_loss(self, loss: Any, share: float = 1.0) -> None:
         """Add the loss of a microbatch, times its share of the batch. Reports anything but a number."""
+        if loss.__class__ is float and share == 1.0 and self._loss is None:
+            self._loss = loss
+            return
         if self._reads_at_once and share == 1.0 and self._loss is None and loss.__class__ is torch.Tensor:
             try:
                 number = loss.item()

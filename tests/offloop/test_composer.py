@@ -67,8 +67,9 @@ def test_events_loss_rates_metrics_and_training_time_are_composers_own(result_of
 
 
 def test_weights_are_the_same_with_and_without_even_if_the_broker_is_killed(result_of: Callable[[str], Any]) -> None:
-    plain, watched = result_of("same")
+    (plain, watched), has_outputs = result_of("same")
     assert plain == watched
+    assert has_outputs
     assert len(values_of(Event.BATCH_END, "loss")) == 10
 
 
