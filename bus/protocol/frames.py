@@ -51,8 +51,9 @@ class Topic(NamedTuple):
 
 if TYPE_CHECKING:
     _Map = msgspec.Raw | dict[str, Any]
+    _Previous = msgspec.Raw | TrainingTime | None
 else:
-    _Map = msgspec.Raw
+    _Map = _Previous = msgspec.Raw
 
 _Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
 
@@ -68,16 +69,29 @@ class EventHead(msgspec.Struct, array_like=True, eq=False, gc=False):
 
 
 class EventBody(EventHead, array_like=True, eq=False, gc=False):
-    """One event in wire format, in the order of the table in ``docs/protocol.md``. Its context is decoded on access."""
+    """One event in wire format, in the order of the table in ``docs/protocol.md``.
+
+    ``previous`` and the context are decoded on access, and raise ProtocolError if they are malformed."""
 
     timestamp: TrainingTime
-    previous: TrainingTime | None
+    previous_: _Previous
     fields: dict[str, Any]
     context_: _Map
 
     @property
+    def previous(self) -> TrainingTime | None:
+        """Training time before the last batch, epoch or iteration ended."""
+        previous = self.previous_
+        if isinstance(previous, msgspec.Raw):
+            try:
+                previous = self.previous_ = _decode_previous(previous)
+            except ValueError as error:
+                raise ProtocolError(f"the training time before event {self.seq} is malformed: {error}") from None
+        return previous
+
+    @property
     def context(self) -> dict[str, Any]:
-        """Decode the map, or raise ProtocolError if it is malformed or exceeds a limit."""
+        """The fields that seldom change. Limits apply to it as to ``fields``."""
         context = self.context_
         if not isinstance(context, dict):
             context = self.context_ = _decode_map(self, "context", context)
@@ -312,6 +326,7 @@ class _PlainFields(EventBody, array_like=True, eq=False, gc=False):
 
 
 class _PlainEvent(_PlainFields, array_like=True, eq=False, gc=False):
+    previous_: TrainingTime | None
     context_: dict[str, _plain]
 
 
@@ -320,6 +335,7 @@ class _PackedFields(EventBody, array_like=True, eq=False, gc=False):
 
 
 _decode_head = msgspec.msgpack.Decoder(EventHead).decode
+_decode_previous = msgspec.msgpack.Decoder(TrainingTime | None).decode
 _decode_plain_fields = msgspec.msgpack.Decoder(_PlainFields).decode
 _decode_plain_event = msgspec.msgpack.Decoder(_PlainEvent).decode
 _decode_packed_fields = msgspec.msgpack.Decoder(_PackedFields).decode
@@ -331,7 +347,7 @@ def decode_head(body: bytes) -> EventHead:
 
 
 def decode_event(body: bytes) -> EventBody:
-    """Decode an event. Raise ProtocolError if it is malformed, except in its context."""
+    """Decode an event. Raise ProtocolError if it is malformed, except in what is decoded on access."""
     if len(body) <= MAX_CONTAINERS:
         try:
             event: EventBody = _decode_plain_fields(body)
@@ -346,7 +362,7 @@ def decode_event(body: bytes) -> EventBody:
 
 
 def decode_whole_event(body: bytes) -> EventBody:
-    """Decode an event with its context, in little more time than :func:`decode_event`, or raise ProtocolError."""
+    """Decode all of an event, in little more time than :func:`decode_event`, or raise ProtocolError."""
     if len(body) <= MAX_CONTAINERS:
         try:
             event: EventBody = _decode_plain_event(body)

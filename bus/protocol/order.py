@@ -209,11 +209,11 @@ class StreamOrder:
         """Process a batch of the event feed, as :meth:`from_records`.
 
         At a loss it ends: :class:`Missing` covers the lost events and the rest of the batch."""
-        parts = [frame.partition(DELIMITER) for frame in frames]
-        for found in self._follow(((topic, body) for topic, _, body in parts), is_live=True):
+        records = [(topic, body) for topic, _, body in [frame.partition(DELIMITER) for frame in frames]]
+        for found in self._follow(records, is_live=True):
             if isinstance(found, Missing):
                 with suppress(ProtocolError):
-                    last = decode_head(parts[-1][2])
+                    last = decode_head(records[-1][1])
                     found = found._replace(numbers=Numbers(last.seq, last.base_seq))
             yield found
 
@@ -228,28 +228,29 @@ class StreamOrder:
             route = routes.get(topic) or self._route(topic)
             if route is None:
                 continue
+            rank, _, kind, is_base, is_requested, decode = route
             try:
-                event = route.decode(body)
+                event = decode(body)
             except ProtocolError:
                 self.skipped += 1
                 continue
             if event.attempt != attempt:
                 continue
             seq, base_seq = event.seq, event.base_seq
-            last_seq, last_base_seq = reached.get(route.rank, START)
+            last_seq, last_base_seq = reached.get(rank, START)
             if (
-                route.event is not None
-                and base_seq == last_base_seq + route.is_base
+                base_seq == last_base_seq + is_base
                 and (seq == last_seq + 1 or (base_only and seq > last_seq))
+                and kind is not None
             ):
                 # Nearly every event follows its predecessor.
-                reached[route.rank] = seq, base_seq
-                if route.is_requested:
+                reached[rank] = seq, base_seq
+                if is_requested:
                     if event.context_ != packed_context:
                         packed_context, context = event.context_, decode_scalars(event.context_)
                         self._packed_context, self._context = packed_context, context
                     event.context_ = context
-                    batch.append(Snapshot(route.event, run, route.rank, event))
+                    batch.append(Snapshot(kind, run, rank, event))
                     if len(batch) == BATCH:
                         yield batch
                         batch = []

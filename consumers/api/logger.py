@@ -84,7 +84,7 @@ Entry: TypeAlias = Images | Table | Text | Upload
 """Everything but metrics and hyperparameters."""
 
 
-class Others(NamedTuple):
+class NonMetrics(NamedTuple):
     """Everything but metrics that was logged during one event."""
 
     entries: list[Entry]
@@ -253,6 +253,8 @@ class Logger:
         self.context = context or RunContext("run", 1, None)
         """The observed run."""
         self._now: int | None = None  # batches trained at the current event
+        # The metrics for that step, as long as none were logged for another one; then those for all steps, in order.
+        self._row: dict[str, LogValue] | None = None
         self._rows: dict[int, dict[str, LogValue]] = {}
         self._entries: list[Entry] = []
         self._hyperparameters: dict[str, Any] = {}
@@ -266,12 +268,14 @@ class Logger:
         Raises ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``."""
         if not _PLAIN.issuperset(map(type, metrics.values())) or "step" in metrics or "time" in metrics:
             metrics = {name: _checked(name, value) for name, value in metrics.items()}
-        if metrics:
-            number = self._step("log_metrics", step) if step is not None or self._now is None else self._now
-            if number in self._rows:
-                self._rows[number].update(metrics)
-            else:
-                self._rows[number] = dict(metrics)
+        if not metrics:
+            return
+        if step is None and self._row is not None:
+            self._row.update(metrics)
+        elif step is None and self._now is not None and not self._rows:
+            self._row = dict(metrics)
+        else:
+            self._log_for_step(metrics, self._step("log_metrics", step))
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Log values that describe the run as a whole; they replace the run's own values of the same names.
@@ -349,36 +353,45 @@ class Logger:
         self._entries.append(Upload(str(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
+        if self._row is not None:
+            self._keep_row()
         self._now = state._body.timestamp.batch
 
     @property
     def pending(self) -> bool:
         """True while something is gathered that was not taken yet."""
-        return bool(self._rows or self._entries or self._hyperparameters or self._of_run)
+        return bool(self._row or self._rows or self._entries or self._hyperparameters or self._of_run)
 
     def take_from_run(self, hyperparameters: Mapping[str, Any]) -> None:
         self._of_run.update(hyperparameters)
 
     def take_rows(self, state: Snapshot) -> list[Row]:
         """Return the gathered metrics, timed by ``state``, and start anew."""
-        rows: list[Row] = []
-        if self._rows:
-            time = state.time
-            for step, metrics in self._rows.items():
-                # A class call takes twice as long, at every event.
-                rows.append(_new_tuple(Row, (step, time, metrics)))
-            self._rows = {}
-        return rows
+        row, self._row = self._row, None
+        if not self._rows:
+            # A call of Row takes twice as long, at every event.
+            return [] if row is None else [_new_tuple(Row, (self._now, state.time, row))]
+        rows, self._rows = self._rows, {}
+        return [Row(step, state.time, metrics) for step, metrics in rows.items()]
 
-    def take_others(self, state: Snapshot) -> Others | None:
+    def take_non_metrics(self, state: Snapshot) -> NonMetrics | None:
         """Return everything else that was gathered, timed by ``state``, and start anew; ``None`` for nothing."""
         if not (self._entries or self._hyperparameters or self._of_run):
             return None
         time = state.time
         entries = [entry if isinstance(entry, Upload) else entry._replace(time=time) for entry in self._entries]
-        others = Others(entries, self._hyperparameters, self._of_run)
+        non_metrics = NonMetrics(entries, self._hyperparameters, self._of_run)
         self._entries, self._hyperparameters, self._of_run = [], {}, {}
-        return others
+        return non_metrics
+
+    def _log_for_step(self, metrics: Mapping[str, Any], step: int) -> None:
+        self._keep_row()
+        self._rows.setdefault(step, {}).update(metrics)
+
+    def _keep_row(self) -> None:
+        row, self._row = self._row, None
+        if row is not None and self._now is not None:
+            self._rows[self._now] = row
 
     def _step(self, method: str, chosen: int | None) -> int:
         if chosen is not None:

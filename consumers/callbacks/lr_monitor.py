@@ -13,7 +13,7 @@ class LRMonitor(Callback):
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         metrics = {}
-        for optimizer, rates in state.lr.items():
+        for optimizer, rates in state.get("lr", {}).items():
             for group, rate in enumerate(rates):
                 metrics[f"lr-{optimizer}/group{group}"] = rate
         logger.log_metrics(metrics)

@@ -81,16 +81,35 @@ class SpeedMonitor(Callback):
             self._eval_seconds = microseconds / 1e6
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        timestamp = state.timestamp.values
+        timestamp = state._body.timestamp  # without a Timestamp: every batch of a run passes here
         train_seconds = timestamp.total_wct / 1e6
         now = (timestamp.batch, timestamp.sample, timestamp.token, train_seconds)
-        self._batches.append(now)
+        batches = self._batches
+        batches.append(now)
         flops = state.get("flops_per_batch")
         if flops is not None:
             self._flops.append(flops)
-        elapsed = train_seconds - self._batches[0][3]
+        first = batches[0]
+        elapsed = train_seconds - first[3]
+        metrics: dict[str, float] = {}
         # A loop that publishes no training time has nothing to divide by.
-        metrics = self._throughput(elapsed, now, state) if elapsed > 0 else {}
+        if elapsed > 0 and len(batches) == self._full:
+            ranks = state.get("world_size", 1)
+            # Not every batch has an event in a stream made from a log, and a custom loop may count none.
+            batches_per_sec = (now[0] - first[0] or self._full - 1) / elapsed
+            samples_per_sec = (now[1] - first[1]) / elapsed
+            tokens_per_sec = (now[2] - first[2]) / elapsed
+            metrics = {
+                "throughput/batches_per_sec": batches_per_sec,
+                "throughput/samples_per_sec": samples_per_sec,
+                "throughput/device/batches_per_sec": batches_per_sec / ranks,
+                "throughput/device/samples_per_sec": samples_per_sec / ranks,
+            }
+            if tokens_per_sec > 0:
+                metrics["throughput/tokens_per_sec"] = tokens_per_sec
+                metrics["throughput/device/tokens_per_sec"] = tokens_per_sec / ranks
+        if elapsed > 0 and len(self._flops) == self._full:
+            metrics |= self._flops_metrics(elapsed, state)
         divider, eval_seconds = self._divider, self._eval_seconds
         metrics["time/train"] = train_seconds / divider
         metrics["time/val"] = eval_seconds / divider
@@ -100,31 +119,12 @@ class SpeedMonitor(Callback):
     def eval_end(self, state: Snapshot, logger: Logger) -> None:
         self._eval_seconds += state.eval_timestamp.values.total_wct / 1e6
 
-    def _throughput(self, elapsed: float, now: tuple[int, int, int, float], state: Snapshot) -> dict[str, float]:
-        ranks = state.world_size
-        metrics = {}
-        if len(self._batches) == self._full:
-            first = self._batches[0]
-            # Not every batch has an event in a stream made from a log, and a custom loop may count none.
-            batches = (now[0] - first[0] or self._full - 1) / elapsed
-            samples = (now[1] - first[1]) / elapsed
-            tokens = (now[2] - first[2]) / elapsed
-            metrics = {
-                "throughput/batches_per_sec": batches,
-                "throughput/samples_per_sec": samples,
-                "throughput/device/batches_per_sec": batches / ranks,
-                "throughput/device/samples_per_sec": samples / ranks,
-            }
-            if tokens > 0:
-                metrics["throughput/tokens_per_sec"] = tokens
-                metrics["throughput/device/tokens_per_sec"] = tokens / ranks
-        if len(self._flops) == self._full:
-            flops = sum(list(self._flops)[1:]) / elapsed
-            metrics["throughput/flops_per_sec"] = flops
-            metrics["throughput/device/flops_per_sec"] = flops / ranks
-            peak = self._gpu_flops_available or peak_flops(state.get("device_name"), state.get("precision"))
-            if peak:
-                metrics["throughput/device/mfu"] = flops / ranks / peak
+    def _flops_metrics(self, elapsed: float, state: Snapshot) -> dict[str, float]:
+        flops, ranks = sum(list(self._flops)[1:]) / elapsed, state.world_size
+        metrics = {"throughput/flops_per_sec": flops, "throughput/device/flops_per_sec": flops / ranks}
+        peak = self._gpu_flops_available or peak_flops(state.get("device_name"), state.get("precision"))
+        if peak:
+            metrics["throughput/device/mfu"] = flops / ranks / peak
         return metrics
 
 

@@ -11,7 +11,7 @@ from offloop.bus import errors
 from offloop.bus.errors import OffloopError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers.api.logger import Logger, LoggerDestination, Others, Row, RunContext
+from offloop.consumers.api.logger import Logger, LoggerDestination, NonMetrics, Row, RunContext
 
 RAISED = (Exception, asyncio.CancelledError)
 """Errors of callbacks and destinations. A cancelled task of theirs is an error like any other."""
@@ -62,9 +62,9 @@ class Fanout:
 
     def deliver(self, logger: Logger, state: Snapshot) -> None:
         """Pass on what was logged during an event, if anything was."""
-        rows, others = logger.take_rows(state), logger.take_others(state)
-        if others is not None:
-            self._deliver_all(rows, others, state)
+        rows, non_metrics = logger.take_rows(state), logger.take_non_metrics(state)
+        if non_metrics is not None:
+            self._deliver_all(rows, non_metrics, state)
         elif rows:
             # As for_each, without its call for each destination: a million events a minute pass here.
             with self.lock:
@@ -74,20 +74,20 @@ class Fanout:
                     except RAISED as error:  # a destination may raise anything, and is shown with its traceback
                         self._fail(name, destination, error)
 
-    def _deliver_all(self, rows: list[Row], others: Others, state: Snapshot) -> None:
-        hyperparameters = others.hyperparameters
+    def _deliver_all(self, rows: list[Row], non_metrics: NonMetrics, state: Snapshot) -> None:
+        hyperparameters = non_metrics.hyperparameters
 
         def deliver(destination: LoggerDestination) -> None:
             if hyperparameters:
                 destination.log_hyperparameters(hyperparameters, state)
             if rows:
                 destination.log_rows(rows, state)
-            for entry in others.entries:
+            for entry in non_metrics.entries:
                 destination.log_entry(entry, state)
 
         with self.lock:
             self.named |= hyperparameters.keys()
-            hyperparameters |= {name: value for name, value in others.of_run.items() if name not in self.named}
+            hyperparameters |= {name: value for name, value in non_metrics.of_run.items() if name not in self.named}
             self.for_each(deliver)
 
     def flush(self) -> None:

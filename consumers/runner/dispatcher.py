@@ -264,11 +264,12 @@ class Dispatcher:
             if targets is not None:
                 logger.begin(snapshot)
                 self.last = snapshot
-                on_demand = snapshot.on_demand
-                for name in on_demand:
-                    self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
+                is_plain = "on_demand" not in snapshot._body.fields
+                if not is_plain:
+                    for name in snapshot.on_demand:
+                        self.fields_since.setdefault(name, int(snapshot.timestamp.batch))
                 for entry, call, sees_all in targets:
-                    seen = snapshot if sees_all and not on_demand else view_for(entry.demand, snapshot)
+                    seen = snapshot if sees_all and is_plain else view_for(entry.demand, snapshot)
                     if seen is None:
                         continue
                     self._running = entry
@@ -281,7 +282,8 @@ class Dispatcher:
                     if seen is not snapshot:
                         seen.release()
                 self.deliver(logger, snapshot)
-                snapshot.release()
+                if snapshot._opened is not None:
+                    snapshot.release()
                 self.handled += 1
             elif logger.pending:
                 self.deliver(logger, snapshot)

@@ -78,7 +78,7 @@ class TensorStream(Stream):
                     self.errors.append(error)
                 seen.release()
         self.logger.take_rows(snapshot)
-        others = self.logger.take_others(snapshot)
+        others = self.logger.take_non_metrics(snapshot)
         for entry in others.entries if others else ():
             if isinstance(entry, Upload):
                 self.on_upload(entry)

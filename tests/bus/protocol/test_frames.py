@@ -217,6 +217,13 @@ def test_events_of_the_wrong_shape_are_refused():
             tuple(decode_event(body))
 
 
+def test_a_reader_checks_the_previous_training_time_and_the_context_when_they_are_used():
+    event = decode_event(msgpack.packb([1, 1, 1, 1, 0, [0] * 14, 3, {}, []]))
+    for name in ("previous", "context"):
+        with pytest.raises(ProtocolError, match="event 1"):
+            getattr(event, name)
+
+
 def test_a_frame_over_the_limit_and_a_topic_of_another_form_are_refused():
     with pytest.raises(ProtocolError, match=f"{MAX_FRAME + 1}.*{MAX_FRAME}"):
         split_frame(b"x" * (MAX_FRAME + 1))

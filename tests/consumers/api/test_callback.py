@@ -92,6 +92,24 @@ def test_single_element_values_are_logged_as_numbers() -> None:
     assert logger.take_rows(batch_end(1))[0].metrics == {"x": 0.5, "y": "text"}
 
 
+def test_rows_are_in_the_order_in_which_their_steps_were_first_logged() -> None:
+    logger = Logger()
+    logger.log_metrics({"a": 1}, step=7)
+    logger.begin(batch_end(3))
+    logger.log_metrics({"b": 2})
+    assert [row[0::2] for row in logger.take_rows(batch_end(3))] == [(7, {"a": 1}), (3, {"b": 2})]
+    logger.log_metrics({"a": 1})
+    logger.log_metrics({"b": 2}, step=7)
+    logger.log_metrics({"c": 3})
+    logger.log_metrics({"d": 4}, step=3)
+    assert [row[0::2] for row in logger.take_rows(batch_end(3))] == [(3, {"a": 1, "c": 3, "d": 4}), (7, {"b": 2})]
+    logger.log_metrics({"a": 1})
+    logger.begin(batch_end(4))
+    logger.log_metrics({"a": 2})
+    assert [row[0::2] for row in logger.take_rows(batch_end(4))] == [(3, {"a": 1}), (4, {"a": 2})]
+    assert not logger.pending
+
+
 @pytest.mark.parametrize("metrics", [{"x": Scalar(1, 2)}, {"x": None}, {"time": 1}])
 def test_invalid_metrics_are_refused(metrics: dict[str, object]) -> None:
     logger = Logger()

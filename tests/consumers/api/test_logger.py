@@ -26,7 +26,7 @@ def logger_at(batch: int) -> Logger:
 def logged_images(images: Any, **arguments: Any) -> Images:
     logger = logger_at(3)
     logger.log_images(images, **arguments)
-    others = logger.take_others(batch_end(3))
+    others = logger.take_non_metrics(batch_end(3))
     assert others is not None
     (entry,) = others.entries
     assert isinstance(entry, Images)
@@ -86,7 +86,7 @@ def test_tables_texts_and_files_are_collected_with_step_and_time(tmp_path: Path)
     logger.upload_file("checkpoints/model.pt", file)
     assert logger.pending
     state = batch_end(3)
-    others = logger.take_others(state)
+    others = logger.take_non_metrics(state)
     assert others is not None
     assert others.entries == [
         Table(3, state.time, "Table", ["a", "b"], [[1, 0.5], ["x", None]]),

@@ -90,7 +90,7 @@ def test_a_part_of_the_trained_model_is_exported_for_batches_of_any_size(tmp_pat
     loaded = LOADERS[save_format](path)
     for rows in (1, 7):
         assert torch.allclose(loaded(INPUTS[:rows]), trained((INPUTS[:rows], None)), atol=1e-5)
-    others = logger.take_others(fit_end({}))
+    others = logger.take_non_metrics(fit_end({}))
     assert others is not None
     (upload,) = others.entries
     assert isinstance(upload, Upload)

@@ -168,7 +168,7 @@ def before_forward(batch: int = 0, **fields: dict[str, Any]) -> Snapshot:
 
 def logged(callback: ImageVisualizer, snapshot: Snapshot) -> list[Images]:
     logger = handle(callback, [snapshot], Logger())
-    others = logger.take_others(snapshot)
+    others = logger.take_non_metrics(snapshot)
     return [entry for entry in others.entries if isinstance(entry, Images)] if others else []
 
 
