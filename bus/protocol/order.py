@@ -17,7 +17,8 @@ from offloop.bus.protocol.frames import (
     decode_whole_event,
     parse_topic,
 )
-from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.snapshot import CommandSender, Snapshot
+from offloop.bus.tensors.view import Fetch
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
@@ -170,6 +171,9 @@ class StreamOrder:
         # The context of the last event, packed and decoded. Nearly all events have the same.
         self._packed_context: Any = None
         self._context: Any = None
+        self.send: CommandSender | None = None
+        """Receives the commands sent through its snapshots, see :meth:`Snapshot.bind`."""
+        self.fetch: Fetch | None = None
         self._ends: dict[int, Ending] = {}
         self.expected_ranks = 1  # number of ranks that publish here, once one of them has ended
         self.outcomes: list[Outcome] = []  # commands answered by the first rank, so far
@@ -209,11 +213,10 @@ class StreamOrder:
         """Process a batch of the event feed, as :meth:`from_records`.
 
         At a loss it ends: :class:`Missing` covers the lost events and the rest of the batch."""
-        records = [(topic, body) for topic, _, body in [frame.partition(DELIMITER) for frame in frames]]
-        for found in self._follow(records, is_live=True):
+        for found in self._follow((frame.partition(DELIMITER)[::2] for frame in frames), is_live=True):
             if isinstance(found, Missing):
                 with suppress(ProtocolError):
-                    last = decode_head(records[-1][1])
+                    last = decode_head(frames[-1].partition(DELIMITER)[2])
                     found = found._replace(numbers=Numbers(last.seq, last.base_seq))
             yield found
 
@@ -223,6 +226,7 @@ class StreamOrder:
         reached, run, base_only = self._reached, self.run, self._base_only
         routes, attempt = self._routes, self.attempt
         packed_context, context = self._packed_context, self._context
+        send, fetch = self.send, self.fetch
         batch: list[Snapshot] = []
         for topic, body in records:
             route = routes.get(topic) or self._route(topic)
@@ -250,7 +254,7 @@ class StreamOrder:
                         packed_context, context = event.context_, decode_scalars(event.context_)
                         self._packed_context, self._context = packed_context, context
                     event.context_ = context
-                    batch.append(Snapshot(kind, run, rank, event))
+                    batch.append(Snapshot(kind, run, rank, event, send, fetch))
                     if len(batch) == BATCH:
                         yield batch
                         batch = []
@@ -323,7 +327,9 @@ class StreamOrder:
     def _accept(self, route: _Route, event: EventBody) -> Snapshot | CheckpointMark | None:
         self._reached[route.rank] = event.seq, event.base_seq
         if route.event is not None:
-            return Snapshot(route.event, self.run, route.rank, event) if route.is_requested else None
+            if not route.is_requested:
+                return None
+            return Snapshot(route.event, self.run, route.rank, event, self.send, self.fetch)
         if route.name == frames.END:
             self._note_end(route.rank, event)
         elif route.name == frames.COMMAND:

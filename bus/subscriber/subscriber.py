@@ -120,6 +120,7 @@ class Subscriber(RunStream):
         """Recording that is read, if it is on this machine."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after)
+        self._order.send, self._order.fetch = self._send_from, self._fetch_tensors
         # A trainer may wait until events are handled, or lend memory until then.
         self._reports_handled = bool(self._barrier_events) or bool(self._demand.fields)
         # If so, progress is reported at once instead of with the next renewal.
@@ -293,9 +294,7 @@ class Subscriber(RunStream):
 
     def _note_handled(self, snapshot: Snapshot) -> None:
         self._handled[snapshot.rank] = snapshot.seq
-        if self._reports_handled and (
-            snapshot.event in self._barrier_events or (snapshot.on_demand and snapshot.is_borrowed)
-        ):
+        if snapshot.event in self._barrier_events or (snapshot.on_demand and snapshot.is_borrowed):
             self._is_awaited = True
 
     # -- iterating ----------------------------------------------------------------------------------------------------
@@ -337,8 +336,9 @@ class Subscriber(RunStream):
         while True:
             while snapshots := self._take_ready(most):
                 yield snapshots
-                for snapshot in snapshots:
-                    self._note_handled(snapshot)
+                if self._reports_handled:
+                    for snapshot in snapshots:
+                        self._note_handled(snapshot)
             pause = self._advance()
             if pause is None:
                 return
@@ -349,15 +349,15 @@ class Subscriber(RunStream):
         return self._subscription if self._following.phase is Phase.LIVE else None
 
     def _take_singly(self) -> Iterator[Snapshot]:
-        ready, send, fetch = self._following.ready, self._send_from, self._fetch_tensors
+        ready = self._following.ready
         while ready:
             found = ready.popleft()
             if isinstance(found, Snapshot):
-                found.bind(send, fetch)
                 self._given += 1
-                self._last_seq = found.seq
+                self._last_seq = found._body.seq
                 yield found
-                self._note_handled(found)
+                if self._reports_handled:
+                    self._note_handled(found)
             else:
                 self.on_checkpoint(found)
 
@@ -367,7 +367,6 @@ class Subscriber(RunStream):
         while ready and len(taken) < most:
             found = ready.popleft()
             if isinstance(found, Snapshot):
-                found.bind(self._send_from, self._fetch_tensors)
                 taken.append(found)
             elif taken:
                 ready.appendleft(found)
