@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -365,25 +366,28 @@ class AttachedTraining:
                 return None
         number: Any = None
         if losses:
-            loss = losses[0]
-            if len(losses) > 1 or not self._reads_at_once or loss.__class__ is not torch.Tensor or loss.numel() != 1:
+            number = loss = losses[0]
+            if len(losses) > 1:
                 return None
-            number = loss.item()
+            if self._reads_at_once and loss.__class__ is torch.Tensor and loss.numel() == 1:
+                number = loss.item()
             if number.__class__ is not float:
                 return None
         self._in_batch = False
         return _new_tuple(HeldBatch, (now, self._samples, self._tokens, number, read_rates(state.optimizers)))
 
-    def end_held(self, batches: "Iterable[HeldBatch]") -> None:
-        """End the batches of :meth:`hold_batch`."""
+    def end_held(
+        self, batches: "Sequence[HeldBatch]", timestamps: Iterable[Timestamp | None] = itertools.repeat(None)
+    ) -> None:
+        """End the batches of :meth:`hold_batch`, at the framework's ``timestamps``."""
         state, published, requested = self.state, self._stream.published, self.requested_events
         assert published is not None  # else no batch is held
-        for time, samples, tokens, loss, rates in batches:
+        for (time, samples, tokens, loss, rates), timestamp in zip(batches, timestamps, strict=False):
             now = time // 1000
             state.batch_loss = loss
             state.batch_size = samples or None
             state.previous_timestamp = state.timestamp
-            state.timestamp = state.timestamp.advance_batch(samples, tokens, now - self._began)
+            state.timestamp = timestamp or state.timestamp.advance_batch(samples, tokens, now - self._began)
             self._began = now
             if _BATCH_END in requested:
                 published.publish(_BATCH_END, rates=rates, time=time + self._time_zero)

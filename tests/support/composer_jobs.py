@@ -20,8 +20,9 @@ from field_stream import Stream
 from torch.utils.data import DataLoader, TensorDataset
 
 from offloop.attached.training import AttachedTraining
+from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.runs.directory import find_run
-from offloop.bus.types.demand import Demand, EventDemand
+from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.composer import OffloopCallback
 from offloop.trainer.stream.run_stream import TrainingStream
@@ -51,11 +52,16 @@ class Witness(composer.Callback):
             self.times.append(
                 [int(now.epoch), int(now.batch), int(now.sample), round(now.total_wct.total_seconds() * 1e6)]
             )
-            self.metrics.append(float(state.train_metric_values["MulticlassAccuracy"]))
+            self.metrics.append(float(state.train_metric_values.get("MulticlassAccuracy", 0)))
             self.function(int(now.batch))
         elif event is composer.Event.EVAL_END:
             self.evaluated_at.append(int(state.timestamp.batch))
             self.evaluated.append(float(state.eval_metric_values["MulticlassAccuracy"]))
+
+
+class WithoutMetrics(ComposerClassifier):
+    def get_metrics(self, is_train: bool = False) -> Any:
+        return {} if is_train else super().get_metrics(is_train)
 
 
 def loader(rows: int = ROWS) -> Any:
@@ -66,9 +72,10 @@ def train(*callbacks: Any, duration: str = "2ep", fit: bool = True, **options: A
     network = make_network()
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.05)
     options = {"train_dataloader": loader(), "seed": 3, "progress_bar": False, "device": "cpu", **options}
+    model = options.pop("model", ComposerClassifier)
     schedule = options.pop("schedulers", torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
     trainer = composer.Trainer(
-        model=ComposerClassifier(network, num_classes=4),
+        model=model(network, num_classes=4),
         max_duration=duration,
         callbacks=list(callbacks),
         optimizers=optimizer,
@@ -96,6 +103,24 @@ def events(folder: Path) -> Any:
             *(witness.events, witness.losses, witness.rates, witness.times, witness.metrics, witness.evaluated),
         ]
     return seen
+
+
+def held(folder: Path) -> Any:
+    counts: list[int] = []
+    end_held, gathers_until = AttachedTraining.end_held, Publisher.gathers_until
+
+    def count(training: AttachedTraining, batches: Any, *more: Any) -> None:
+        counts.append(len(batches))
+        end_held(training, batches, *more)
+
+    AttachedTraining.end_held = count  # type: ignore[method-assign]
+    Publisher.gathers_until = property(lambda _: 1 << 62)  # type: ignore[assignment,method-assign]
+    witness = Witness()
+    train(witness, OffloopCallback(run_name="held"), model=WithoutMetrics, eval_dataloader=loader(16))
+    AttachedTraining.end_held = end_held  # type: ignore[method-assign]
+    Publisher.gathers_until = gathers_until  # type: ignore[method-assign]
+    base = [one for one in witness.events if one in BASE_EVENTS]
+    return counts, base, witness.losses, witness.rates, witness.times
 
 
 def same(folder: Path) -> Any:
@@ -218,7 +243,7 @@ def failing(folder: Path) -> Any:
     train(OffloopCallback(run_name=RUN), Witness(fail))
 
 
-JOBS = {one.__name__: one for one in (events, same, commands, resuming, fields, failing)}
+JOBS = {one.__name__: one for one in (events, held, same, commands, resuming, fields, failing)}
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
