@@ -36,6 +36,7 @@ _FRAMEWORK = Framework(
 )
 _AT_START = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START})
 _OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
+_RATES_AHEAD = 16
 _MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
 
 
@@ -208,6 +209,8 @@ class _StandIn(torch.optim.Optimizer):
 
     source: Any
     _read_at: Any = None
+    _schedule: Any = None
+    _ahead: dict[int, float]
 
     @classmethod
     def of(cls, optimizer: Any, model: Any) -> "_StandIn":
@@ -217,7 +220,7 @@ class _StandIn(torch.optim.Optimizer):
         variables = model.trainable_variables
         options |= {"lr": options.pop("learning_rate", math.nan)}
         made: _StandIn = type(type(optimizer).__name__, (cls,), {})([one.value for one in variables], options)
-        made.source = optimizer
+        made.source, made._ahead = optimizer, {}
         kept = {one.name: one.value for one in optimizer.variables}
         for one in variables:
             moments = {ours: kept.get(f"{one.path.replace('/', '_')}_{theirs}") for theirs, ours in _MOMENTS.items()}
@@ -240,12 +243,22 @@ class _StandIn(torch.optim.Optimizer):
         if tensor is not None:
             value = float(tensor.detach())
         elif isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            with keras.device("cpu"):
-                value = float(rate(iterations))
+            value = self._scheduled(rate, iterations)
         else:
             # A user's function might count its calls.
             value = math.nan
         self.param_groups[0]["lr"] = value
+
+    def _scheduled(self, schedule: Any, iterations: int) -> float:
+        if schedule is not self._schedule or iterations not in self._ahead:
+            # In turn, a rate takes half the time that it takes between a model's operations. A user's own schedule may
+            # change at any time.
+            count = _RATES_AHEAD if type(schedule).__module__.startswith("keras.") else 1
+            every = self.source.gradient_accumulation_steps or 1
+            with keras.device("cpu"):
+                steps = range(iterations, iterations + count * every, every)
+                self._schedule, self._ahead = schedule, {step: float(schedule(step)) for step in steps}
+        return self._ahead.pop(iterations)
 
     def set_rate(self, rate: float) -> None:
         self.source.learning_rate = rate

@@ -114,6 +114,26 @@ def test_loss_rates_and_metrics_are_those_of_keras(accumulation: int | None) -> 
     assert [one["accuracy"] for one in found] == pytest.approx(history["val_accuracy"], abs=1e-6)
 
 
+def test_a_schedule_of_ones_own_may_change_at_any_time() -> None:
+    class Own(keras.optimizers.schedules.LearningRateSchedule):
+        rate = 1 / 8
+
+        def __call__(self, step: Any) -> float:
+            return self.rate
+
+        def get_config(self) -> Any:
+            return {}
+
+    schedule = Own()
+
+    def change(batch: int) -> None:
+        schedule.rate = 1 / 8 / (batch + 1)
+
+    fit(make_model(keras.optimizers.SGD(schedule)), OffloopCallback(run_name=RUN), AfterBatch(change), epochs=1)
+    rates = [one["SGD"][0] for one in values_of(Event.BATCH_END, "lr")]
+    assert rates == [1 / 8 / batch for batch in range(1, 6)]
+
+
 def test_what_is_not_a_number_is_seen_and_a_step_of_ones_own_is_watched() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:
