@@ -4,11 +4,12 @@ import datetime
 import operator
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, contain, missing
 from offloop.attached.options import Options, as_run_name, is_enabled
-from offloop.attached.training import AttachedTraining, Framework, HeldBatch, unwrapped
+from offloop.attached.training import AttachedTraining, Framework, unwrapped
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
@@ -23,12 +24,11 @@ _FRAMEWORK = Framework("Composer", "mosaicml", frozenset(Event))
 _counts_of = operator.attrgetter(*(f"{name}.value" for name in TrainingTime._fields[:-4]))
 _durations_of = operator.attrgetter(*TrainingTime._fields[-4:])
 _MICROSECOND = datetime.timedelta(microseconds=1)
-_OF_EACH_BATCH = frozenset({Event.BATCH_START, Event.BATCH_END})
 _TOTAL = "loss/train/total"
 _OURS = {event.value: Event(event.value) for event in composer.Event}
 
 
-@contain("_start", "_take", "_end_run", "close", "load_state_dict", "_mark_checkpoint")
+@contain("_start", "_take", "close", "load_state_dict", "_mark_checkpoint")
 class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     """Publishes all events of a Composer trainer as a run, at Composer's own training time. All ranks have one.
 
@@ -42,7 +42,6 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         super().__init__(options)
         self._resumed: Mapping[str, Any] | None = None
         self._restored: list[tuple[Any, str, Any]] = []
-        self._held: list[tuple[HeldBatch, Any]] = []
         handlers = {event: getattr(self, f"_on_{event.value}", None) for event in Event}
         self._handlers = {event: handler for event, handler in handlers.items() if handler is not None}
         self._always = self._handlers.keys() - {Event.BATCH_CHECKPOINT}
@@ -59,18 +58,17 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
 
     def _take(self, ours: Event, state: Any) -> None:
         training = self._training
-        if ours not in _OF_EACH_BATCH:
-            self._end_held()
         if ours in self._handlers:
             self._handlers[ours](training, state)
         else:
             self._copy_state(training, state)
+            training.publish_kept()
             training.state.timestamp = _time(state.timestamp)
             training.fire(ours)
 
     def close(self, state: Any, logger: Any) -> None:
         if hasattr(self, "_training"):
-            self._end_run(getattr(sys, "last_value", None) if self._training.state.fitting else None)
+            self._end(getattr(sys, "last_value", None) if self._training.state.fitting else None)
 
     def state_dict(self) -> dict[str, Any]:
         # Called when a checkpoint is written.
@@ -83,19 +81,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
         self._restore()
-        try:
-            self._end_held()
-        finally:
-            super().detach(error)
-
-    def _end_run(self, error: BaseException | None = None) -> None:
-        self._end_held()
-        self._end(error)
-
-    def _end_held(self) -> None:
-        held, self._held = self._held, []
-        if held:
-            self._training.end_held([one for one, _ in held], [_time(timestamp) for _, timestamp in held])
+        super().detach(error)
 
     def _start(self, state: Any) -> None:
         self._composer = state
@@ -110,11 +96,9 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
             evaluate=self._evaluate,
             checkpoint=self._save,
         )
-        self._training.at_exit = self._end_run
 
     def _mark_checkpoint(self) -> None:
         if hasattr(self, "_training"):
-            self._end_held()
             self._training.checkpoint_saved()
 
     def _copy_state(self, training: AttachedTraining, state: Any) -> None:
@@ -151,7 +135,6 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     def _on_batch_start(self, training: AttachedTraining, state: Any) -> None:
         self._restore()
         if Event.BATCH_START in training.requested_events:
-            self._end_held()
             self._copy_state(training, state)
         else:
             # Held longer, they would be in memory together with the next ones.
@@ -161,13 +144,6 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
     def _on_batch_end(self, training: AttachedTraining, state: Any) -> None:
         self._copy_state(training, state)
         losses = state.total_loss_dict or {}
-        if not state.train_metric_values and losses.keys() == {_TOTAL}:
-            held = training.hold_batch([losses[_TOTAL]])
-            if held is not None:
-                # Composer does not change a timestamp.
-                self._held.append((held, state.timestamp))
-                return
-        self._end_held()
         if _TOTAL in losses:
             # Composer has already read them and reduced them over the ranks.
             training.add_loss(losses[_TOTAL])
@@ -175,7 +151,8 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
             training.log({name: value for name, value in losses.items() if name != _TOTAL})
         if state.train_metric_values:
             training.log_metrics(state.train_metric_values)
-        training.batch_end(timestamp=_time(state.timestamp))
+        # Composer does not change a timestamp.
+        training.batch_end(reached=partial(_time, state.timestamp))
         if training.state.stopped:
             state.stop_training()
 

@@ -1,7 +1,7 @@
 """The adapter for Lightning, under both of its names: ``Trainer(callbacks=[OffloopCallback()])``."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib import import_module
 from typing import Any, Unpack
 
@@ -34,11 +34,19 @@ _TRAINER_FACTS = (
     *("min_epochs", "max_epochs", "min_steps", "max_steps", "overfit_batches", "limit_train_batches"),
     *("limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
 )
+_HOOKS_OF_EVENTS = {
+    "on_before_backward": (Event.AFTER_LOSS, Event.BEFORE_BACKWARD),
+    "on_after_backward": (Event.AFTER_BACKWARD,),
+    "on_before_optimizer_step": (Event.AFTER_TRAIN_BATCH,),
+}
+_OF_HOOKS = frozenset(event for events in _HOOKS_OF_EVENTS.values() for event in events)
+_AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
+_AT_START = frozenset({Event.AFTER_DATALOADER, Event.BEFORE_FORWARD})
 _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time_interval": 0}
 """Intervals that make an evaluation due after the next batch."""
 
 
-@contain("teardown", "_begin", "_before_fetch", "_checkpoint_written", hooks=True, outside="on_train_start")
+@contain("teardown", "_begin", "_start_fetch", "_checkpoint_written", hooks=True, outside="on_train_start")
 class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
     """Publishes each ``fit`` of Lightning's ``Trainer`` as a run.
 
@@ -60,6 +68,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._losses: list[Any] = []
         self._epoch_values: dict[str, Any] = {}
         self._intervals: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._resumed = None
@@ -86,6 +95,8 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()
         self._epoch_values.clear()
+        self._names.clear()
+        self._choose_hooks(frozenset())
         self._wrapped = [
             Wrapped(trainer.fit_loop.epoch_loop, "_on_before_fetch", self._before_fetch),
             # The hook is called before a checkpoint is written, without its name.
@@ -103,9 +114,24 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._training.epoch_start()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._training.fire(Event.AFTER_DATALOADER)
-        self._training.batch_start(batch)
-        self._training.fire(Event.BEFORE_FORWARD)
+        training = self._training
+        requested = training.requested_events
+        if (of_hooks := requested & _OF_HOOKS) != self._hooked:
+            self._choose_hooks(of_hooks)
+        is_observed = not _AT_START.isdisjoint(requested)
+        if is_observed:
+            training.fire(Event.AFTER_DATALOADER)
+        training.batch_start(batch)
+        if is_observed:
+            training.fire(Event.BEFORE_FORWARD)
+
+    def _choose_hooks(self, requested: Set[Event]) -> None:
+        # Lightning passes over a hook that is not callable, and takes some 3 microseconds for any other.
+        self._hooked = requested
+        for hook, events in _HOOKS_OF_EVENTS.items():
+            self.__dict__[hook] = None
+            if not requested.isdisjoint(events):
+                del self.__dict__[hook]
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         self._training.fire(Event.AFTER_LOSS)
@@ -130,10 +156,20 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         for loss in losses:
             # Lightning divides by the full number of microbatches, also if there were fewer.
             training.add_loss(loss, trainer.accumulate_grad_batches / len(losses))
-        if values := _logged(trainer, on_step=True):
-            training.log_metrics(values)
+        training.log(self._logged_in_step(trainer))
         training.batch_end()
-        self._stop_if_asked(trainer)
+        if training.state.stopped:
+            trainer.should_stop = True
+
+    def _logged_in_step(self, trainer: Any) -> dict[str, Any]:
+        results, names, found = trainer._results, self._names, {}
+        for key, one in results.items():
+            if not one.has_reset and (value := results._get_cache(one, True)) is not None:
+                name = names.get(key)
+                if name is None:
+                    name = names[key] = f"metrics/train/{results._forked_name(one, True)[1]}"
+                found[name] = value
+        return found
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._restore_intervals()
@@ -150,7 +186,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._training.eval_batch_end()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._training.eval_end(_logged(trainer, on_step=False))
+        self._training.eval_end(_logged(trainer))
         self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -196,6 +232,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
 
     def _release(self) -> AttachedTraining:
         self._restore_intervals()
+        self._choose_hooks(_OF_HOOKS)
         del self._trainer
         return super()._release()
 
@@ -204,6 +241,10 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._end(error)
 
     def _before_fetch(self) -> None:
+        if not self.detached and not _AT_FETCH.isdisjoint(self._training.requested_events):
+            self._start_fetch()
+
+    def _start_fetch(self) -> None:
         self._training.fetch_start()
 
     def _stop_if_asked(self, trainer: Any) -> None:
@@ -254,15 +295,15 @@ def _save(trainer: Any) -> str:
     return path
 
 
-def _logged(trainer: Any, on_step: bool) -> dict[str, Any]:
-    """Return the values that the module logged for the batch or the finished evaluation.
+def _logged(trainer: Any) -> dict[str, Any]:
+    """Return the values that the module logged for the finished evaluation.
 
     ``trainer.callback_metrics`` would include the progress bar's, and so wait for a GPU."""
     results = trainer._results
     return {
-        results._forked_name(one, on_step)[1]: value
+        results._forked_name(one, False)[1]: value
         for one in results.values()
-        if not one.has_reset and (value := results._get_cache(one, on_step)) is not None
+        if not one.has_reset and (value := results._get_cache(one, False)) is not None
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from offloop.attached.adapter import contain, detach_for
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
-from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework, HeldBatch
+from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
@@ -88,7 +88,6 @@ class WatchedRun:
         self._steps = _StepHook()
         self._demand_version = -1
         self._losses: list[Any] = []
-        self._held: list[HeldBatch] = []
         self._handles: list[Any] = []
         self._detail_handles: list[Any] = []
         self._data: dict[str, Any] = {}
@@ -125,7 +124,6 @@ class WatchedRun:
     def _publish(
         self, method: Callable[Concatenate[AttachedTraining, _P], object], *args: _P.args, **more: _P.kwargs
     ) -> None:
-        self._end_held()
         if not self.detached:
             method(self._training, *args, **more)
 
@@ -258,7 +256,6 @@ class WatchedRun:
             self._log(values, more, step)
 
     def _log(self, values: Mapping[str, Any] | None, more: dict[str, Any], step: int | None) -> None:
-        self._end_held()
         training = self._training
         if values is not None and not isinstance(values, Mapping):
             training.leave_out("what log() was given", f"a {type(values).__name__}: use names and numbers")
@@ -294,7 +291,6 @@ class WatchedRun:
 
         It resumes with the next epoch if :meth:`batches` has given all batches of this one."""
         self._end_batch()
-        self._end_held()
         resumed = None if self._resumed is None else self._resumed["run_name"]
         return {
             "run_name": self.run_name or resumed,
@@ -320,18 +316,24 @@ class WatchedRun:
         if error is None:
             self._end_batch()
             self._publish(AttachedTraining.fit_end)
-        self._is_open = False
         self._publish(AttachedTraining.close, error)
+        self._position.reached = self._known_time or self._position.reached
+        self._is_open = False
 
     def detach(self, error: BaseException) -> None:
         """End the run because of an error of offloop."""
         if self._fetches:
             # Otherwise batches are counted by their forward passes, without a run too.
             self._unhook_details()
-        self._end_held()
-        self._position.start()
+        position = self._position
+        position.start()
         if hasattr(self, "_training"):
-            self._training.detach(error)
+            training = self._training
+            training.detach(error)
+            if self._is_open:
+                position.reached = training.state.timestamp
+                for one in training.kept:
+                    position.end_batch(one.samples, one.tokens)
 
     def __enter__(self) -> "WatchedRun":
         return self
@@ -344,6 +346,8 @@ class WatchedRun:
     @property
     def _known_time(self) -> Timestamp | None:
         # While a command runs at the end of a batch, the batch is already counted.
+        if self._is_open:
+            self._publish(AttachedTraining.publish_kept)
         return self._training.state.timestamp if self._is_open and not self.detached else None
 
     def _begin(self, max_duration: str | None = None) -> None:
@@ -361,18 +365,17 @@ class WatchedRun:
         self._is_open = True
 
     def _use(self, dataloader: Any) -> None:
-        self._end_held()
         length = length_of(dataloader)
         batches = None if length is None else -(-length // self._accumulation)
         self._training.use_data(dataloader, batches, self._accumulation)
 
     def _end_epoch(self) -> None:
         self._end_batch()
+        reached = self._known_time or self._position.reached
         self._publish(AttachedTraining.epoch_end)
-        self._position.end_epoch(self._known_time)
+        self._position.end_epoch(self._known_time or reached.to_next_epoch())
 
     def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
-        self._end_held()
         # Hooks make each call of a model some 10 microseconds longer: they are there while a consumer needs them.
         if not self._needs_details():
             self._unhook_details()
@@ -432,51 +435,29 @@ class WatchedRun:
             self._fire(Event.AFTER_TRAIN_BATCH)
 
     def _end_batch(self) -> None:
-        if self._steps.has_stepped:
-            self._steps.has_stepped = False
-            position = self._position
-            position.trained = position.fetched
-            losses, self._losses = self._losses, []
-            held = None
-            if self._is_open and not self.detached:
-                try:
-                    held = self._training.hold_batch(losses)
-                # Not by ``contain``, whose call would be one more for each batch.
-                except Exception as error:  # noqa: BLE001
-                    detach_for(self, error)
-            if held is not None:
-                self._held.append(held)
-            else:
-                self._end_held()
-                self._end_now(losses)
-            position.samples = position.tokens = 0
-
-    def _end_held(self) -> None:
-        held, self._held = self._held, []
-        if held and not self.detached:
-            try:
-                self._training.end_held(held)
-                self._position.reached = self._training.state.timestamp
-                return
-            except Exception as error:  # noqa: BLE001
-                detach_for(self, error)
-        for one in held:
-            self._position.end_batch(one.samples, one.tokens)
-
-    def _end_now(self, losses: list[Any]) -> None:
-        position = self._position
+        steps, position = self._steps, self._position
+        if not steps.has_stepped:
+            return
+        steps.has_stepped = False
+        position.trained = position.fetched
+        losses, self._losses = self._losses, []
+        is_counted = False
         if self._is_open and not self.detached:
             training = self._training
+            # Not by ``contain``, whose call would be one more for each batch.
             try:
-                losses = [loss for given in losses if (loss := training.as_loss(given)) is not None]
+                if len(losses) > 1:
+                    losses = [loss for given in losses if (loss := training.as_loss(given)) is not None]
                 for loss in losses:
                     training.add_loss(loss, 1 / len(losses))
                 training.batch_end()
-                position.reached = training.state.timestamp
-                return
+                is_counted = True
             except Exception as error:  # noqa: BLE001
+                is_counted = not training.in_batch
                 detach_for(self, error)
-        position.end_batch(position.samples, position.tokens)
+        if not is_counted:
+            position.end_batch(position.samples, position.tokens)
+        position.samples = position.tokens = 0
 
 
 def watch(

@@ -98,8 +98,8 @@ class LoopPosition:
         self.reached = self.reached.advance_batch(samples * ranks, tokens * ranks, elapsed)
         self._began = now
 
-    def end_epoch(self, known: Timestamp | None) -> None:
-        self.reached = known or self.reached.to_next_epoch()
+    def end_epoch(self, reached: Timestamp) -> None:
+        self.reached = reached
         self.resumed = "open"
         self._is_over = self._is_left = False
         self.fetched = self.trained = 0

@@ -2,10 +2,10 @@
 
 import atexit
 import contextlib
-import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from time import monotonic_ns
@@ -75,14 +75,16 @@ class Framework(NamedTuple):
         return None
 
 
-class HeldBatch(NamedTuple):
-    """A batch that has ended, and whose event is not published yet."""
+class EndedBatch(NamedTuple):
+    """A batch whose event is not published yet."""
 
     time: int  # nanoseconds, by the monotonic clock
     samples: int
     tokens: int
-    loss: float | None
+    loss: "float | Deferred | None"
     rates: list[list[float]]
+    logged: list[list[Any]]
+    reached: Callable[[], Timestamp] | None
 
 
 class AttachedTraining:
@@ -145,7 +147,8 @@ class AttachedTraining:
         del state.evaluators
         self._clock = wall_clock()
         self._time_zero = self._clock() - monotonic_ns()
-        self._hold_until = self._hold_version = 0
+        self.kept: deque[EndedBatch] = deque()
+        self._keep_until = self._keep_version = 0
         self._logger = _ValueLogger(state)
         self._stream = make_stream(options, config or {})
         self._facts = _limit_fields(self._stream.fields, framework)
@@ -153,11 +156,12 @@ class AttachedTraining:
         self._control = RemoteControl(state, _settings(options, set_lr), ranks, say=self._say)
         self.publisher: Publisher | None = None  # the publisher of a begun run
         self.fire: Callable[[Event], object] = self._open_and_fire
+        self._run_event: Callable[[Event], object] = self._open_and_fire
         self._publish: Callable[[Event], object] = self._open_and_fire
         self.requested_events: set[Event] = set()
         self._samples = self._tokens = self._began = self._paused_at = 0
         self._microbatches = 1
-        self._in_batch = self._is_introduced = self.has_noted_precision = False
+        self.in_batch = self._is_introduced = self.has_noted_precision = False
         self._loss: torch.Tensor | float | None = None
         self._reads_at_once = state.device.name == "cpu"
         self._save_event: Event | None = None
@@ -199,7 +203,8 @@ class AttachedTraining:
         _run_names[asked] = state.run_name
         self.publisher = self._stream.publisher
         assert self.publisher is not None  # there is one with `publish`
-        self.fire, self._publish = engine.run_event, engine.publish
+        self.fire = self._run_event = engine.run_event
+        self._publish = engine.publish
         self.requested_events = self.publisher.requested_events
         note_attached()
         self.fire(Event.INIT)
@@ -250,6 +255,7 @@ class AttachedTraining:
 
     def use_data(self, dataloader: Any, batches_per_epoch: int | None, microbatches: int = 1) -> None:
         """Set the training data, optimizer steps per epoch, and dataloader batches per step; ``None`` if unknown."""
+        self.publish_kept()
         self._microbatches = microbatches
         state, size = self.state, getattr(dataloader, "batch_size", None)
         if size is None:
@@ -264,6 +270,7 @@ class AttachedTraining:
 
     def epoch_start(self) -> None:
         # A resumed epoch has no event.
+        self.publish_kept()
         self.save_place()
         if not self.state.timestamp.values.batch_in_epoch:
             self.fire(Event.EPOCH_START)
@@ -274,9 +281,9 @@ class AttachedTraining:
 
     def batch_start(self, batch: Any = None, samples: int | None = None, tokens: int | None = None) -> None:
         """Start a batch, or a further microbatch of it. Missing counts are taken from ``batch``."""
-        is_first = not self._in_batch
+        is_first = not self.in_batch
         if is_first:
-            self._in_batch = True
+            self.in_batch = True
             if self._save_event is not None:
                 self.save_place()
             self._samples = self._tokens = 0
@@ -294,6 +301,7 @@ class AttachedTraining:
 
     def note_precision(self, output: torch.Tensor | None) -> None:
         """Record the precision of the first pass, with a gradient in ``output``; unknown if the model casts weights."""
+        self.publish_kept()
         self.has_noted_precision = True
         state = self.state
         if state.precision is None:
@@ -309,9 +317,9 @@ class AttachedTraining:
         if loss.__class__ is float and share == 1.0 and self._loss is None:
             self._loss = loss
             return
-        if self._reads_at_once and share == 1.0 and self._loss is None and loss.__class__ is torch.Tensor:
+        if self._reads_at_once and share == 1.0 and self._loss is None:
             try:
-                number = loss.item()
+                number = loss.item() if loss.__class__ is torch.Tensor else loss
             except RuntimeError:
                 number = None  # not one number: as_loss() reports it
             if number.__class__ is float:
@@ -323,23 +331,33 @@ class AttachedTraining:
             part = checked if share == 1.0 and self._microbatches == 1 else checked * share
             self._loss = part if self._loss is None else self._loss + part
 
-    def batch_end(self, *, tokens: int | None = None, timestamp: Timestamp | None = None) -> None:
-        """End the batch and apply commands. ``tokens`` are this rank's, ``timestamp`` the framework's."""
-        state, now, samples = self.state, monotonic_ns() // 1000, self._samples
+    def batch_end(self, *, tokens: int | None = None, reached: Callable[[], Timestamp] | None = None) -> None:
+        """End the batch and apply commands. ``tokens`` are this rank's, ``reached`` gives the framework's timestamp.
+
+        Between the operations of a model, code runs several times as long as it does for many batches in turn. So an
+        event of no more than numbers is kept, and published with those of the next batches, before anything else."""
+        state, now, publisher, samples, loss = self.state, monotonic_ns(), self.publisher, self._samples, self._loss
         tokens = self._tokens if tokens is None else tokens
-        elapsed: int = now - self._began
+        is_known = publisher is not None and publisher.demand_version == self._keep_version and now < self._keep_until
+        if (is_known or self._may_keep(now)) and not (state.stop_requested or self._control.waiting):
+            number = state.device.read_later(loss) if isinstance(loss, torch.Tensor) else loss
+            logged = self._logger.take() if self._logger.entries else []
+            ended = (now, samples, tokens, number, read_rates(state.optimizers), logged, reached)
+            self.kept.append(_new_tuple(EndedBatch, ended))
+            self.fire = self._fire_after_kept
+            self.in_batch, self._loss = False, None
+            return
+        self.publish_kept()
+        elapsed = now // 1000 - self._began
         stop: int = state.stop_requested
         commands: Any = self._control.waiting
         if self.ranks is not None:
             mine = (samples, tokens, elapsed if state.rank == 0 else 0, int(stop), len(commands))
             samples, tokens, elapsed, stop, commands = self.ranks.sum(*mine)
-        self._in_batch = False
-        self._began = now
-        state.batch_loss, self._loss = self._loss, None
+        self.in_batch, self._loss = False, None
+        self._advance(now, loss, reached() if reached else state.timestamp.advance_batch(samples, tokens, elapsed))
         if stop:
             state.stop_now(state.requested_reason)
-        state.previous_timestamp = state.timestamp
-        state.timestamp = timestamp or state.timestamp.advance_batch(samples, tokens, elapsed)
         requested = self.requested_events
         if _BATCH_END in requested:
             self._publish(_BATCH_END)
@@ -348,52 +366,53 @@ class AttachedTraining:
         if _BATCH_CHECKPOINT in requested:
             self._save_event = _BATCH_CHECKPOINT
 
-    def hold_batch(self, losses: Sequence[Any]) -> "HeldBatch | None":
-        """Read what the event of a batch that ends now needs, without publishing it.
+    def _may_keep(self, now: int) -> bool:
+        publisher, published = self.publisher, self._stream.published
+        if publisher is None or published is None or self.ranks is not None:
+            return False
+        is_plain = published.is_plain and self.requested_events <= BASE_EVENTS
+        self._keep_until = publisher.gathers_until - self._time_zero if is_plain else 0
+        self._keep_version = publisher.demand_version
+        return now < self._keep_until
 
-        Between the operations of a model, code runs several times as long as it does for many batches in turn: held
-        batches are published by :meth:`end_held`, in order and before anything else happens. ``None`` if the batch has
-        to end now."""
-        now, state, publisher = monotonic_ns(), self.state, self.publisher
-        if publisher is None or state.stop_requested or self._loss is not None:
-            return None
-        if now >= self._hold_until or publisher.demand_version != self._hold_version:
-            published = self._stream.published
-            is_plain = published is not None and published.is_plain and self.requested_events <= BASE_EVENTS
-            self._hold_until = publisher.gathers_until - self._time_zero if is_plain and self.ranks is None else 0
-            self._hold_version = publisher.demand_version
-            if now >= self._hold_until:
-                return None
-        number: Any = None
-        if losses:
-            number = loss = losses[0]
-            if len(losses) > 1:
-                return None
-            if self._reads_at_once and loss.__class__ is torch.Tensor and loss.numel() == 1:
-                number = loss.item()
-            if number.__class__ is not float:
-                return None
-        self._in_batch = False
-        return _new_tuple(HeldBatch, (now, self._samples, self._tokens, number, read_rates(state.optimizers)))
+    def publish_kept(self) -> None:
+        """Publish the events of ended batches: called before anything else is, and before what they report changes."""
+        kept, state, logger = self.kept, self.state, self._logger
+        if not kept:
+            return
+        published, requested = self._stream.published, self.requested_events
+        assert published is not None  # else no batch is kept
+        batch_size, later = state.batch_size, logger.take()
+        try:
+            while kept:
+                time, samples, tokens, loss, rates, logged, reached = kept.popleft()
+                elapsed = time // 1000 - self._began
+                timestamp = reached() if reached else state.timestamp.advance_batch(samples, tokens, elapsed)
+                self._advance(time, loss, timestamp)
+                if _BATCH_END in requested:
+                    state.batch_size = samples or None
+                    logger.entries += logged
+                    published.publish(_BATCH_END, rates=rates, time=time + self._time_zero)
+        finally:
+            state.batch_size = batch_size
+            logger.entries[:0] = later
+        self.fire = self._run_event
 
-    def end_held(
-        self, batches: "Sequence[HeldBatch]", timestamps: Iterable[Timestamp | None] = itertools.repeat(None)
-    ) -> None:
-        """End the batches of :meth:`hold_batch`, at the framework's ``timestamps``."""
-        state, published, requested = self.state, self._stream.published, self.requested_events
-        assert published is not None  # else no batch is held
-        for (time, samples, tokens, loss, rates), timestamp in zip(batches, timestamps, strict=False):
-            now = time // 1000
-            state.batch_loss = loss
-            state.batch_size = samples or None
-            state.previous_timestamp = state.timestamp
-            state.timestamp = timestamp or state.timestamp.advance_batch(samples, tokens, now - self._began)
-            self._began = now
-            if _BATCH_END in requested:
-                published.publish(_BATCH_END, rates=rates, time=time + self._time_zero)
+    def _advance(self, now: int, loss: Any, timestamp: Timestamp) -> None:
+        state = self.state
+        state.batch_loss = loss
+        state.previous_timestamp = state.timestamp
+        state.timestamp = timestamp
+        self._began = now // 1000
+
+    def _fire_after_kept(self, event: Event) -> None:
+        if event in self.requested_events:
+            self.publish_kept()
+            self._run_event(event)
 
     def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
         """End the epoch and apply stops, so that an evaluation can stop before the next epoch."""
+        self.publish_kept()
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
@@ -412,6 +431,7 @@ class AttachedTraining:
         """Start an evaluation; unless ``alone``, the adapter fires EVAL_BEFORE_ALL and EVAL_AFTER_ALL."""
         state = self.state
         self.open()
+        self.publish_kept()
         self._paused_at = monotonic_ns() // 1000
         if alone and Event.EVAL_BEFORE_ALL in self.requested_events:
             self.fire(Event.EVAL_BEFORE_ALL)
@@ -449,6 +469,7 @@ class AttachedTraining:
         self.state.set_dataloader(self._train_data if is_fitting else None, "train" if is_fitting else None)
 
     def predict_start(self, *, batches: int | None = None) -> None:
+        self.publish_kept()
         self.state.set_dataloader(_sized(batches), "predict")
         self.state.predict_timestamp = Timestamp()
         self.fire(Event.PREDICT_START)
@@ -466,6 +487,7 @@ class AttachedTraining:
         self._use_training_data()
 
     def fit_end(self) -> None:
+        self.publish_kept()
         self.save_place()
         state = self.state
         if not state.fitting:
@@ -479,6 +501,7 @@ class AttachedTraining:
     def close(self, error: BaseException | None = None) -> None:
         """End the run: failed with an error, stopped after Ctrl-C or a command. Waits briefly until all is recorded."""
         _open.discard(self)
+        self.publish_kept()
         status, text, reason = ending_for(error)
         if error is None and self.state.stopped:
             status, reason = "stopped", self.state.stop_reason
@@ -489,6 +512,9 @@ class AttachedTraining:
 
     def detach(self, error: BaseException) -> None:
         _open.discard(self)
+        # The error that detaches is reported already.
+        with contextlib.suppress(Exception):
+            self.publish_kept()
         if self.ranks is not None and not self.ranks.closed:
             # They wait for this rank in the next batch, and get an error when it leaves.
             self.ranks.disconnect()
@@ -506,8 +532,10 @@ class AttachedTraining:
             except ConfigurationError as error:
                 self.leave_out("step", error)
                 step = None
-        done = self.state.timestamp.values.batch
-        self._logger.log_metrics(values, step if step is not None else done if self._in_batch else max(done - 1, 0))
+        if step is None:
+            done = self.state.timestamp.values.batch + len(self.kept)
+            step = done if self.in_batch else max(done - 1, 0)
+        self._logger.log_metrics(values, step)
 
     def log_metrics(self, values: Mapping[str, Any]) -> None:
         self.log({f"metrics/train/{name}": value for name, value in values.items()})
@@ -534,6 +562,7 @@ class AttachedTraining:
 
     def checkpoint_saved(self) -> None:
         """Announce a checkpoint before it is written: consumers save their callbacks' states."""
+        self.publish_kept()
         if self.state.rank == 0 and self.publisher is not None:
             self.publisher.mark_checkpoint("save", self.state.timestamp.values)
 
@@ -541,6 +570,7 @@ class AttachedTraining:
         self, path: "str | os.PathLike[str]", metric: str | None = None, value: Any = None, mode: Mode = "min"
     ) -> None:
         """List a checkpoint, compared by ``metric`` with this ``value`` and ``mode``, and report it to its command."""
+        self.publish_kept()
         if self.state.rank == 0 and self.publisher is not None:
             reached = self.state.timestamp.values
             number = None if metric is None else self._logger.numbers_of({metric: value}).get(metric)
@@ -549,6 +579,7 @@ class AttachedTraining:
         self._control.checkpoint_written(path)
 
     def state_dict(self) -> dict[str, Any]:
+        self.publish_kept()
         return {"run_name": self.state.run_name, "timestamp": list(self.state.timestamp.values)}
 
     def _say(self, line: str) -> None:
@@ -560,9 +591,13 @@ class _ValueLogger(AlgorithmLogger):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self._names: set[str] = set()
+        self._reads_at_once = state.device.name == "cpu"
 
     def _value_of(self, name: str, value: Any) -> Any:
-        check_name(name, self._names)
+        if name.__class__ is not str or name not in self._names:
+            check_name(name, self._names)
+        if value.__class__ is torch.Tensor and self._reads_at_once and value.numel() == 1:
+            value = value.item()
         is_one = isinstance(value, torch.Tensor) and value.numel() == 1
         return check_value(name, self._state.device.read_later(value.detach().reshape(())) if is_one else value)
 

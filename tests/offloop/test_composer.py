@@ -19,7 +19,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
 
-JOBS = ("events", "held", "same", "commands", "resuming", "fields", "failing")
+JOBS = ("events", "kept", "same", "commands", "resuming", "fields", "failing")
 
 pytestmark = [pytest.mark.needs("composer"), pytest.mark.slow]
 
@@ -66,13 +66,13 @@ def test_events_loss_rates_metrics_and_training_time_are_composers_own(result_of
         assert found == pytest.approx(evaluated, abs=1e-6)
 
 
-def test_batches_that_are_held_are_published_in_their_place_as_they_were(result_of: Callable[[str], Any]) -> None:
-    counts, events, losses, rates, times = result_of("held")
+def test_batches_that_are_kept_are_published_in_their_place_as_they_were(result_of: Callable[[str], Any]) -> None:
+    counts, events, losses, rates, times = result_of("kept")
     assert counts == [5, 5]
-    assert events_of("held") == events
-    assert values_of(Event.BATCH_END, "loss", "held") == losses
-    assert [one["AdamW"][0] for one in values_of(Event.BATCH_END, "lr", "held")] == pytest.approx(rates, abs=1e-12)
-    ends = [one for one in snapshots_of("held") if one.event is Event.BATCH_END]
+    assert events_of("kept") == events
+    assert values_of(Event.BATCH_END, "loss", "kept") == losses
+    assert [one["AdamW"][0] for one in values_of(Event.BATCH_END, "lr", "kept")] == pytest.approx(rates, abs=1e-12)
+    ends = [one for one in snapshots_of("kept") if one.event is Event.BATCH_END]
     assert [[*one.timestamp.values[1:4], one.timestamp.values.total_wct] for one in ends] == times
 
 

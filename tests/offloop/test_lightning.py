@@ -8,6 +8,7 @@ import sys
 import time
 import types
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offloop
-from offloop.bus import Event
+from offloop.bus import Event, Subscriber
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.lightning import OffloopCallback
@@ -123,6 +124,31 @@ def fit(*callbacks: Any, act: Any = None, val: bool = True, ckpt_path: Any = Non
     trainer = make_trainer(*(callbacks or [OffloopCallback(run_name=RUN)]), **arguments)
     trainer.fit(module, DATA, DATA if val else None, ckpt_path=ckpt_path)
     return module
+
+
+class Observed(lightning.Callback):
+    """Requests an event of each batch for a while."""
+
+    def __init__(self) -> None:
+        self.hooks: list[bool] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        (ours,) = (one for one in trainer.callbacks if isinstance(one, OffloopCallback))
+        self.hooks.append(ours.on_after_backward is not None)
+        seen = [kind for kind, _ in groupby(self.hooks)]
+        if len(self.hooks) == 5:
+            self.subscriber = Subscriber(RUN, events=[Event.AFTER_BACKWARD])
+        elif len(seen) == 2 and "after_backward" in events_of():
+            self.subscriber.close()
+        elif len(seen) == 3:
+            trainer.should_stop = True
+
+
+def test_hooks_within_a_batch_are_called_while_a_consumer_requests_their_events() -> None:
+    observed = Observed()
+    fit(OffloopCallback(run_name=RUN), observed, val=False, max_epochs=100_000)
+    assert [kind for kind, _ in groupby(observed.hooks)] == [False, True, False]
+    assert "after_backward" in events_of()
 
 
 FETCH = ["before_dataloader", "after_dataloader"]

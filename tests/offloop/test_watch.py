@@ -360,7 +360,7 @@ def test_batches_that_are_published_together_have_their_own_times_losses_and_rat
 
     def note() -> None:
         nonlocal held
-        held = max(held, len(loop.run._held))
+        held = max(held, len(loop.run._training.kept))
         times.append(time.time_ns())
         time.sleep(0.002)
 
@@ -377,6 +377,23 @@ def test_batches_that_are_published_together_have_their_own_times_losses_and_rat
         assert times[index + 1] - clocks_differ < end.time_ns < times[index + 2] + clocks_differ
 
 
+def test_losses_of_batches_that_are_published_together_are_copied_from_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("offloop.attached.training.get_device", lambda name: gpu)
+    loop = Loop()
+    kept: list[int] = []
+
+    def note() -> None:
+        kept.append(len(loop.run._training.kept))
+        gpu.run()
+
+    loop.after_batch = note
+    loop.watched(epochs=4, run_name="w")
+    assert max(kept) > 1  # otherwise nothing was published together
+    assert [one.loss for one in snapshots_of("w") if one.event is Event.BATCH_END] == pytest.approx(loop.losses)
+    assert gpu.waits == 1  # for the last loss, at the end
+
+
 def test_a_loss_is_not_kept_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOOP_DISABLED", "1")
     loop = Loop()
@@ -388,7 +405,7 @@ def test_a_loss_is_not_kept_without_a_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert kept() is None
 
 
-@pytest.mark.parametrize("method", ["hold_batch", "end_held"])
+@pytest.mark.parametrize("method", ["batch_end", "publish_kept"])
 def test_an_error_of_ours_while_batches_are_held_loses_no_count(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     break_down(monkeypatch, method)
     loop = Loop().watched(epochs=3, run_name="w")
@@ -397,7 +414,7 @@ def test_an_error_of_ours_while_batches_are_held_loses_no_count(monkeypatch: pyt
 
 
 def test_an_error_of_ours_leaves_no_hooks_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_down(monkeypatch, "hold_batch")
+    break_down(monkeypatch, "batch_end")
     loop = Loop().watched(epochs=1, run_name="w")
     assert loop.run.detached
     assert not loop.model._forward_hooks

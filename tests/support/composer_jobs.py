@@ -105,19 +105,20 @@ def events(folder: Path) -> Any:
     return seen
 
 
-def held(folder: Path) -> Any:
+def kept(folder: Path) -> Any:
     counts: list[int] = []
-    end_held, gathers_until = AttachedTraining.end_held, Publisher.gathers_until
+    publish_kept, gathers_until = AttachedTraining.publish_kept, Publisher.gathers_until
 
-    def count(training: AttachedTraining, batches: Any, *more: Any) -> None:
-        counts.append(len(batches))
-        end_held(training, batches, *more)
+    def count(training: AttachedTraining) -> None:
+        if training.kept:
+            counts.append(len(training.kept))
+        publish_kept(training)
 
-    AttachedTraining.end_held = count  # type: ignore[method-assign]
+    AttachedTraining.publish_kept = count  # type: ignore[method-assign]
     Publisher.gathers_until = property(lambda _: 1 << 62)  # type: ignore[assignment,method-assign]
     witness = Witness()
-    train(witness, OffloopCallback(run_name="held"), model=WithoutMetrics, eval_dataloader=loader(16))
-    AttachedTraining.end_held = end_held  # type: ignore[method-assign]
+    train(witness, OffloopCallback(run_name="kept"), model=WithoutMetrics, eval_dataloader=loader(16))
+    AttachedTraining.publish_kept = publish_kept  # type: ignore[method-assign]
     Publisher.gathers_until = gathers_until  # type: ignore[method-assign]
     base = [one for one in witness.events if one in BASE_EVENTS]
     return counts, base, witness.losses, witness.rates, witness.times
@@ -243,7 +244,7 @@ def failing(folder: Path) -> Any:
     train(OffloopCallback(run_name=RUN), Witness(fail))
 
 
-JOBS = {one.__name__: one for one in (events, held, same, commands, resuming, fields, failing)}
+JOBS = {one.__name__: one for one in (events, kept, same, commands, resuming, fields, failing)}
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
