@@ -108,8 +108,8 @@ class AcceleratedRun(WatchedRun):
 
     def _publish_backward(self, loss: torch.Tensor, **_: Any) -> None:
         self._backward_losses.append(loss.detach())
-        self._training.fire(Event.AFTER_LOSS)
-        self._training.fire(Event.BEFORE_BACKWARD)
+        self._fire(Event.AFTER_LOSS)
+        self._fire(Event.BEFORE_BACKWARD)
 
     def _after_accelerator(self, *_: Any, **__: Any) -> None:
         self._is_between = True

@@ -9,9 +9,8 @@ from offloop.attached.adapter import Wrapped, contain, missing
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.training import EVALUATION_BATCHES, AttachedTraining, numbers_in, time_reached, unwrapped
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
-from offloop.own_loop import OWN_LOOP, WatchedRun
+from offloop.own_loop import AT_FETCH, OWN_LOOP, WatchedRun
 from offloop.trainer.arguments.checks import as_list
 
 try:
@@ -172,8 +171,7 @@ class IgniteRun(WatchedRun):
             self._trainer,
             {
                 Events.EPOCH_STARTED: lambda _: publish(training.epoch_start),
-                Events.GET_BATCH_STARTED: lambda _: publish(training.fetch_start),
-                Events.GET_BATCH_COMPLETED: lambda _: self._fire(Event.AFTER_DATALOADER),
+                Events.GET_BATCH_STARTED: self._on_get_batch_started,
                 Events.ITERATION_STARTED: self._on_iteration_started,
                 Events.ITERATION_COMPLETED: self._terminate_if_asked,
                 Events.EPOCH_COMPLETED: self._on_epoch_completed,
@@ -195,9 +193,13 @@ class IgniteRun(WatchedRun):
     def _handle(self, engine: Engine, handlers: Mapping[Events, Callable[[Engine], object]]) -> None:
         self._handles += [engine.add_event_handler(event, handler) for event, handler in handlers.items()]
 
+    def _on_get_batch_started(self, engine: Engine) -> None:
+        if not self.detached and not AT_FETCH.isdisjoint(self._training.requested_events):
+            self._publish(AttachedTraining.fetch_start)
+
     def _on_iteration_started(self, engine: Engine) -> None:
-        samples, tokens = self._position.add(engine.state.batch)
-        self._publish(AttachedTraining.batch_start, engine.state.batch, samples=samples, tokens=tokens)
+        batch = engine.state.batch
+        self._start_observed(batch, *self._position.add(batch))
 
     def _terminate_if_asked(self, engine: Engine) -> None:
         if self.stop_requested:
@@ -231,12 +233,16 @@ class IgniteRun(WatchedRun):
     def _take_output(self, output: Any) -> None:
         if self._transform is not None:
             output = self._transform(output)
+        if self._trainer.state.metrics or self._logged:
+            self._log_metrics()
+        if output.__class__ is torch.Tensor and output.numel() == 1:
+            self._losses.append(output.detach())
+            return
         values = numbers_in(output if isinstance(output, Mapping) else {"loss": output})
         loss = values.pop("loss", None)
         if loss is not None:
             self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self._log_numbers(values)
-        self._log_metrics()
 
     def _log_metrics(self) -> None:
         values = numbers_in(self._trainer.state.metrics)

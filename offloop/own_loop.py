@@ -21,7 +21,7 @@ from offloop.trainer.fields.field import ProbeHook
 
 _EVENTS = ALWAYS | STEP | {Event.AFTER_FORWARD}
 _WITH_HOOKS = STEP | {Event.AFTER_FORWARD}
-_AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
+AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
 _AT_START = _WITH_HOOKS | {Event.AFTER_DATALOADER, Event.BATCH_START}
 OWN_LOOP = Framework("a loop of one's own", None, _EVENTS - {Event.AFTER_LOSS})
 _Batch = TypeVar("_Batch")
@@ -55,10 +55,8 @@ class _StepHook:
         self.has_stepped = True
 
 
-@contain(
-    "_hook", "_hook_details", "_start", "_begin_fit", "_use", "_publish", "_fire", "_start_batch", "_start_observed"
-)
-@contain("_publish_outputs", "_before_backward", "_log")
+@contain("_hook", "_hook_details", "_start", "_begin_fit", "_use", "_publish", "_fire_requested", "_start_batch")
+@contain("_start_observed", "_publish_outputs", "_before_backward", "_log")
 class WatchedRun:
     """The run of a watched training, see :func:`watch`.
 
@@ -128,6 +126,10 @@ class WatchedRun:
             method(self._training, *args, **more)
 
     def _fire(self, event: Event) -> None:
+        if not self.detached and event in self._training.requested_events:
+            self._fire_requested(event)
+
+    def _fire_requested(self, event: Event) -> None:
         self._training.fire(event)
 
     def _start(self, **given: Any) -> None:
@@ -212,7 +214,7 @@ class WatchedRun:
                     if training.state.stopped:
                         position.stop_pass()
                         break
-                    if not _AT_FETCH.isdisjoint(training.requested_events):
+                    if not AT_FETCH.isdisjoint(training.requested_events):
                         self._publish(AttachedTraining.fetch_start)
                 try:
                     batch = next(source)
@@ -375,12 +377,15 @@ class WatchedRun:
         self._publish(AttachedTraining.epoch_end)
         self._position.end_epoch(self._known_time or reached.to_next_epoch())
 
-    def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
+    def _choose_hooks(self) -> None:
         # Hooks make each call of a model some 10 microseconds longer: they are there while a consumer needs them.
         if not self._needs_details():
             self._unhook_details()
         elif not self._detail_handles:
             self._hook_details()
+
+    def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
+        self._choose_hooks()
         training = self._training
         if Event.AFTER_DATALOADER in training.requested_events:
             training.state.batch = batch

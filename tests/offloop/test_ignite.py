@@ -84,6 +84,16 @@ def test_events_loss_rates_and_training_time_are_those_of_the_trainer(accumulate
     assert (known["config/depth"], known["config/gradient_accumulation_steps"]) == (3, accumulate)
 
 
+def test_the_model_has_hooks_only_until_its_precision_is_known() -> None:
+    training = Training().attach()
+    has_hooks: list[bool] = []
+    net = training.net
+    training.trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: has_hooks.append(bool(net._forward_hooks)))
+    training.train()
+    assert has_hooks == [True] + [False] * (2 * LENGTH - 1)
+    assert snapshots_of()[-1].precision == "fp32"
+
+
 def test_an_output_of_any_kind_becomes_the_loss_and_metrics() -> None:
     net = torch.nn.Linear(2, 1)
     optimizers = [torch.optim.SGD([one], lr=0.1) for one in net.parameters()]

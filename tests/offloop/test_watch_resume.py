@@ -284,7 +284,13 @@ def test_an_error_of_ours_within_the_step_is_not_the_optimizers(monkeypatch: pyt
     expected = Loop().train().trained()
     attached(monkeypatch)
     loop = Loop()
-    loop.save = lambda place: setattr(loop.run._training, "fire", fail_at_step)  # type: ignore[method-assign]
+
+    def break_steps(place: str) -> None:
+        training = loop.run._training
+        training.fire = fail_at_step
+        training.requested_events = training.requested_events | {Event.AFTER_TRAIN_BATCH}
+
+    loop.save = break_steps  # type: ignore[method-assign]
 
     def fail_at_step(event: Event) -> None:
         if event is Event.AFTER_TRAIN_BATCH:
