@@ -176,9 +176,7 @@ class StatePublisher:
         values, previous = state.timestamp.values, state.previous_timestamp
         before = None if previous is None else previous.values
         try:
-            # Plain fields are not changed later: the publisher may encode them together with those of the next events.
-            is_kept = self._defers or (more is _NOTHING_MORE and time is None)
-            self._send(event, values, before, fields, self._context, is_kept, time)
+            self._send(event, values, before, fields, self._context, self._defers, time)
         except (TypeError, ValueError, OverflowError):
             # A value that cannot be packed, or is too large, does not end the training.
             fields = keep_sendable(fields, self._stream.left_out)
