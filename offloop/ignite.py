@@ -7,10 +7,17 @@ from typing import Any, Unpack
 
 from offloop.attached.adapter import Wrapped, contain, missing
 from offloop.attached.options import Options, check_options, is_enabled
-from offloop.attached.training import EVALUATION_BATCHES, AttachedTraining, numbers_in, time_reached, unwrapped
+from offloop.attached.training import (
+    AT_FETCH,
+    EVALUATION_BATCHES,
+    AttachedTraining,
+    numbers_in,
+    time_reached,
+    unwrapped,
+)
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.timestamp import Timestamp
-from offloop.own_loop import AT_FETCH, OWN_LOOP, WatchedRun
+from offloop.own_loop import OWN_LOOP, WatchedRun
 from offloop.trainer.arguments.checks import as_list
 
 try:

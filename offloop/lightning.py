@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, Wrapped, contain, missing
 from offloop.attached.options import Options, is_enabled
-from offloop.attached.training import ALWAYS, EVALUATION_BATCHES, STEP, AttachedTraining, Framework
+from offloop.attached.training import ALWAYS, AT_FETCH, EVALUATION_BATCHES, STEP, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 
@@ -40,7 +40,6 @@ _HOOKS_OF_EVENTS = {
     "on_before_optimizer_step": (Event.AFTER_TRAIN_BATCH,),
 }
 _OF_HOOKS = frozenset(event for events in _HOOKS_OF_EVENTS.values() for event in events)
-_AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
 _AT_START = frozenset({Event.AFTER_DATALOADER, Event.BEFORE_FORWARD})
 _AT_ONCE = {"val_check_batch": 1, "check_val_every_n_epoch": 1, "_val_check_time_interval": 0}
 """Intervals that make an evaluation due after the next batch."""
@@ -68,7 +67,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._losses: list[Any] = []
         self._epoch_values: dict[str, Any] = {}
         self._intervals: dict[str, Any] = {}
-        self._names: dict[str, str] = {}
+        self._logged_names: dict[str, str] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._resumed = None
@@ -95,7 +94,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()
         self._epoch_values.clear()
-        self._names.clear()
+        self._logged_names.clear()
         self._choose_hooks(frozenset())
         self._wrapped = [
             Wrapped(trainer.fit_loop.epoch_loop, "_on_before_fetch", self._before_fetch),
@@ -158,11 +157,10 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
             training.add_loss(loss, trainer.accumulate_grad_batches / len(losses))
         training.log(self._logged_in_step(trainer))
         training.batch_end()
-        if training.state.stopped:
-            trainer.should_stop = True
+        self._stop_if_asked(trainer)
 
     def _logged_in_step(self, trainer: Any) -> dict[str, Any]:
-        results, names, found = trainer._results, self._names, {}
+        results, names, found = trainer._results, self._logged_names, {}
         for key, one in results.items():
             if not one.has_reset and (value := results._get_cache(one, True)) is not None:
                 name = names.get(key)
@@ -241,7 +239,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._end(error)
 
     def _before_fetch(self) -> None:
-        if not self.detached and not _AT_FETCH.isdisjoint(self._training.requested_events):
+        if not self.detached and not AT_FETCH.isdisjoint(self._training.requested_events):
             self._start_fetch()
 
     def _start_fetch(self) -> None:

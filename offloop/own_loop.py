@@ -10,7 +10,7 @@ import torch
 from offloop.attached.adapter import contain, detach_for
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
-from offloop.attached.training import ALWAYS, STEP, AttachedTraining, Framework
+from offloop.attached.training import ALWAYS, AT_FETCH, STEP, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
@@ -21,7 +21,6 @@ from offloop.trainer.fields.field import ProbeHook
 
 _EVENTS = ALWAYS | STEP | {Event.AFTER_FORWARD}
 _WITH_HOOKS = STEP | {Event.AFTER_FORWARD}
-AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
 _AT_START = _WITH_HOOKS | {Event.AFTER_DATALOADER, Event.BATCH_START}
 OWN_LOOP = Framework("a loop of one's own", None, _EVENTS - {Event.AFTER_LOSS})
 _Batch = TypeVar("_Batch")
@@ -377,15 +376,12 @@ class WatchedRun:
         self._publish(AttachedTraining.epoch_end)
         self._position.end_epoch(self._known_time or reached.to_next_epoch())
 
-    def _choose_hooks(self) -> None:
+    def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
         # Hooks make each call of a model some 10 microseconds longer: they are there while a consumer needs them.
         if not self._needs_details():
             self._unhook_details()
         elif not self._detail_handles:
             self._hook_details()
-
-    def _start_observed(self, batch: Any, samples: int, tokens: int) -> None:
-        self._choose_hooks()
         training = self._training
         if Event.AFTER_DATALOADER in training.requested_events:
             training.state.batch = batch

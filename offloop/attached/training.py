@@ -48,6 +48,8 @@ ALWAYS = frozenset(
     | {Event.BATCH_START, Event.BATCH_END, Event.BATCH_CHECKPOINT, Event.EPOCH_END, Event.EPOCH_CHECKPOINT}
     | {Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END}
 )
+AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
+"""What :meth:`AttachedTraining.fetch_start` fires between two batches of an epoch."""
 EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
 STEP = frozenset(
     {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
@@ -84,7 +86,7 @@ class EndedBatch(NamedTuple):
     loss: "float | Deferred | None"
     rates: list[list[float]]
     logged: list[list[Any]]
-    reached: Callable[[], Timestamp] | None
+    reached: Callable[[], Timestamp] | None  # gives the framework's timestamp
 
 
 class AttachedTraining:
@@ -148,6 +150,7 @@ class AttachedTraining:
         self._clock = wall_clock()
         self._time_zero = self._clock() - monotonic_ns()
         self.kept: deque[EndedBatch] = deque()
+        """Ended batches that :meth:`publish_kept` publishes."""
         self._keep_until = self._keep_version = 0
         self._logger = _ValueLogger(state)
         self._stream = make_stream(options, config or {})
@@ -314,12 +317,9 @@ class AttachedTraining:
 
     def add_loss(self, loss: Any, share: float = 1.0) -> None:
         """Add the loss of a microbatch, times its share of the batch. Reports anything but a number."""
-        if loss.__class__ is float and share == 1.0 and self._loss is None:
-            self._loss = loss
-            return
-        if self._reads_at_once and share == 1.0 and self._loss is None:
+        if share == 1.0 and self._loss is None:
             try:
-                number = loss.item() if loss.__class__ is torch.Tensor else loss
+                number = loss.item() if self._reads_at_once and loss.__class__ is torch.Tensor else loss
             except RuntimeError:
                 number = None  # not one number: as_loss() reports it
             if number.__class__ is float:

@@ -413,6 +413,18 @@ def test_an_error_of_ours_while_batches_are_held_loses_no_count(monkeypatch: pyt
     assert loop.run.state_dict()["timestamp"][:4] == [0, 3, len(loop.losses), 3 * ROWS]
 
 
+def test_batches_before_an_error_of_ours_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_down(monkeypatch, "eval_start")
+    loop = Loop()
+    with offloop.watch(loop.model, loop.optimizer, run_name="w") as run:
+        for _ in run.epochs(1):
+            for index, batch in enumerate(run.batches(loop.loader)):
+                run.log(loss=loop.step(index, *batch))
+            with run.evaluating():
+                assert run.detached
+    assert events_of("w").count("batch_end") == len(loop.loader)
+
+
 def test_an_error_of_ours_leaves_no_hooks_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     break_down(monkeypatch, "batch_end")
     loop = Loop().watched(epochs=1, run_name="w")
