@@ -41,7 +41,6 @@ from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
-from offloop.trainer.stream.publishing import read_rates
 
 ALWAYS = frozenset(
     {Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER}
@@ -84,7 +83,7 @@ class EndedBatch(NamedTuple):
     samples: int
     tokens: int
     loss: "float | Deferred | None"
-    rates: list[list[float]]
+    lr: dict[str, list[float]]
     logged: list[list[Any]]
     reached: Callable[[], Timestamp] | None  # gives the framework's timestamp
 
@@ -342,7 +341,7 @@ class AttachedTraining:
         if (is_known or self._may_keep(now)) and not (state.stop_requested or self._control.waiting):
             number = state.device.read_later(loss) if isinstance(loss, torch.Tensor) else loss
             logged = self._logger.take() if self._logger.entries else []
-            ended = (now, samples, tokens, number, read_rates(state.optimizers), logged, reached)
+            ended = (now, samples, tokens, number, self._learning_rates(), logged, reached)
             self.kept.append(_new_tuple(EndedBatch, ended))
             self.fire = self._fire_after_kept
             self.in_batch, self._loss = False, None
@@ -373,6 +372,7 @@ class AttachedTraining:
         is_plain = published.is_plain and self.requested_events <= BASE_EVENTS
         self._keep_until = publisher.gathers_until - self._time_zero if is_plain else 0
         self._keep_version = publisher.demand_version
+        self._learning_rates = published.learning_rates
         return now < self._keep_until
 
     def publish_kept(self) -> None:
@@ -385,14 +385,14 @@ class AttachedTraining:
         batch_size, later = state.batch_size, logger.take()
         try:
             while kept:
-                time, samples, tokens, loss, rates, logged, reached = kept.popleft()
+                time, samples, tokens, loss, lr, logged, reached = kept.popleft()
                 elapsed = time // 1000 - self._began
                 timestamp = reached() if reached else state.timestamp.advance_batch(samples, tokens, elapsed)
                 self._advance(time, loss, timestamp)
                 if _BATCH_END in requested:
                     state.batch_size = samples or None
                     logger.entries += logged
-                    published.publish(_BATCH_END, rates=rates, time=time + self._time_zero)
+                    published.publish(_BATCH_END, lr=lr, time=time + self._time_zero)
         finally:
             state.batch_size = batch_size
             logger.entries[:0] = later

@@ -106,7 +106,7 @@ class StatePublisher:
         self._send = stream.send
         self._read_later: Callable[[Any], Any] = state.device.read_later
         self._optimizers: list[Any] = []
-        self._optimizer_names: list[str] = []
+        self._named_optimizers: list[tuple[str, Any]] = []
         self._loss: Any = None
         self._loss_value: Any = None
         self._losses: Any = None
@@ -135,12 +135,12 @@ class StatePublisher:
         event: Event,
         *,
         is_timed: bool = False,
-        rates: Sequence[list[float]] | None = None,
+        lr: dict[str, list[float]] | None = None,
         time: int | None = None,
     ) -> None:
         """Publish an event with its fields, if it is due.
 
-        An event that happened earlier has the optimizers' learning rates of then, and its ``time``."""
+        An event that happened earlier has its ``time``, and ``lr`` of then by :meth:`learning_rates`."""
         if self._phases is not None and not is_timed:
             self._publish_timed(event, self._phases)
             return
@@ -153,17 +153,13 @@ class StatePublisher:
             more = due
         if state.context_changed:
             self._pack_context()
-        if state.optimizers != self._optimizers:
-            self._optimizers = list(state.optimizers)
-            self._optimizer_names = optimizer_names(self._optimizers)
         loss = state.batch_loss
         if loss is not self._loss:
             self._loss = loss
             self._loss_value = self._read_later(loss) if isinstance(loss, torch.Tensor) else loss
             self._losses = read_tree_later(state.batch_losses, state.device) if state.batch_losses else None
-        if rates is None:
-            rates = read_rates(state.optimizers)
-        lr = dict(zip(self._optimizer_names, rates, strict=True))
+        if lr is None:
+            lr = self.learning_rates()
         fields = {"loss": self._loss_value, "lr": lr, "batch_size": state.batch_size}
         if self._losses is not None and event in _WITH_TRAIN_METRICS:
             fields["losses"] = self._losses
@@ -187,6 +183,21 @@ class StatePublisher:
             # Probes start at once, to be ready when the demand takes effect.
             self._fields.use(Demand.merge([self._demand, self._stream.demand]))
             self._probe_phases()
+
+    def learning_rates(self) -> dict[str, list[float]]:
+        """Return the present learning rates of each optimizer's groups, by the optimizer's name."""
+        state = self._state
+        if state.optimizers != self._optimizers:
+            self._optimizers = list(state.optimizers)
+            self._named_optimizers = list(zip(optimizer_names(self._optimizers), self._optimizers, strict=True))
+        # Loops, because each comprehension would be a function call.
+        found: dict[str, list[float]] = {}
+        for name, optimizer in self._named_optimizers:
+            found[name] = own = []
+            for group in optimizer.param_groups:
+                rate = group["lr"]
+                own.append(rate if rate.__class__ is float else float(rate))
+        return found
 
     def _publish_timed(self, event: Event, phases: PhaseProbe) -> None:
         if self._stream.demand_version != self._marks_version:
@@ -384,18 +395,6 @@ class StatePublisher:
                 "precision": state.precision,
             }
         )
-
-
-def read_rates(optimizers: Sequence[Any]) -> list[list[float]]:
-    """Return the learning rates of each optimizer's groups."""
-    found: list[list[float]] = []
-    for optimizer in optimizers:
-        own: list[float] = []
-        for group in optimizer.param_groups:
-            rate = group["lr"]
-            own.append(rate if rate.__class__ is float else float(rate))
-        found.append(own)
-    return found
 
 
 def _positions(moments: Sequence[EventPosition]) -> list[list[Any]]:
