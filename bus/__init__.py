@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from offloop.bus.types.deferred import Deferred as Deferred
     from offloop.bus.types.demand import BASE_EVENTS as BASE_EVENTS
     from offloop.bus.types.event import Event as Event
+    from offloop.bus.types.image import Image as Image
     from offloop.bus.types.time import Time as Time
     from offloop.bus.types.time import TimeUnit as TimeUnit
     from offloop.bus.types.timeouts import Timeouts as Timeouts

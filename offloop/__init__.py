@@ -1,6 +1,6 @@
 """The names that a training script needs.
 
-    from offloop import Callback, Event, Publisher, Trainer, runs, watch
+    from offloop import Callback, Event, Image, Publisher, Trainer, runs, watch
 
 They are loaded at first use, so that a machine without torch can import this package. ``offloop.bus``,
 ``offloop.trainer`` and ``offloop.consumers`` have the rest."""
@@ -8,13 +8,24 @@ They are loaded at first use, so that a machine without torch can import this pa
 # Nothing is imported here: Ctrl-C shows a traceback until a command's module handles it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from offloop.bus import Event, Publisher, Recording, Subscriber
+    from offloop.bus import Event, Image, Publisher, Recording, Subscriber
     from offloop.consumers import Callback
     from offloop.folder import runs
     from offloop.own_loop import watch
     from offloop.trainer import Algorithm, Trainer
 
-__all__ = ["Algorithm", "Callback", "Event", "Publisher", "Recording", "Subscriber", "Trainer", "runs", "watch"]
+__all__ = [
+    "Algorithm",
+    "Callback",
+    "Event",
+    "Image",
+    "Publisher",
+    "Recording",
+    "Subscriber",
+    "Trainer",
+    "runs",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> object:

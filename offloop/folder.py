@@ -18,9 +18,11 @@ from offloop.bus.index.table import RunTable
 from offloop.bus.printing import escape
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
+from offloop.bus.recording.tables import count_rows, read_rows, require_table
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames
+from offloop.bus.types.table import FIXED
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, library, load
 
@@ -269,6 +271,25 @@ class Run:
                 that is installed."""
         chosen = library(to)
         return by_step(self._history(names, attempt), chosen)
+
+    def tables(self) -> dict[str, int]:
+        """Return the tables that the training logged, with the number of rows of each."""
+        return count_rows(self._recordings(None))
+
+    def table(self, name: str, *, attempt: int | None = None, to: Library | None = None) -> Any:
+        """Return all rows of a table in recorded order, such as ``run.table("completions")``.
+
+        Columns are ``step``, ``time`` (seconds since 1970), ``rank`` and ``attempt``, then those of the table. An image
+        is its hash.
+
+        ``attempt`` and ``to`` are as for :meth:`metrics`. Raises ConfigurationError if the run has no such table."""
+        chosen = library(to)
+        parts = list(read_rows(self._recordings(attempt), name))
+        if not parts:
+            require_table(name, self.tables(), self.name)
+        columns = dict.fromkeys((*FIXED, *(column for part in parts for column in part.columns)))
+        rows = [row for part in parts for row in part.records()]
+        return as_table({column: [row.get(column) for row in rows] for column in columns}, chosen)
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
         """Yield the snapshots of these events, by default all, of every rank in recorded order.

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from offloop.attached.adapter import contain, detach_for
+from offloop.attached.adapter import RunEvents, contain, detach_for
 from offloop.attached.options import Options, check_options, is_enabled
 from offloop.attached.position import LoopPosition, length_of
 from offloop.attached.training import ALWAYS, AT_FETCH, STEP, AttachedTraining, Framework
@@ -56,14 +56,12 @@ class _StepHook:
 
 @contain("_hook", "_hook_details", "_start", "_begin_fit", "_use", "_publish", "_fire_requested", "_start_batch")
 @contain("_start_observed", "_publish_outputs", "_before_backward", "_log")
-class WatchedRun:
+class WatchedRun(RunEvents):
     """The run of a watched training, see :func:`watch`.
 
     It is a context manager, and also ends with :meth:`epochs` or the program."""
 
     # Contained methods publish; the others count, with and without a run.
-
-    _training: AttachedTraining
 
     def __init__(
         self,
@@ -75,6 +73,7 @@ class WatchedRun:
         **more: Any,
     ) -> None:
         """Start the run; further arguments are those of :class:`AttachedTraining`."""
+        super().__init__()
         self._is_disabled = not is_enabled(options)
         self.detached = self._is_disabled
         """True if there is no run: it is disabled, or an error of offloop has ended it."""

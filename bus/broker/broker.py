@@ -18,7 +18,7 @@ from offloop.bus.net.sockets import listen
 from offloop.bus.processes import allow_many_connections, is_running
 from offloop.bus.protocol import frames
 from offloop.bus.protocol.frames import ALL, BASE, Topic, decode_frame_batch, encode_frame_batch, split_frame
-from offloop.bus.protocol.order import BASE_STEPS, Ending
+from offloop.bus.protocol.order import Ending, base_step
 from offloop.bus.runs.directory import SOCKET_FILES
 from offloop.bus.runs.writing import RunDirectory, socket_address
 from offloop.bus.types.timestamp import Timestamp, wall_clock
@@ -208,7 +208,7 @@ class Broker:
         for name in (ALL, BASE) if base else (ALL,):
             topic = Topic(run.name, name, rank.rank).encode()
             if name == BASE and base < len(frames):
-                frames = [frame for frame in frames if BASE_STEPS.get(rank.names[frame.partition(b"\0")[0]], 1)]
+                frames = [frame for frame in frames if base_step(rank.names[frame.partition(b"\0")[0]]) != 0]
                 batch = None
             if batch is not None and len(batch) <= LIVE_BATCH:
                 self._feed_socket.send(topic + batch[1:], zmq.NOBLOCK)

@@ -20,7 +20,7 @@ from offloop.bus.files import sync
 from offloop.bus.protocol import frames
 from offloop.bus.protocol.flight_ring import FlightRingReader
 from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, split_frame
-from offloop.bus.protocol.order import BASE_STEPS
+from offloop.bus.protocol.order import base_step
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
 from offloop.bus.runs.directory import new_run_id
@@ -273,7 +273,7 @@ class _RankEvents:
                 is_damaged = True
                 continue
             if last is None:
-                base_seq = event.base_seq - BASE_STEPS.get(topic.name, 0)
+                base_seq = event.base_seq - (base_step(topic.name) or 0)
                 # Rings assign no event the number 1.
                 if event.seq > 2:
                     left_out = {"first": 1, "base_first": 1}

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offloop.bus.errors import ProtocolError
+from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, EventBody, split_frame
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
+from offloop.bus.types.event import OWN, Event
 
 MAX_TOPICS = 200
 QUIET_SECONDS = 0.2  # the stream of a dead process ends as lost after this long without any message
@@ -61,6 +62,11 @@ class LiveRank:
         name = parsed.name
         if name.startswith("$") and name not in PUBLISHED_MARKS:
             raise ProtocolError(f"publishers do not send {name[:40]!r}: their marks are {', '.join(PUBLISHED_MARKS)}")
+        if name.startswith(OWN):
+            try:
+                Event(name)
+            except ConfigurationError as error:
+                raise ProtocolError(str(error)) from None
         if len(self.names) >= MAX_TOPICS:
             raise ProtocolError(f"{run}/{self.rank} has sent {MAX_TOPICS} kinds of events, the maximum")
         self.names[topic] = name

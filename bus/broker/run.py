@@ -13,7 +13,7 @@ from offloop.bus.broker.messages import HelloMessage
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError, RunDirectoryError, RunIsLiveError
 from offloop.bus.protocol.frames import COMMAND, END, EventBody, decode_whole_event, sequence_number
-from offloop.bus.protocol.order import BASE_STEPS, Ending, Gap, worst_of
+from offloop.bus.protocol.order import Ending, Gap, base_step, worst_of
 from offloop.bus.protocol.run_state import Pause, Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer
@@ -224,7 +224,7 @@ class BrokerRun:
             for number, frame in enumerate(frames, rank.seq + 1):
                 if not frame.startswith(front):
                     topic, _, _ = frame.partition(b"\0")
-                    step = BASE_STEPS.get(names.get(topic, ""))
+                    step = base_step(names.get(topic, ""))
                     if step is None:
                         break
                     front, size = topic + b"\0", len(topic) + 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     cls=CliCommand,
     name="export",
     short_help="Write a recording for other tools.",
-    frequent=("--to", "--output", "--events", "--ranks", "--force"),
+    frequent=("--to", "--output", "--events", "--table", "--force"),
 )
 @click.argument("file")
 @click.option("--to", required=True, type=click.Choice(FORMATS), metavar="FORMAT", help="In which format.")
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--events", callback=options.split_names, metavar="NAME,...", help="Only these events: batch_end,epoch_end."
 )
+@click.option("--table", metavar="NAME", help="Instead of events, the rows of a table that the training logged.")
 @options.ranks_option
 @options.force_option
 @options.place_options
@@ -38,6 +39,7 @@ def export_recording(
     to: str,
     output: str | None,
     events: list[str] | None,
+    table: str | None,
     ranks: tuple[int, ...],
     force: bool,
     runs_dir: str | None,
@@ -57,12 +59,18 @@ def export_recording(
     from offloop.bus.tools.export import export, exported_path
 
     path, place = recording_of(file, runs_dir, stream)
-    usual = exported_path(path, to)
+    if table is not None and (events is not None or to == "trace"):
+        raise click.UsageError("--table is for parquet, csv and jsonl, without --events")
+    usual = exported_path(path, to, table)
     target = Path(output) if output else usual if stream is None else Path(usual.name)
     if events == []:
         raise ConfigurationError("--events takes names of events, such as batch_end,epoch_end")
     chosen = None if events is None else frozenset(map(Event, events))
-    done = export(path, target, to, events=chosen, ranks=ranks or None, force=force)
+    done = export(path, target, to, events=chosen, ranks=ranks or None, table=table, force=force)
+    if table is not None:
+        say(f"exported the rows of table {table} of {place} to {done.path}")
+        say_findings(done)
+        return
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {place} to {done.path}")
     say_findings(done)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from offloop.bus.errors import InvalidRunNameError, ProtocolError
+from offloop.bus.errors import ConfigurationError, InvalidRunNameError, ProtocolError
 from offloop.bus.protocol import frames
 from offloop.bus.protocol.frames import (
     DELIMITER,
@@ -21,7 +21,7 @@ from offloop.bus.protocol.snapshot import CommandSender, Snapshot
 from offloop.bus.tensors.view import Fetch
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS
-from offloop.bus.types.event import Event
+from offloop.bus.types.event import OWN, Event
 from offloop.bus.types.timestamp import Timestamp
 
 BATCH = 64  # most snapshots in a list: with more, Python's garbage collection runs several times as often
@@ -30,8 +30,7 @@ _BASE = frozenset(
     {*(event.value for event in BASE_EVENTS), frames.END, frames.DEMAND, frames.COMMAND, frames.CHECKPOINT}
 )
 _INNER = frozenset(event.value for event in Event) - _BASE
-BASE_STEPS = {event.value: int(event.value in _BASE) for event in Event}
-"""Increase of ``base_seq`` at each event. Marks are not included."""
+_STEPS = {event.value: int(event.value in _BASE) for event in Event}
 
 SEVERITY = ("finished", "stopped", "failed", "lost")
 """Statuses of an ending, from best to worst. A run has the worst status of its ranks."""
@@ -114,13 +113,18 @@ class Numbers(NamedTuple):
 START = Numbers(0, 0)  # numbers before the first event
 
 
+def base_step(name: str) -> int | None:
+    """Return by how much an event of this name increases ``base_seq``; ``None`` for marks and unknown events."""
+    return 0 if name.startswith(OWN) else _STEPS.get(name)
+
+
 def base_seq_problem(name: str, seq: int, base_seq: int, last: tuple[int, int]) -> str | None:
     """Describe a wrong ``base_seq``, or return ``None``. ``last`` are the numbers of an earlier event.
 
     The events between, and events with unknown names, may be base events or not."""
     last_seq, last_base_seq = last
     low = last_base_seq + (name in _BASE)
-    high = last_base_seq + seq - last_seq - (name in _INNER)
+    high = last_base_seq + seq - last_seq - (name in _INNER or name.startswith(OWN))
     if low <= base_seq <= high:
         return None
     expected = str(low) if low == high else f"{low} to {high}"
@@ -387,12 +391,12 @@ class StreamOrder:
             return None
         try:
             event = Event(topic.name)
-        except ValueError:
+        except ConfigurationError:
             # An unknown event is numbered like others, and must not appear as lost.
             return _Route(topic.rank, topic.name, None, False, False, decode_whole_event)
         is_base = event in BASE_EVENTS
         if self._base_only and not is_base:
             return None
-        is_requested = self.events is None or event in self.events
+        is_requested = self.events is None or event.is_in(self.events)
         decode = decode_event if is_requested else decode_head
         return _Route(topic.rank, topic.name, event, is_base, is_requested, decode)

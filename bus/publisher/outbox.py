@@ -32,7 +32,7 @@ class Outbox:
 
     def __init__(self, send: Callable[[bytes, int], object], limit: int) -> None:
         self._send = send
-        self._limit = limit
+        self.limit = limit
         self._frames: deque[bytes] = deque()
         self._unsent: deque[_Batch] = deque()
         self._sent: deque[_Batch] = deque()
@@ -70,13 +70,13 @@ class Outbox:
         self.seq += 1
         self.base_seq = base_seq
         self._frames.append(frame)
-        if self.size > self._limit:
+        if self.size > self.limit:
             self._make_room()
 
     def _make_room(self) -> None:
-        self.size_high = max(self.size_high, self._limit)
+        self.size_high = max(self.size_high, self.limit)
         self._remove_taken()
-        while self.size > self._limit and (self._sent or self._unsent or self._frames):
+        while self.size > self.limit and (self._sent or self._unsent or self._frames):
             if self._sent:
                 self.size -= self._sent[0].size
                 del self._sent[0]

@@ -94,6 +94,13 @@ class OwnLoop:
         self._previous = timestamp
         self._counts_batches = self._counts_batches or timestamp.batch > 0
 
+    def publish_own(self, send: Send, event: Event, fields: dict[str, Any]) -> None:
+        """Publish a custom event or rows of a table at the training time that was reached."""
+        context = self._context[1] or self._pack_context({})
+        if self._introduction:
+            self._introduce(send, event, fields, context)
+        send(event, self.reached, None, fields, context, _in_turn=True)
+
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return check_values(values, self._logged_names)
 

@@ -24,6 +24,7 @@ from offloop.bus.publisher.audience import Audience
 from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.description import Info
 from offloop.bus.publisher.logged import checked_step
+from offloop.bus.publisher.own_events import OwnEvents
 from offloop.bus.publisher.own_loop import OwnLoop, check_loss
 from offloop.bus.publisher.program_end import LEFT, error_at_exit, ignoring_sigterm, watch_main_thread
 from offloop.bus.publisher.serial_calls import SerialCalls
@@ -53,6 +54,24 @@ _REPORT_NS = 1_000_000_000
 _REMEMBERED_COMMANDS = 1000
 _ENDING = 10_000
 _new_tuple = tuple.__new__  # a named tuple's own is a Python function
+
+
+class _Kinds(dict[Event, tuple[Callable[..., bytes], int, bool]]):
+    """For each event its encoder, by how much it increases ``base_seq``, and whether it is sent at once."""
+
+    # Plain tuples: unpacking a NamedTuple takes longer.
+
+    def __init__(self, topic: Topic, attempt: int) -> None:
+        super().__init__()
+        self._topic, self._attempt = topic, attempt
+
+    def __missing__(self, event: Event) -> tuple[Callable[..., bytes], int, bool]:
+        encode = frames.event_encoder(self._topic._replace(name=event.value), self._attempt)
+        is_base = event in BASE_EVENTS
+        # Minutes may pass between two events of one's own.
+        is_urgent = event.is_own or (is_base and event is not Event.BATCH_END)
+        self[event] = found = (encode, int(is_base), is_urgent)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ class PublisherStatistics:
     receiving (always measured). The caller's own work before it publishes is not included."""
 
 
-class Publisher(SerialCalls):
+class Publisher(SerialCalls, OwnEvents):
     """Publishes one rank's events to the run's broker. Starts the broker unless ``broker`` names one.
 
     Publishing takes bounded time and memory: each event is encoded and handed to a socket that does not wait. While the
@@ -208,7 +227,7 @@ class Publisher(SerialCalls):
         self._topic = Topic(self.run_name, frames.END, rank)
         self._world_size = world_size
         self._mark_context = frames.mark_context(world_size, local_world_size or world_size)
-        self._kinds = {event: self._kind_of(event) for event in Event}
+        self._kinds = _Kinds(self._topic, self.attempt)
         self._state = session.state
         self._outbox = self._state.outbox
         self._pending = PendingEvents(self.left_out)
@@ -224,12 +243,6 @@ class Publisher(SerialCalls):
         _open_publishers.add(self)
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
             _log.warning("run %s exists already and is not resumed: this run is %s", run_name, self.run_name)
-
-    def _kind_of(self, event: Event) -> tuple[Callable[..., bytes], int, bool]:
-        """Return an event's encoder, by how much it increases ``base_seq``, and whether it is sent at once."""
-        # A plain tuple: unpacking a NamedTuple takes longer.
-        is_base = event in BASE_EVENTS
-        return self._new_encoder(event.value), int(is_base), is_base and event is not Event.BATCH_END
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
         return frames.event_encoder(self._topic._replace(name=name), self.attempt)
@@ -334,6 +347,24 @@ class Publisher(SerialCalls):
             self._inside = 0
             if self._waiting:
                 self._catch_up()
+
+    def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
+        if self._closed or self._is_ending:
+            self._check_lost()
+            return
+        if self._waiting or self._inside:
+            # The caller may change a list in it before the event is sent.
+            fields = frames.copy_map(fields)
+        self._in_turn(partial(self._loop.publish_own, self.send, event, fields))
+
+    def _refuse_own(self, what: str, error: Exception) -> None:
+        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"{what} cannot be sent ({error})")
+
+    def room_for_rows(self) -> int:
+        return self._outbox.limit // 2 - self._outbox.size
+
+    def _default_step(self) -> int:
+        return self._loop.reached.batch
 
     def _check_lost(self) -> None:
         """Raise ClosedError, unless the broker is lost for good or the program is ending while other threads run."""

@@ -14,6 +14,7 @@ class SerialCalls(ABC):
     and the assignment after it. Frequent calls inline :meth:`_in_turn`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._inside = 0  # identifier of the thread that executes a call, or 0
         self._waiting: deque[Callable[[], object]] = deque()
 

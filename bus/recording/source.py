@@ -5,16 +5,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from offloop.bus.errors import ProtocolError
+from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.printing import Damage
 from offloop.bus.protocol import frames
 from offloop.bus.protocol.frames import CUT, EventBody, Topic
-from offloop.bus.protocol.order import Ending, Gap, StreamOrder
+from offloop.bus.protocol.order import Ending, Gap, StreamOrder, base_step
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.commands import Outcome
-from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import TrainingTime
 
@@ -69,7 +68,7 @@ def is_mark(record: Recorded) -> bool:
 
 def is_base(record: Recorded) -> bool:
     """Return whether it counts as a base event. Marks do."""
-    return is_mark(record) or record.topic.name in _BASE_NAMES
+    return is_mark(record) or base_step(record.topic.name) == 1
 
 
 def base_before(record: Recorded) -> int:
@@ -77,12 +76,15 @@ def base_before(record: Recorded) -> int:
 
 
 def is_known(record: Recorded) -> bool:
-    return record.topic.name in _NAMES
+    return base_step(record.topic.name) is not None
 
 
 def snapshot_of(record: Recorded) -> Snapshot:
     """Return the event as callbacks see it; an unknown event appears as ``batch_end``."""
-    event = Event(record.topic.name) if is_known(record) else Event.BATCH_END
+    try:
+        event = Event(record.topic.name)
+    except ConfigurationError:
+        event = Event.BATCH_END
     return Snapshot(event, record.topic.run, record.topic.rank, record.event)
 
 
@@ -181,7 +183,3 @@ def ranks_in(path: Path) -> set[int]:
         with suppress(ProtocolError):
             found.add(frames.parse_topic(name.encode()).rank)
     return found
-
-
-_NAMES = frozenset(event.value for event in Event)
-_BASE_NAMES = frozenset(event.value for event in Event if event in BASE_EVENTS)

@@ -3,26 +3,29 @@
 import base64
 import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offloop.bus.errors import ConfigurationError, close_matches, require
+from offloop.bus.errors import ConfigurationError, ProtocolError, close_matches, require
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import COMMAND, END
+from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
+from offloop.bus.recording.tables import RowsAdded, count_rows, require_table
 from offloop.bus.strict_json import flatten, json_text
 from offloop.bus.tools.convert import Written, nothing_chosen
 from offloop.bus.tools.rows import FORMATS, as_row, clock
 from offloop.bus.tools.trace import TraceWriter
-from offloop.bus.types.event import Event
+from offloop.bus.types.event import TABLE, Event
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def exported_path(recording: Path, to: str) -> Path:
-    return recording.with_name(recording.stem + FORMATS[to])
+def exported_path(recording: Path, to: str, table: str | None = None) -> Path:
+    return recording.with_name(recording.stem + (f"-{table}" if table else "") + FORMATS[to])
 
 
 def export(
@@ -32,13 +35,15 @@ def export(
     *,
     events: Collection[Event] | None = None,
     ranks: Collection[int] | None = None,
+    table: str | None = None,
     force: bool = False,
 ) -> Written:
-    """Write the events of a recording to ``output``, in recorded order.
+    """Write the events of a recording to ``output``, in recorded order, or the rows of one of its tables.
 
     ``parquet`` and ``csv`` have a row for each event and a column for each field, ``jsonl`` an object for each event;
     ``trace`` is a timeline for Perfetto, see :class:`offloop.bus.tools.trace.TraceWriter`. Commands and the ending are
-    the rows ``$command`` and ``$end``, unless ``events`` chooses events. Damaged parts are skipped and named. Memory
+    the rows ``$command`` and ``$end``, unless ``events`` chooses events; rows of tables only if it does. Damaged parts
+    are skipped and named. Memory
     does not grow with the recording, except for the list of missing events. Of a growing recording, the events recorded
     at the beginning are exported.
 
@@ -47,6 +52,7 @@ def export(
         output: The file to write, replaced only with ``force``.
         to: One of :data:`~offloop.bus.tools.rows.FORMATS`.
         events, ranks: Events and ranks to export; all by default.
+        table: The name of a table: each of its rows becomes a row. Not for ``trace``.
 
     Raises ConfigurationError for an unknown format or rank, if no event is chosen, if ``output`` exists, or without
     PyArrow; RecordingError if ``path`` is not a recording; RunDirectoryError if ``output`` cannot be written."""
@@ -54,14 +60,19 @@ def export(
         raise ConfigurationError(
             f"{to!r} is not an export format: {close_matches(to, list(FORMATS))}use {', '.join(FORMATS)}"
         )
-    write = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl, "trace": _write_trace}[to]
     source = RecordSource(path, ranks)
-    chosen = _Chosen(source, events)
+    chosen = _Chosen(source, events if table is None else [Event(f"{TABLE}{table}")])
     with atomic_output(output, [path], force) as draft:
-        write(chosen, draft)
+        if to == "trace":
+            _write_trace(chosen, draft)
+        else:
+            write = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl}[to]
+            write(_Rows(chosen, table is not None), draft)
         for rank in sorted(set(ranks or ()) - source.ranks):
             there = ", ".join(map(str, sorted(source.ranks))) or "none"
             raise ConfigurationError(f"{path} has no rank {rank}: choose from {there} with '--ranks'")
+        if table is not None and not chosen.events:
+            require_table(table, count_rows([Recording(path)]), str(path))
         if not chosen.events:
             raise nothing_chosen(path)
     return Written(
@@ -86,18 +97,39 @@ class _Chosen:
         self.events = 0
         self.marks = 0
 
+    def _is_default(self, record: Recorded) -> bool:
+        name = record.topic.name
+        return name in (COMMAND, END) if is_mark(record) else not name.startswith(TABLE)
+
     def __iter__(self) -> Iterator[Recorded]:
         count = self.events = self.marks = 0
         for record in self.source:
             # To its end in any case, as missing events are known only then.
             name, names = record.topic.name, self._names
-            is_chosen = name in names if names is not None else not is_mark(record) or name in (COMMAND, END)
+            is_chosen = name in names if names is not None else self._is_default(record)
             if is_chosen and (self._limit is None or count < self._limit):
                 count += 1
                 self.events += not is_mark(record)
                 self.marks += is_mark(record)
                 yield record
         self._limit = count
+
+
+class _Rows:
+    """The rows of a file, the same in each iteration: one for each event, or those that events add to a table."""
+
+    def __init__(self, chosen: _Chosen, of_table: bool) -> None:
+        self._chosen = chosen
+        self._of_table = of_table
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for record in self._chosen:
+            if not self._of_table:
+                yield as_row(record)
+                continue
+            with suppress(ProtocolError):
+                for row in RowsAdded.of(snapshot_of(record)).records():
+                    yield {**row, "utc": record.event.time}
 
 
 def _write_trace(chosen: _Chosen, path: Path) -> None:
@@ -122,17 +154,16 @@ _CELLS_IN_A_GROUP = 1_000_000
 _BYTES_IN_A_GROUP = 16 * 1024 * 1024
 
 
-def write_csv(records: Iterable[Recorded], path: Path) -> None:
+def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
     """Write a table with a header.
 
     Missing values and ``None`` are empty, an empty text is ``""``; lists and booleans are JSON, bytes base64; NaN and
-    infinities are ``nan``, ``inf`` and ``-inf``. ``records`` is read twice: for the columns, in order of their first
-    occurrence, and for the rows."""
-    columns = list(dict.fromkeys(chain.from_iterable(flatten(as_row(record)) for record in records)))
+    infinities are ``nan``, ``inf`` and ``-inf``. ``rows`` is read twice: for the columns, in order of their first
+    occurrence, and for their cells."""
+    columns = list(dict.fromkeys(chain.from_iterable(map(flatten, rows))))
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(_line(columns))
-        for record in records:
-            row = flatten(as_row(record))
+        for row in map(flatten, rows):
             row["utc"] = clock(row["utc"])
             file.write(_line(_cell(row.get(name)) for name in columns))
 
@@ -155,34 +186,33 @@ def _quoted(text: str) -> str:
     return text if _BARE.fullmatch(text) else '"' + text.replace('"', '""') + '"'
 
 
-def write_jsonl(records: Iterable[Recorded], path: Path) -> None:
-    """Write one JSON object per event and line, with nested maps and lists, see :func:`json_text`."""
+def write_jsonl(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Write one JSON object per row and line, with nested maps and lists, see :func:`json_text`."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for record in records:
-            row = as_row(record)
+        for row in rows:
             row["utc"] = clock(row["utc"])
             file.write(f"{json_text(row)}\n")
 
 
-def write_parquet(records: Iterable[Recorded], path: Path) -> None:
+def write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> None:
     """Write a table with typed columns: integers, floats, texts, bytes, booleans, lists of these.
 
     Missing values are null. A column with several types, or lists of maps, has texts: JSON, except for values that are
-    texts. ``utc`` is a timestamp in nanoseconds. ``records`` is read twice: for the columns, and for groups of rows."""
+    texts. ``utc`` is a timestamp in nanoseconds. ``rows`` is read twice: for the columns, and for groups of rows."""
     require("'--to parquet'", "parquet", "pyarrow.parquet")
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
     columns: dict[str, _Column] = {}
-    for record in records:
-        for name, value in flatten(as_row(record)).items():
+    for row in rows:
+        for name, value in flatten(row).items():
             columns.setdefault(name, _Column()).see(value)
     types = {name: column.arrow_type() or pa.string() for name, column in columns.items()}
     if types:
         types["utc"] = pa.timestamp("ns", tz="UTC")
     schema = pa.schema(list(types.items()))
     with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd") as writer:
-        for group in _groups(records, max(1, min(_ROWS_IN_A_GROUP, _CELLS_IN_A_GROUP // max(1, len(types))))):
+        for group in _groups(rows, max(1, min(_ROWS_IN_A_GROUP, _CELLS_IN_A_GROUP // max(1, len(types))))):
             writer.write_table(_table(group, schema))
 
 
@@ -220,13 +250,13 @@ class _Column:
         return plain.get(kind)
 
 
-def _groups(records: Iterable[Recorded], rows: int) -> Iterator[list[dict[str, Any]]]:
+def _groups(rows: Iterable[dict[str, Any]], count: int) -> Iterator[list[dict[str, Any]]]:
     group: list[dict[str, Any]] = []
     size = 0
-    for record in records:
-        group.append(flatten(as_row(record)))
-        size += len(record.body)
-        if len(group) == rows or size >= _BYTES_IN_A_GROUP:
+    for row in map(flatten, rows):
+        group.append(row)
+        size += sum(len(value) for value in row.values() if isinstance(value, str | bytes | list))
+        if len(group) == count or size >= _BYTES_IN_A_GROUP:
             yield group
             group, size = [], 0
     if group:

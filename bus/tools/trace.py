@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
@@ -11,9 +11,19 @@ from offloop.bus.strict_json import json_text
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import PHASES, read_phases
+from offloop.bus.types.span import SPAN, read_span
 
 _TRACKS = ("events", "epochs", "batches", *PHASES, "evaluation", "prediction")
 _TIDS_A_PROCESS = 10_000
+_MOST_WAITING = 10_000
+
+
+class _Span(NamedTuple):
+    id: int
+    name: str
+    began: int
+    ended: int
+    args: dict[str, Any]
 
 
 class TraceWriter:
@@ -23,7 +33,8 @@ class TraceWriter:
     <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_. Each rank is a process, and
     each phase a track. Epochs, batches, phases and evaluations are spans; loss, learning rates and throughput are
     counters of the first rank; commands, checkpoints, ends of epochs and the run's beginning and end are instants on
-    its track ``events``. Times are microseconds from the first event, by each host's clock."""
+    its track ``events``. Spans of the training's own are on tracks ``spans``, its other events are instants. Times are
+    microseconds from the first event, by each host's clock."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -38,6 +49,9 @@ class TraceWriter:
         self._open: Counter[tuple[int, str]] = Counter()
         self._batch_began: dict[int, int] = {}
         self._rates: dict[str, Any] = {}
+        # By rank: spans whose parent has not ended, by the parent, and when each track is free.
+        self._children: dict[int, dict[int, list[_Span]]] = {}
+        self._lanes: dict[int, list[int]] = {}
 
     def see(self, state: Snapshot) -> None:
         rank, values = state.rank, state.timestamp.values
@@ -47,6 +61,9 @@ class TraceWriter:
             self._batch_began[rank] = now
             self._name_rank(state)
         place = {"epoch": values.epoch, "batch": values.batch}
+        if state.event.is_custom:
+            self._draw_own(state, now, place)
+            return
         match state.event:
             case Event.FIT_START:
                 self._batch_began[rank] = now
@@ -85,6 +102,44 @@ class TraceWriter:
                 if state.event is not Event.BATCH_CHECKPOINT or state.on_demand:
                     self._instant(0, state.event.value, now, place)
 
+    def _draw_own(self, state: Snapshot, now: int, place: dict[str, Any]) -> None:
+        name, rank = state.event.value[1:], state.rank
+        args = {**place, **{key: value for key, value in state._body.fields.items() if key != SPAN}}
+        found = read_span(state.fields)
+        if found is None:
+            self._instant(rank, name, now, args)
+            return
+        span = _Span(found.id, name, now - found.duration, now, args)
+        waiting = self._children.setdefault(rank, {})
+        if found.parent:
+            waiting.setdefault(found.parent, []).append(span)
+            if sum(map(len, waiting.values())) > _MOST_WAITING:
+                self._draw_orphans(rank)
+        else:
+            self._draw_tree(rank, span)
+
+    def _draw_tree(self, rank: int, span: "_Span", lane: int | None = None) -> None:
+        """Draw a span and those within it, on one track unless they overlap."""
+        lanes = self._lanes.setdefault(rank, [])
+        if lane is None:
+            lane = next((index for index, free in enumerate(lanes) if free <= span.began), len(lanes))
+            lanes[lane:] = lanes[lane:] or [0]
+        track = "spans" if not lane else f"spans {lane + 1}"
+        self._put("X", rank, track, max(0, span.began), span.args, name=span.name, dur=(span.ended - span.began) / 1000)
+        lanes[lane] = max(lanes[lane], span.ended)
+        free = span.began
+        for child in sorted(self._children[rank].pop(span.id, ()), key=lambda one: one.began):
+            self._draw_tree(rank, child, lane if child.began >= free and child.ended <= span.ended else None)
+            free = max(free, child.ended)
+
+    def _draw_orphans(self, rank: int) -> None:
+        """Draw spans whose parent was not published, or has not ended."""
+        waiting = self._children[rank]
+        ids = {span.id for spans in waiting.values() for span in spans}
+        for parent in [parent for parent in waiting if parent not in ids]:
+            for span in waiting.pop(parent, ()):
+                self._draw_tree(rank, span)
+
     def command(self, outcome: Outcome, time_ns: int) -> None:
         args = {"batch": outcome.batch, "event": outcome.event}
         if outcome.error is not None:
@@ -93,6 +148,8 @@ class TraceWriter:
         self._instant(0, f"command {outcome.command}{refused}", self._at(time_ns), args)
 
     def close(self, ending: Ending | None = None) -> None:
+        for rank in self._children:
+            self._draw_orphans(rank)
         if ending is not None and self._ranks:
             for (rank, track), count in self._open.items():
                 for _ in range(count):

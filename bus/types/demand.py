@@ -12,7 +12,7 @@ from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import BATCH_EVENTS, EventPosition, check_interval, is_due
 
-MAX_EVENTS = 40
+MAX_EVENTS = 256
 MAX_FIELDS = 64
 MAX_FIELD_NAME = 100
 MAX_INTERVALS = 64
@@ -228,7 +228,7 @@ class Demand:
             delay = parts.pop(_DELAY_KEY, None)
             if len(parts) > MAX_EVENTS:
                 raise ProtocolError(f"a demand for {len(parts)} events is over the limit of {MAX_EVENTS}")
-            known = {Event(name): msgspec.convert(part, _Part) for name, part in parts.items() if name in _NAMES}
+            known = {Event(name): msgspec.convert(part, _Part) for name, part in parts.items() if _is_known(name)}
             return cls._of({event: part.read(event) for event, part in known.items()}, delay)
         except (msgspec.ValidationError, ConfigurationError, RecursionError) as error:
             raise ProtocolError(f"malformed demand: {str(error)[:150]}") from None
@@ -248,7 +248,12 @@ class Demand:
         return f"Demand.from_wire({self.to_wire()!r})"
 
 
-_NAMES = {event.value for event in Event}
+def _is_known(name: Any) -> bool:
+    try:
+        Event(name)
+    except (ConfigurationError, TypeError):
+        return False
+    return True
 
 
 def barrier_events_of(callbacks: Iterable[Any]) -> set[Event]:

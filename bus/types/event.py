@@ -1,5 +1,7 @@
 """The events of a training run, shared by trainers, recordings and callbacks."""
 
+import re
+from collections.abc import Container
 from difflib import get_close_matches
 from enum import Enum
 
@@ -89,6 +91,10 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
     ``Event("batch_end")`` and ``Event("BATCH_END")`` are the same member, which equals both strings in any case. Its
     hash is that of its value, so a look-up in a set or dict is as fast as with a string.
 
+    Further events are a training's own: ``Event("@rollout_end")`` is the custom event ``rollout_end``, and
+    ``Event("#completions")`` the addition of rows to the table ``completions``. ``@*`` and ``#*`` stand for all of them
+    in a request. They are no members, so iteration does not yield them.
+
     Raises ConfigurationError for an unknown name, with similar names. Reference: ``composer/core/event.py``."""
 
     INIT = "init"
@@ -140,7 +146,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
         if isinstance(other, Event):
             return self is other
         if isinstance(other, str):
-            return _BY_NAME.get(other.lower()) is self
+            return _BY_NAME.get(other.lower()) is self or self._value_ == other
         return NotImplemented
 
     def __ne__(self, other: object) -> bool:
@@ -150,12 +156,40 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
 
     @classmethod
     def _missing_(cls, value: object) -> "Event":
+        if isinstance(value, str) and value[:1] in OWN:
+            return _own_event(value)
         name = value.lower() if isinstance(value, str) else ""
         if name not in _BY_NAME:
             close = get_close_matches(name, _BY_NAME, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else "names look like batch_end or epoch_start"
-            raise ConfigurationError(f"{value!r} is not an event: {hint}")
+            raise ConfigurationError(
+                f"{value!r} is not an event: {hint}; your own events begin with '@', tables with '#'"
+            )
         return _BY_NAME[name]
+
+    @property
+    def is_custom(self) -> bool:
+        """True for a custom event or a span."""
+        return self.value[0] == CUSTOM
+
+    @property
+    def is_table(self) -> bool:
+        """True for the addition of rows to a table."""
+        return self.value[0] == TABLE
+
+    @property
+    def is_own(self) -> bool:
+        """True for a custom event or the rows of a table: it belongs to no place in the training loop."""
+        return self.value[0] in OWN
+
+    def is_in(self, events: Container["Event"]) -> bool:
+        """Return whether events include this one, by itself or by ``@*`` or ``#*``."""
+        return self in events or (self.is_own and self.wildcard in events)
+
+    @property
+    def wildcard(self) -> "Event":
+        """``@*`` or ``#*``, for an event of one's own."""
+        return _WILDCARDS[self.value[0]]
 
     @property
     def is_eval(self) -> bool:
@@ -167,5 +201,32 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
         """True if it belongs to ``predict()``."""
         return self.value.startswith("predict_")
 
+
+CUSTOM = "@"
+TABLE = "#"
+OWN = (CUSTOM, TABLE)
+_OWN_NAME = re.compile(r"[@#](\*|[A-Za-z_][A-Za-z0-9_.-]{0,99})\Z")
+_own_events: dict[str, Event] = {}
+
+
+def _own_event(value: str) -> Event:
+    event = _own_events.get(value)
+    if event is None:
+        if not _OWN_NAME.match(value):
+            raise ConfigurationError(
+                f"{value[1:101]!r} cannot name an event or a table: use 1 to 100 letters, digits, '_', '.' or '-', "
+                "beginning with a letter or '_'"
+            )
+        event = str.__new__(Event, value)
+        event._name_ = event._value_ = value
+        _own_events[value] = event
+    return event
+
+
+ANY_CUSTOM = Event(f"{CUSTOM}*")
+"""All custom events and spans, in a request."""
+ANY_TABLE = Event(f"{TABLE}*")
+"""All tables, in a request."""
+_WILDCARDS = {CUSTOM: ANY_CUSTOM, TABLE: ANY_TABLE}
 
 _BY_NAME = {name.lower(): event for name, event in Event.__members__.items()}

@@ -1,9 +1,9 @@
 """The base class of callbacks."""
 
 import inspect
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import is_dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -13,12 +13,14 @@ from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.types.demand import Demand, EventDemand, check_max_delay
-from offloop.bus.types.event import Event
+from offloop.bus.types.event import CUSTOM, OWN, Event
 from offloop.consumers.api.logger import Logger, LoggerDestination
 
 OnError: TypeAlias = Literal["continue", "disable", "stop"]
 """The consequence of an error in a callback: later events, no more events, or the end of the consumer."""
 
+
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 MaybeAwaitable: TypeAlias = Awaitable[None] | None
 """The result of a callback's method: nothing, or an awaitable of an ``async`` method."""
@@ -88,6 +90,24 @@ class Callback:
     owns_terminal: ClassVar[bool] = False
     """The callback draws on the whole terminal, so the command ``consumer`` logs nothing there."""
 
+    @staticmethod
+    def on(*names: str) -> Callable[[_Handler], _Handler]:
+        """Make a method handle events of a training's own, from all of its processes.
+
+            @Callback.on("rollout_end")
+            def rewards(self, state, logger):
+                logger.log_metrics({"reward": state.reward})
+
+        A name is that of an event or a span, ``#completions`` is the addition of rows to a table; ``*`` stands for all
+        events, ``#*`` for all tables. Raises ConfigurationError for an invalid name."""
+        events = tuple(Event(name if name.startswith(OWN) else f"{CUSTOM}{name}") for name in names)
+
+        def mark(method: _Handler) -> _Handler:
+            method.own_events = events  # type: ignore[attr-defined]
+            return method
+
+        return mark
+
     def check(self) -> None:
         """Raise ConfigurationError for what cannot work, such as a missing terminal.
 
@@ -125,8 +145,14 @@ class Callback:
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Handle a requested event; calls the event's method. An override replaces those methods."""
-        result: MaybeAwaitable = getattr(self, event.value)(state, logger)
-        return result
+        return self.method_for(event)(state, logger)
+
+    def method_for(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
+        """Return the method that handles an event."""
+        methods = self._own_methods()
+        name = methods.get(event) or methods[event.wildcard] if event.is_own else event.value
+        method: Callable[[Snapshot, Logger], MaybeAwaitable] = getattr(self, name)
+        return method
 
     def run_ended(self, ending: Ending | None) -> MaybeAwaitable:
         """Learn how the run ended, before :meth:`close`; ``None`` when the consumer leaves a live run."""
@@ -163,8 +189,9 @@ class Callback:
         """True with a separate stream, see :attr:`background`."""
         if self.background is not None:
             return self.background
-        names = ["run_event"] if self.overrides("run_event") else [event.value for event in self.demand().events]
-        return any(inspect.iscoroutinefunction(getattr(self, name)) for name in names)
+        if self.overrides("run_event"):
+            return inspect.iscoroutinefunction(self.run_event)
+        return any(inspect.iscoroutinefunction(self.method_for(event)) for event in self.demand().events)
 
     @property
     def has_state(self) -> bool:
@@ -178,7 +205,19 @@ class Callback:
     def _handled_events(self) -> set[Event]:
         if self.overrides("run_event"):
             return set(Event) if self.events is None else {Event(event) for event in self.events}
-        return {event for event in Event if self.overrides(event.value)}
+        return {event for event in Event if self.overrides(event.value)} | self._own_methods().keys()
+
+    @classmethod
+    def _own_methods(cls) -> dict[Event, str]:
+        if "_methods" not in vars(cls):
+            methods = {name: getattr(cls, name, None) for name in dir(cls)}
+            cls._methods = {
+                event: name for name, method in methods.items() for event in getattr(method, "own_events", ())
+            }
+        return cls._methods
+
+    _methods: ClassVar[dict[Event, str]]
+    """Names of the methods for events of a training's own, of this class."""
 
     # A method for each event, of its name: :class:`offloop.bus.Event` says when each happens.
     def init(self, state: Snapshot, logger: Logger) -> MaybeAwaitable: ...

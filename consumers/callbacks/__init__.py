@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from offloop.consumers.callbacks.nan_monitor import NaNMonitor as NaNMonitor
     from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
     from offloop.consumers.callbacks.phases import Phases as Phases
+    from offloop.consumers.callbacks.run_tables import Tables as Tables
+    from offloop.consumers.callbacks.run_tables import Trace as Trace
     from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
     from offloop.consumers.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
     from offloop.consumers.callbacks.stall_monitor import StallMonitor as StallMonitor

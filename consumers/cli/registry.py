@@ -25,6 +25,8 @@ CALLBACKS: Registry[Callback] = Registry(
         "nan": "offloop.consumers.callbacks.nan_monitor:NaNMonitor",
         "optimizer": "offloop.consumers.callbacks.optimizer_monitor:OptimizerMonitor",
         "phases": "offloop.consumers.callbacks.phases:Phases",
+        "tables": "offloop.consumers.callbacks.run_tables:Tables",
+        "trace": "offloop.consumers.callbacks.run_tables:Trace",
         "runtime": "offloop.consumers.callbacks.runtime_estimator:RuntimeEstimator",
         "speed": "offloop.consumers.callbacks.speed_monitor:SpeedMonitor",
         "stall": "offloop.consumers.callbacks.stall_monitor:StallMonitor",

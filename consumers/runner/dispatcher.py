@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -82,6 +81,26 @@ class _Target(NamedTuple):
     entry: CallbackEntry
     call: Callable[[Snapshot, Logger], Awaitable[None] | None]
     sees_all: bool  # it receives every such event as it is, unless that has fields on demand
+
+
+class _Table(dict[tuple[Event, bool], "list[_Target] | None"]):
+    """The targets of an event, by the event and whether it is of the first rank; ``None`` without any."""
+
+    def __init__(self, entries: Sequence[CallbackEntry]) -> None:
+        super().__init__()
+        self._entries = entries
+
+    def __missing__(self, key: tuple[Event, bool]) -> list[_Target] | None:
+        event, is_first = key
+        found: list[_Target] = []
+        for entry in self._entries:
+            demand, events = entry.demand, entry.demand.events
+            if event.is_own and event.is_in(events):
+                found.append(_Target(entry, entry.handler_of(event), True))
+            elif event in events and (is_first or entry.callback.all_ranks):
+                found.append(_Target(entry, entry.handler_of(event), demand.is_at_every_batch(event)))
+        self[key] = targets = found or None
+        return targets
 
 
 class Dispatcher:
@@ -162,7 +181,8 @@ class Dispatcher:
         self._waiting = True
         try:
             await self._prepare()
-            events = {*(event for event, _ in self._table), *self._with_hyperparameters}
+            demanded = (entry.demand.events for entry in self.entries if entry.is_active)
+            events = set(self._with_hyperparameters).union(*demanded)
             self._look_for_windows()
             async with contextlib.aclosing(self.stream.read(events, self.positions)) as batches:
                 async for batch in batches:
@@ -258,7 +278,7 @@ class Dispatcher:
             event, rank = snapshot.event, snapshot.rank
             if self._keeps_positions and snapshot.seq <= positions.get(rank, _NOWHERE)[0]:
                 continue
-            targets = self._table.get((event, rank == 0))
+            targets = self._table[event, rank == 0]
             if event in self._with_hyperparameters and rank == 0:
                 self._note_hyperparameters(snapshot)
             if targets is not None:
@@ -343,15 +363,5 @@ class Dispatcher:
         active = [entry.callback for entry in self.entries if entry.is_active]
         self.stream.ask_for(demand_of(active), barrier_events_of(active))
 
-    def _make_table(self) -> dict[tuple[Event, bool], list[_Target]]:
-        """Return the targets of an event of the first rank, and of one of another rank."""
-        table: defaultdict[tuple[Event, bool], list[_Target]] = defaultdict(list)
-        for entry in self.entries:
-            if not entry.is_active:
-                continue
-            for event in entry.demand.events:
-                target = _Target(entry, entry.handler_of(event), entry.demand.is_at_every_batch(event))
-                table[event, True].append(target)
-                if entry.callback.all_ranks:
-                    table[event, False].append(target)
-        return dict(table)
+    def _make_table(self) -> "_Table":
+        return _Table([entry for entry in self.entries if entry.is_active])

@@ -122,8 +122,7 @@ class CallbackEntry:
         callback = self.callback
         if callback.overrides("run_event"):
             return partial(callback.run_event, event)
-        handler: Callable[[Snapshot, Logger], MaybeAwaitable] = getattr(callback, event.value)
-        return handler
+        return callback.method_for(event)
 
     @property
     def is_active(self) -> bool:

@@ -266,8 +266,8 @@ class MemoryStream(RunStream):
         self.emit(Event.EVAL_AFTER_ALL)
 
     def _snapshot(self, event: Event, rank: int, further: dict[str, Any]) -> Snapshot:
-        fields = dict(self._now)
-        if fields["batch_size"] is not None:
+        fields = {} if event.is_own else dict(self._now)
+        if fields.get("batch_size") is not None:
             # Each rank trains its share of a batch.
             fields["batch_size"] = len(range(rank, fields["batch_size"], self._ranks))
         if event in _WITH_EVAL_METRICS and self._eval_metrics:
@@ -276,7 +276,7 @@ class MemoryStream(RunStream):
             fields["train_metrics"] = dict(self._train_metrics)
         on_demand = [name for name in further if name not in fields and name not in _ALWAYS_SENT]
         fields |= further
-        if on_demand:
+        if on_demand and not event.is_own:
             fields["on_demand"] = on_demand
         seq, base_seq = self._numbers[rank]
         self._numbers[rank] = seq, base_seq = seq + 1, base_seq + (event in BASE_EVENTS)

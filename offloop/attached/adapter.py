@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from offloop.attached.options import Options, check_options
 from offloop.attached.training import AttachedTraining
 from offloop.bus.errors import OffloopError
+from offloop.bus.publisher.own_events import OwnEvents
+from offloop.bus.types.event import Event
 
 _log = logging.getLogger("offloop")
 _Adapter = TypeVar("_Adapter", bound=type[Any])
@@ -117,14 +119,42 @@ class Wrapped:
             self._attributes[self._name] = self._earlier
 
 
-class Adapter:
+class RunEvents(OwnEvents):
+    """Events of one's own in the run of an adapter. Errors are reported, never raised."""
+
+    _training: AttachedTraining
+    detached: bool
+
+    @property
+    def requested_events(self) -> set[Event]:  # type: ignore[override]  # it changes with the training
+        return set() if self.detached else self._training.requested_events
+
+    def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
+        if not self.detached:
+            try:
+                self._training.publish_own(event, fields)
+            except Exception as error:  # noqa: BLE001  the training must continue
+                self._refuse_own(event.value, error)
+
+    def _refuse_own(self, what: str, error: Exception) -> None:
+        if not self.detached:
+            self._training.leave_out(what, error)
+
+    def room_for_rows(self) -> int:
+        publisher = None if self.detached else self._training.publisher
+        return 0 if publisher is None else publisher.room_for_rows()
+
+    def _default_step(self) -> int:
+        return 0 if self.detached else self._training.batches_done
+
+
+class Adapter(RunEvents):
     def __init__(self, options: Options) -> None:
         super().__init__()
         check_options(options)
         self.detached = True
         """True if there is no run: outside of a training, if disabled, or after an error of offloop."""
         self._options = options
-        self._training: AttachedTraining
         self._wrapped: list[Wrapped] = []
 
     def detach(self, error: BaseException) -> None:

@@ -532,10 +532,22 @@ class AttachedTraining:
             except ConfigurationError as error:
                 self.leave_out("step", error)
                 step = None
-        if step is None:
-            done = self.state.timestamp.values.batch + len(self.kept)
-            step = done if self.in_batch else max(done - 1, 0)
-        self._logger.log_metrics(values, step)
+        self._logger.log_metrics(values, self.step if step is None else step)
+
+    @property
+    def step(self) -> int:
+        """The number of batches before the current or last one."""
+        done = self.batches_done
+        return done if self.in_batch else max(done - 1, 0)
+
+    @property
+    def batches_done(self) -> int:
+        return self.state.timestamp.values.batch + len(self.kept)
+
+    def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
+        """Publish a custom event or rows of a table."""
+        self.publish_kept()
+        self._logger.publish_own(event, fields)
 
     def log_metrics(self, values: Mapping[str, Any]) -> None:
         self.log({f"metrics/train/{name}": value for name, value in values.items()})

@@ -65,14 +65,17 @@ def _no(constant: str) -> None:
 
 def _slices(rank: int, track: str, events: list[dict[str, Any]]) -> Iterator[Slice]:
     begun: list[dict[str, Any]] = []
-    free_from = Decimal(0)
-    for event in events:
-        assert event["ts"] >= free_from, f"{event} overlaps with what was before on track {track}"
-        free_from = event["ts"] + event.get("dur", 0)
+    within: list[Decimal] = []
+    for event in sorted(events, key=lambda one: one["ts"]):
+        while within and within[-1] <= event["ts"]:
+            within.pop()
+        ended = event["ts"] + event.get("dur", 0)
+        assert not within or ended <= within[-1], f"{event} overlaps with what was before on track {track}"
         if event["ph"] == "B":
             begun.append(event)
         elif event["ph"] == "X":
-            yield Slice(rank, track, event["name"], event["ts"], free_from, event.get("args", {}))
+            within.append(ended)
+            yield Slice(rank, track, event["name"], event["ts"], ended, event.get("args", {}))
         else:
             began = begun.pop()
             args = {**began.get("args", {}), **event.get("args", {})}

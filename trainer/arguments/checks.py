@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
-from offloop.bus.types.event import Event
+from offloop.bus.types.event import ANY_CUSTOM, ANY_TABLE, Event
 from offloop.bus.types.metrics import check_goals
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
@@ -66,7 +66,9 @@ def check_flight_recorder(given: TimeInput, argument: str = "flight_recorder") -
 
 def check_record(record: str | Iterable[Event | str], argument: str) -> set[Event]:
     if isinstance(record, str):
-        return set(Event) if record.lower() == "all" else {Event(name.strip()) for name in record.split(",")}
+        if record.lower() == "all":
+            return {*Event, ANY_CUSTOM, ANY_TABLE}
+        return {Event(name.strip()) for name in record.split(",")}
     if isinstance(record, Mapping) or not isinstance(record, Iterable):
         raise ConfigurationError(f"{argument} {record!r} is not allowed: use 'all' or a list of events")
     return {Event(event) for event in record}

@@ -228,7 +228,8 @@ class StreamConfig(ArgumentGroup):
         runs_dir: the folder of runs, by default ``$OFFLOOP_RUNS_DIR`` or ``runs``.
         stream_to: where to copy the run, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``. In a training on
             several hosts each host then has its own broker and recording.
-        record: events to record beside the base set, such as ``batch_start``, or ``all``. Others are recorded while a
+        record: events to record beside the base set, such as ``batch_start``, ``@rollout_end`` or ``@*`` for your own,
+            or ``all``. Others are recorded while a
             consumer requests them.
         flight_recorder: how many of the last batches to keep in memory with all events and phases, such as ``200ba``.
             They are written to a separate recording when a rank fails, dies or has a loss that is not finite, and on

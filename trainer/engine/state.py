@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from offloop.bus.publisher.own_events import OwnEvents
+from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types.deferred import LeftOut
 from offloop.bus.types.event import Event
 from offloop.bus.types.intervals import counter_of
@@ -62,13 +64,17 @@ class Algorithm(ABC):
         """Restore the result of :meth:`state_dict`."""
 
 
-class AlgorithmLogger:
+class AlgorithmLogger(OwnEvents):
     """Collects logged values. They travel with the next published event, as its field ``logged``.
 
     Reference: ``composer/loggers/logger.py``."""
 
     def __init__(self, state: "State") -> None:
+        super().__init__()
         self._state = state
+        self.requested_events: set[Event] = set()
+        self._publisher: Publisher | None = None
+        self._send_own: Callable[[Event, dict[str, Any]], None] | None = None
         self.entries: list[list[Any]] = []
         """Unpublished pairs of step and metrics; always the same list."""
         self.left_out = LeftOut(state.run_name)
@@ -92,6 +98,24 @@ class AlgorithmLogger:
 
     def _value_of(self, name: str, value: Any) -> Any:
         return to_builtin(value)
+
+    def connect(self, publisher: Publisher, send_own: Callable[[Event, dict[str, Any]], None]) -> None:
+        """Publish custom events and rows of tables from here on, by ``send_own``."""
+        self.requested_events, self._publisher, self._send_own = publisher.requested_events, publisher, send_own
+
+    def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
+        """Publish a requested custom event or rows of a table."""
+        if self._send_own is not None:
+            self._send_own(event, fields)
+
+    def room_for_rows(self) -> int:
+        return 0 if self._publisher is None else self._publisher.room_for_rows()
+
+    def _refuse_own(self, what: str, error: Exception) -> None:
+        self.left_out.add(what, error)
+
+    def _default_step(self) -> int:
+        return self._state.timestamp.values.batch
 
     def take(self) -> list[list[Any]]:
         """Return everything logged since the last call, as pairs of step and metrics."""

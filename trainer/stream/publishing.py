@@ -184,6 +184,10 @@ class StatePublisher:
             self._fields.use(Demand.merge([self._demand, self._stream.demand]))
             self._probe_phases()
 
+    def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
+        """Publish a custom event or rows of a table."""
+        self._stream.send(event, self._state.timestamp.values, None, fields, self.context)
+
     def learning_rates(self) -> dict[str, list[float]]:
         """Return the present learning rates of each optimizer's groups, by the optimizer's name."""
         state = self._state

@@ -130,6 +130,7 @@ class TrainingStream:
         published = StatePublisher(
             state, logger, publisher, self._always, self.fields, self.sharing, clock, publisher.info
         )
+        logger.connect(publisher, published.publish_own)
         publish: Callable[[Event], None] = published.publish
         if self._waits_for:
             barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from offloop.bus import BASE_EVENTS, Event, Gap, Snapshot
 from offloop.bus.protocol.frames import CHECKPOINT, END, Topic, event_encoder, pack_map
-from offloop.bus.protocol.order import BASE_STEPS, Ending, Missing, StreamOrder, base_seq_problem
+from offloop.bus.protocol.order import Ending, Missing, StreamOrder, base_seq_problem, base_step
 
 NAMES = [Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END]
 some_events = st.lists(st.sampled_from(NAMES), max_size=30)
@@ -41,7 +41,7 @@ def receive(order, live, recorded):
     """Take live frames, and read the recording whenever something is missing, like a subscriber."""
     out = []
     for topic, body in live:
-        if "r/$base/" in order.topics and not BASE_STEPS.get(topic.split("/")[1], 1):
+        if "r/$base/" in order.topics and base_step(topic.split("/")[1]) == 0:
             continue
         result = from_feed(order, topic, body)
         if isinstance(result, Missing):
