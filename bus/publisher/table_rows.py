@@ -39,7 +39,7 @@ class TableRows:
     def pack(
         self, name: str, rows: Rows, columns: Sequence[str] | None, step: int, room: int
     ) -> Iterator[dict[str, Any]]:
-        """Yield the fields of events. Raises ConfigurationError for rows that are no table."""
+        """Yield the fields of events. Raises ConfigurationError for malformed rows."""
         self.refused = None
         now = time.monotonic()
         self._allowance = min(MAX_SECOND, self._allowance + (now - self._filled_at) * MAX_SECOND)
@@ -102,7 +102,7 @@ def _as_cells(name: str, rows: Rows, columns: Sequence[str] | None) -> tuple[lis
     given = list(rows)
     if columns is None:
         if not all(isinstance(row, Mapping) for row in given):
-            raise ConfigurationError(f"table {name!r} has rows that are no maps and no columns: give columns=")
+            raise ConfigurationError(f"table {name!r} has rows that are lists, without columns: give columns=")
         # In the order of their first use.
         columns = list(dict.fromkeys(column for row in given for column in row))
     names = [as_utf8(column) if isinstance(column, str) else str(column) for column in columns]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from offloop.bus.errors import ConfigurationError, ProtocolError, close_matches, require
 from offloop.bus.files import atomic_output
 from offloop.bus.protocol.frames import COMMAND, END
+from offloop.bus.protocol.tables import RowsAdded
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
-from offloop.bus.recording.tables import RowsAdded, count_rows, require_table
+from offloop.bus.recording.tables import count_rows, require_table
 from offloop.bus.strict_json import flatten, json_text
 from offloop.bus.tools.convert import Written, nothing_chosen
 from offloop.bus.tools.rows import FORMATS, as_row, clock

@@ -51,7 +51,7 @@ class TraceWriter:
         self._rates: dict[str, Any] = {}
         # By rank: spans whose parent has not ended, by the parent, and when each track is free.
         self._children: dict[int, dict[int, list[_Span]]] = {}
-        self._lanes: dict[int, list[int]] = {}
+        self._free_tracks: dict[int, list[int]] = {}
 
     def see(self, state: Snapshot) -> None:
         rank, values = state.rank, state.timestamp.values
@@ -118,18 +118,18 @@ class TraceWriter:
         else:
             self._draw_tree(rank, span)
 
-    def _draw_tree(self, rank: int, span: "_Span", lane: int | None = None) -> None:
+    def _draw_tree(self, rank: int, span: "_Span", index: int | None = None) -> None:
         """Draw a span and those within it, on one track unless they overlap."""
-        lanes = self._lanes.setdefault(rank, [])
-        if lane is None:
-            lane = next((index for index, free in enumerate(lanes) if free <= span.began), len(lanes))
-            lanes[lane:] = lanes[lane:] or [0]
-        track = "spans" if not lane else f"spans {lane + 1}"
+        tracks = self._free_tracks.setdefault(rank, [])
+        if index is None:
+            index = next((place for place, free in enumerate(tracks) if free <= span.began), len(tracks))
+            tracks[index:] = tracks[index:] or [0]
+        track = "spans" if not index else f"spans {index + 1}"
         self._put("X", rank, track, max(0, span.began), span.args, name=span.name, dur=(span.ended - span.began) / 1000)
-        lanes[lane] = max(lanes[lane], span.ended)
+        tracks[index] = max(tracks[index], span.ended)
         free = span.began
         for child in sorted(self._children[rank].pop(span.id, ()), key=lambda one: one.began):
-            self._draw_tree(rank, child, lane if child.began >= free and child.ended <= span.ended else None)
+            self._draw_tree(rank, child, index if child.began >= free and child.ended <= span.ended else None)
             free = max(free, child.ended)
 
     def _draw_orphans(self, rank: int) -> None:

@@ -93,7 +93,7 @@ class Event(str, Enum):  # noqa: UP042 - str() of a member is its name, as peopl
 
     Further events are a training's own: ``Event("@rollout_end")`` is the custom event ``rollout_end``, and
     ``Event("#completions")`` the addition of rows to the table ``completions``. ``@*`` and ``#*`` stand for all of them
-    in a request. They are no members, so iteration does not yield them.
+    in a request. Iteration over the members does not yield them.
 
     Raises ConfigurationError for an unknown name, with similar names. Reference: ``composer/core/event.py``."""
 

@@ -2,7 +2,7 @@
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.tables import RowsAdded
+from offloop.bus.protocol.tables import RowsAdded
 from offloop.bus.strict_json import json_text
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import ANY_CUSTOM, Event

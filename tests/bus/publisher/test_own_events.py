@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from offloop.bus import BASE_EVENTS, Event, Image, Publisher, Recording, Snapshot, Subscriber
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.tables import RowsAdded
 from offloop.bus.publisher import table_rows
 from offloop.bus.publisher.table_rows import TableRows
-from offloop.bus.recording.tables import RowsAdded, count_rows, read_rows
+from offloop.bus.recording.tables import count_rows, read_rows
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import ANY_CUSTOM, ANY_TABLE
 from offloop.bus.types.span import read_span
