@@ -1,6 +1,6 @@
 """The names that a training script needs.
 
-    from offloop import Callback, Event, Image, Publisher, Trainer, runs, watch
+    from offloop import Callback, Event, Image, Publisher, Trainer, join, runs, watch
 
 They are loaded at first use, so that a machine without torch can import this package. ``offloop.bus``,
 ``offloop.trainer`` and ``offloop.consumers`` have the rest."""
@@ -9,6 +9,7 @@ They are loaded at first use, so that a machine without torch can import this pa
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from offloop.bus import Event, Image, Publisher, Recording, Subscriber
+    from offloop.bus.publisher.actor import join
     from offloop.consumers import Callback
     from offloop.folder import runs
     from offloop.own_loop import watch
@@ -23,6 +24,7 @@ __all__ = [
     "Recording",
     "Subscriber",
     "Trainer",
+    "join",
     "runs",
     "watch",
 ]

@@ -35,6 +35,7 @@ SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
 FIRST_RUN_SECONDS = 30.0  # how long to wait for the first publisher
+ACTOR_SECONDS = 5.0  # how long a run whose ranks have finished waits for the last events of its actors
 FINISHED_SECONDS = 2.0  # how long a resumed run that has finished waits for its publishers
 
 
@@ -234,8 +235,10 @@ class Broker:
         if rank.ended:
             if rank.identity is not None:
                 self.send(rank.identity, "ended", {})
-            if run.over:
+            if run.over and not run.has_actors:
                 self._end_run(run)
+            elif run.over:
+                self._tell_actors(run, is_final=False)
 
     def _flush(self, run: BrokerRun, now: float) -> None:
         was_well = run.write_error is None
@@ -249,20 +252,26 @@ class Broker:
         self._acknowledge(run)
         self._control.push_demand(run)
         if run.is_abandoned(now):
-            run.note_ending(Ending("lost", f"only {len(run.ranks)} of {run.local_world_size} ranks ever joined"))
+            run.note_ending(Ending("lost", f"only {len(run.trainers)} of {run.local_world_size} ranks ever joined"))
             self._end_run(run)
-        elif run.over and now - (run.last_end or now) > FINISHED_SECONDS:
-            # It had finished before; its broker died before it recorded that.
+        elif run.over and now - (run.last_end or now) > (ACTOR_SECONDS if run.has_actors else FINISHED_SECONDS):
+            # Without actors it had finished before; its broker died before it recorded that.
             self._end_run(run)
 
     def _send_all(self, run: BrokerRun, kind: str, content: dict[str, Any]) -> None:
         for identity, _ in run.connected():
             self.send(identity, kind, content)
 
+    def _tell_actors(self, run: BrokerRun, *, is_final: bool) -> None:
+        for identity, rank in run.publishers():
+            if rank.actor is not None:
+                self.send(identity, "training_ended", {"is_final": is_final})
+
     def _acknowledge(self, run: BrokerRun) -> None:
         for identity, rank in run.connected():
             if (number := rank.acknowledgement()) is not None:
-                self.send(identity, "ack", {"seq": number})
+                progress = {} if rank.actor is None else {"timestamp": run.training_time}
+                self.send(identity, "ack", {"seq": number, **progress})
 
     def _send_heartbeat(self, run: BrokerRun) -> None:
         positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}
@@ -282,7 +291,8 @@ class Broker:
                 is_there = rank.identity is not None and self.send(rank.identity, "beat", {})
             rank.note_presence(is_there, now)
             if rank.is_dead(self._heard, now):
-                why = "the trainer could not be reached" if rank.pid is None else "the trainer's process died"
+                who = "trainer" if rank.actor is None else rank.actor.name
+                why = f"the {who} could not be reached" if rank.pid is None else f"the {who}'s process died"
                 self._end_as_lost(run, rank, why)
 
     def _end_as_lost(self, run: BrokerRun, rank: LiveRank, error: str) -> None:
@@ -314,6 +324,7 @@ class Broker:
             # If the directory cannot be written, our log probably cannot either.
             self._send_all(run, "notice", {"text": unwritten})
         run.directory.release()
+        self._tell_actors(run, is_final=True)
         for rank in run.ranks.values():
             self.forget_connection(rank)
         self.run, self.has_ended = None, True

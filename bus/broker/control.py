@@ -94,7 +94,7 @@ class ControlHandler:
 
     def _welcome(self, request: _Request, hello: HelloMessage) -> None:
         """Accept a publisher: the first of a new attempt, a further rank, or a known one that has reconnected."""
-        if hello.rank >= hello.world_size:
+        if hello.role is None and hello.rank >= hello.world_size:
             raise ConfigurationError(f"rank {hello.rank} of {hello.world_size}: ranks go from 0 to world_size - 1")
         if (hello.local_world_size or 1) > hello.world_size:
             raise ConfigurationError(
@@ -108,6 +108,8 @@ class ControlHandler:
         if hello.run != own and not (hello.new and is_name_for(own, check_run_name(hello.run))):
             raise BrokerError(f"this broker serves only run {own!r}: publish {hello.run!r} without broker=")
         if broker.run is None:
+            if hello.role is not None:
+                raise BrokerError(f"run {own!r} has ended or not begun: join it while it is live")
             if broker.has_ended:
                 raise BrokerError(f"run {own!r} has ended: publish without broker=, which starts another broker")
             if hello.attempt is not None:
@@ -118,9 +120,9 @@ class ControlHandler:
         rank = self._admit(run, request.identity, hello)
         if held is not None:
             try:
-                run.consumers.renew(hello.rank, held, time.monotonic())
+                run.consumers.renew(rank.rank, held, time.monotonic())
             except BrokerError as error:
-                _log.warning("rank %d loses its demand until consumers have reconnected: %s", hello.rank, error)
+                _log.warning("rank %d loses its demand until consumers have reconnected: %s", rank.rank, error)
         self.push_demand(run)
         recording = run.writer.path
         welcome = {
@@ -134,12 +136,14 @@ class ControlHandler:
             "acknowledged": rank.acknowledged,
             "ended": rank.seq if rank.ended else None,
         }
+        if rank.actor is not None:
+            welcome |= {"rank": rank.rank, "name": rank.actor.name, "timestamp": run.training_time}
         self._reply(request, "welcome", welcome)
         if run.write_error is not None:
             self._send(request.identity, "trouble", {"reason": run.write_error})
 
     def _admit(self, run: BrokerRun, identity: bytes, hello: HelloMessage) -> LiveRank:
-        rank = run.rank_of(hello)
+        rank = run.rank_of(hello) if hello.role is None else run.actor_of(hello)
         self._broker.forget_connection(rank)
         rank.identity = identity
         self._broker.publishers[identity] = rank
@@ -151,7 +155,8 @@ class ControlHandler:
             self._send(identity, "notice", {"text": problem})
         process = {"pid": hello.pid, "started": hello.started, "host": hello.host}
         try:
-            run.directory.note_publisher({"rank": hello.rank, "publisher_id": hello.publisher_id, **process})
+            actor = {} if rank.actor is None else rank.actor._asdict()
+            run.directory.note_publisher({"rank": rank.rank, "publisher_id": hello.publisher_id, **process, **actor})
         except (OSError, RunDirectoryError) as error:
             _log.error("run %s: %s", run.name, error)
         return rank
@@ -236,7 +241,7 @@ class ControlHandler:
             return
         if self._senders.get(command.id, request.identity) != request.identity:
             raise BrokerError(f"another command has the id {command.id!r}: choose another")
-        publishers = [identity for identity, _ in run.publishers()]
+        publishers = [identity for identity, rank in run.publishers() if rank.actor is None]
         if publishers and run.local_world_size < run.world_size and 0 not in run.ranks:
             raise BrokerError(
                 f"commands for run {run.name!r} go to its first rank, which is on another host: send it by '--stream'"
@@ -254,7 +259,7 @@ class ControlHandler:
             outcome = {"id": command.id, "event": None, "batch": None, "error": error, "done": done}
             self._send(request.identity, "applied", outcome)
 
-        self._reply(request, "accepted", {"ranks": len(run.ranks)})
+        self._reply(request, "accepted", {"ranks": len(run.trainers)})
         reason = str(command.arguments[0]) if command.arguments else ASKED
         run.flight.ask(reason, command.reason or "", answer)
 
@@ -274,7 +279,10 @@ class ControlHandler:
         run = self._find(content["run"])
         statistics = {
             "broker": asdict(self._broker.statistics) | {"recorded": run.writer.written},
-            "publishers": [{"rank": number, **rank.report} for number, rank in run.ranks.items()],
+            "publishers": [
+                {"rank": number, **({} if rank.actor is None else rank.actor._asdict()), **rank.report}
+                for number, rank in run.ranks.items()
+            ],
             "consumers": run.consumers.describe(time.monotonic())[:MAX_LISTED],
             "trouble": run.write_error,
         }

@@ -13,6 +13,9 @@ Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 EventNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
+ActorText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")]
+
+
 class HelloMessage(msgspec.Struct):
     """A publisher's introduction."""
 
@@ -20,6 +23,8 @@ class HelloMessage(msgspec.Struct):
     rank: Count
     world_size: Positive
     publisher_id: Text
+    role: ActorText | None = None  # role of an actor, whose rank is 0 until the broker has numbered it
+    name: ActorText | None = None  # its name, or the beginning of it
     local_world_size: Positive | None = None
     attempt: Positive | None = None  # attempt to continue; ``None`` for a new one
     new_attempt: Positive | None = None  # number of the new attempt, if the hosts agreed on one

@@ -8,6 +8,7 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, EventBody, split_frame
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
+from offloop.bus.types.actor import ActorName
 from offloop.bus.types.event import OWN, Event
 
 MAX_TOPICS = 200
@@ -31,6 +32,7 @@ class LiveRank:
     """One rank, without sockets and processes. Times are monotonic, in seconds."""
 
     rank: int
+    actor: ActorName | None = None
     publisher_id: str = ""  # the publisher's own id, unchanged by reconnects
     identity: bytes | None = None  # its connection; ``None`` after a restart of the broker, until it reconnects
     pid: int | None = None  # its process, if that is visible on this machine

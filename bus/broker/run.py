@@ -1,5 +1,6 @@
 """A live run at its broker: ranks, recording, and demand of the consumers."""
 
+import itertools
 import logging
 import socket
 import time
@@ -18,9 +19,12 @@ from offloop.bus.protocol.run_state import Pause, Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer
 from offloop.bus.recording.writer import RecordingWriter
+from offloop.bus.runs.directory import numbered_names
 from offloop.bus.runs.writing import RunDirectory
+from offloop.bus.types.actor import FIRST_ACTOR, ActorName, is_actor
 from offloop.bus.types.demand import Demand
 from offloop.bus.types.event import Event
+from offloop.bus.types.timestamp import TrainingTime
 
 _log = logging.getLogger("offloop.broker")
 
@@ -76,7 +80,7 @@ class BrokerRun:
         self._is_summarized = True
         for number, at in writer.positions.items():
             self.ranks[number] = LiveRank(
-                number, seq=at.seq, base_seq=at.base_seq, base_seq_at=at.seq, time=at.time, ended=at.ended
+                number, None, seq=at.seq, base_seq=at.base_seq, base_seq_at=at.seq, time=at.time, ended=at.ended
             )
         self._back_to_disk()
 
@@ -113,14 +117,41 @@ class BrokerRun:
         for entry in publishers:
             rank = run.ranks.setdefault(int(entry["rank"]), LiveRank(int(entry["rank"])))
             rank.publisher_id = str(entry.get("publisher_id"))
+            if is_actor(rank.rank):
+                rank.actor = ActorName(str(entry.get("name")), str(entry.get("role")))
             if entry.get("host") == socket.gethostname():
                 rank.pid, rank.started = entry.get("pid"), entry.get("started")
-        if any(rank.ended for rank in run.ranks.values()):
+        if any(rank.ended for rank in run.trainers):
             for ending in Recording(recording).read_endings():
                 run.note_ending(ending)
             run.last_end = time.monotonic()
         _log.warning("attempt %d of run %s continues with a new broker", attempt, directory.name)
         return run
+
+    @property
+    def trainers(self) -> list[LiveRank]:
+        """The ranks of the training."""
+        return [rank for number, rank in self.ranks.items() if not is_actor(number)]
+
+    @property
+    def has_actors(self) -> bool:
+        """At least one actor has not left."""
+        return any(not rank.ended for number, rank in self.ranks.items() if is_actor(number))
+
+    def actor_of(self, hello: HelloMessage) -> LiveRank:
+        """Return the actor of a ``hello``, new or known. Raise BrokerError if it cannot publish here."""
+        if hello.attempt is None:
+            number = max(FIRST_ACTOR - 1, *self.ranks) + 1
+            taken = {rank.actor.name for rank in self.ranks.values() if rank.actor is not None and not rank.ended}
+            role = str(hello.role)
+            names = numbered_names(hello.name) if hello.name else (f"{role}-{index}" for index in itertools.count())
+            name = next(name for name in names if name not in taken)
+            self.ranks[number] = LiveRank(number, ActorName(name, role), hello.publisher_id)
+            return self.ranks[number]
+        known = self.ranks.get(hello.rank)
+        if hello.attempt != self.attempt or known is None or known.publisher_id != hello.publisher_id:
+            raise BrokerError(f"attempt {hello.attempt} of run {self.name!r} has no actor {hello.rank}: join it anew")
+        return known
 
     def rank_of(self, hello: HelloMessage) -> LiveRank:
         """Return the rank of a ``hello``, new or known. Raise BrokerError if it cannot publish here."""
@@ -129,12 +160,12 @@ class BrokerRun:
             raise BrokerError(f"attempt {attempt} of run {name!r} cannot continue: attempt {self.attempt} has begun")
         rank = self.ranks.get(number)
         if rank is None and number < self.world_size:
-            if len(self.ranks) >= self.local_world_size:
+            if len(self.trainers) >= self.local_world_size:
                 raise BrokerError(
                     f"rank {number} of run {name!r} is one more than the {self.local_world_size} that publish to this "
                     "broker: name the broker of its own host, or give all ranks here the same local_world_size"
                 )
-            rank = self.ranks[number] = LiveRank(number, hello.publisher_id)
+            rank = self.ranks[number] = LiveRank(number, None, hello.publisher_id)
         elif rank is not None and not rank.publisher_id:
             # The previous broker died before it could store the id.
             rank.publisher_id = hello.publisher_id
@@ -147,14 +178,15 @@ class BrokerRun:
     @property
     def over(self) -> bool:
         """Every rank that publishes here has ended."""
-        return len(self.ranks) == self.local_world_size and all(rank.ended for rank in self.ranks.values())
+        trainers = self.trainers
+        return len(trainers) == self.local_world_size and all(rank.ended for rank in trainers)
 
     def is_abandoned(self, now: float) -> bool:
         """Return whether every present rank has ended, and missing ones had their time to join."""
         return (
             self.last_end is not None
             and now - self.last_end > JOIN_SECONDS
-            and all(rank.ended for rank in self.ranks.values())
+            and all(rank.ended for rank in self.trainers)
         )
 
     def take(self, rank: LiveRank, frame: bytes) -> Placement:
@@ -191,9 +223,10 @@ class BrokerRun:
                 self.flight.note_loss(rank, event)
             elif name == END:
                 rank.end = topic, event, body
-                self.last_end = time.monotonic()
-                self.flight.note_end(rank, event.fields)
-                self.note_ending(Ending.from_fields(event.fields))
+                if rank.actor is None:
+                    self.last_end = time.monotonic()
+                    self.flight.note_end(rank, event.fields)
+                    self.note_ending(Ending.from_fields(event.fields))
         elif placement is Placement.DUPLICATE and not self.record(rank, topic, event, body):
             self._statistics.duplicates += 1
         return placement
@@ -304,6 +337,12 @@ class BrokerRun:
         return None if first is None or first.last is None else Reached.of(first.last)
 
     @property
+    def training_time(self) -> TrainingTime | None:
+        """Training time of the lowest rank here."""
+        first = self.ranks.get(min(self.ranks, default=0))
+        return None if first is None or first.last is None else first.last.timestamp
+
+    @property
     def incomplete(self) -> str | None:
         if self.write_error is not None:
             return f"the recording is incomplete: {self.write_error}"
@@ -410,7 +449,7 @@ def _refuse_if_away(directory: RunDirectory, pid: int | None) -> None:
     entry = directory.resumable()
     for publisher in (entry or {}).get("publishers", ()):
         other = publisher.get("pid")
-        here = publisher.get("host") == socket.gethostname()
+        here = publisher.get("host") == socket.gethostname() and "role" not in publisher
         if here and other != pid and processes.is_running(other, publisher.get("started")):
             raise RunIsLiveError(
                 f"run {directory.name!r} is live already: its trainer, process {other}, continues and finds this "

@@ -26,6 +26,7 @@ from offloop.bus.recording.summary import Summarizer
 from offloop.bus.runs.bridged import bridge_of, how_to_send, read_bridge
 from offloop.bus.runs.directory import IMPORTED_FROM, RunInfo, changed_in_words
 from offloop.bus.runs.flight import list_dumps
+from offloop.bus.types.actor import is_actor
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.bus.types.source import Source
@@ -68,6 +69,7 @@ def describe_start(run: RunInfo) -> dict[str, Any]:
         **{name: getattr(run, name) for name in ("recorded_as", "id", "status", "changed")},
         **{name: getattr(last, name) for name in ("error", "reason", "started", "ended")},
         **{name: getattr(last, name) for name in ("world_size", "local_world_size")},
+        "actors": [str(publisher.get("name")) for publisher in last.publishers if "role" in publisher],
         "attempt": last.number,
         "attempts": [attempt.number for attempt in run.attempts],
         "command": [str(word) for word in info.get("command") or ()],
@@ -116,8 +118,11 @@ def describe_recording(path: Path) -> dict[str, Any]:
     for record in source:
         if is_mark(record):
             continue
-        name, last = record.topic.name, record.event
+        name = record.topic.name
         counts[name] += 1
+        if is_actor(record.topic.rank):
+            continue
+        last = record.event
         if name == Event.INIT and not record.topic.rank:
             described = Source.of(last.fields).describe()
     with closing(Summarizer(path, source.run, source.attempt, source.run_id)) as summarizer:
@@ -184,6 +189,7 @@ def start_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "folder": described["folder"],
         "host": described["host"],
         "ranks": f"{here} of {ranks}: the others are recorded on their hosts" if here < ranks else str(ranks),
+        "actors": ", ".join(shorten(described["actors"], "actors", _LISTED)),
         "versions": _pairs({name: version for name, version in described["versions"].items() if version}),
         "git commit": f"{commit}{', with uncommitted changes' if described['git_dirty'] else ''}" if commit else "",
     }
@@ -250,7 +256,7 @@ def _statistics_lines(statistics: dict[str, Any]) -> Iterator[tuple[str, str | N
             ]
             named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
             parts += [f"{publisher[key]:,} {text}" for key, text in named.items() if publisher.get(key)]
-            yield f"rank {publisher['rank']}", ", ".join(parts)
+            yield publisher.get("name") or f"rank {publisher['rank']}", ", ".join(parts)
     consumers = statistics.get("consumers", [])
     yield "consumers", str(len(consumers) or "")
     for consumer in consumers[:_LISTED]:

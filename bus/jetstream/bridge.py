@@ -270,7 +270,7 @@ class Bridge:
         while True:
             is_closed = self._is_closed(attempt)
             known = next(one for one in self._run.attempts if one.number == attempt)
-            ranks = {publisher.get("rank") for publisher in known.publishers}
+            ranks = {publisher.get("rank") for publisher in known.publishers if "role" not in publisher}
             if 0 in ranks or is_closed or len(ranks) >= known.local_world_size:
                 return 0 in ranks
             await asyncio.sleep(_LOOK_SECONDS)

@@ -19,6 +19,7 @@ from offloop.bus.protocol.frames import (
 )
 from offloop.bus.protocol.snapshot import CommandSender, Snapshot
 from offloop.bus.tensors.view import Fetch
+from offloop.bus.types.actor import is_actor
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import OWN, Event
@@ -366,9 +367,8 @@ class StreamOrder:
         return mark
 
     def _note_end(self, rank: int, event: EventBody) -> None:
-        world_size = event.context.get("world_size")
-        if isinstance(world_size, int) and rank >= world_size:
-            return  # an actor that is not a rank does not end the run
+        if is_actor(rank):
+            return
         self._ends[rank] = Ending.from_fields(event.fields)
         # On several hosts, each recording has the ranks of one host.
         size = event.context.get("local_world_size", event.context.get("world_size", 1))

@@ -8,6 +8,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_plain, pack_map
 from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values
 from offloop.bus.redaction import redact
+from offloop.bus.types.actor import ACTOR, ActorName
 from offloop.bus.types.deferred import LeftOut, is_deferred
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
@@ -34,15 +35,19 @@ class OwnLoop:
         info: Mapping[str, Any],
         world_size: int,
         left_out: LeftOut,
+        actor: ActorName | None = None,
     ) -> None:
         self._clock = clock
         self._world_size = world_size
         self._began = clock()
         self._introduction = {name: info[name] for name in SOURCE_FIELDS if name in info}
+        if actor is not None:
+            self._introduction[ACTOR] = actor._asdict()
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._planned: str | None = None  # the latest max_duration
         self._previous: TrainingTime | None = None
-        self._counts_batches = False
+        # An actor's values belong to batches of the training.
+        self._counts_batches = actor is not None
         self.reached = Timestamp().values  # training time at the last event
         self.logged = LoggedValues(left_out)
         self._logged_names: set[str] = set()
@@ -93,6 +98,11 @@ class OwnLoop:
             self.logged.clear()
         self._previous = timestamp
         self._counts_batches = self._counts_batches or timestamp.batch > 0
+
+    def introduce(self, send: Send) -> None:
+        """Send the first event, unless it was sent."""
+        if self._introduction:
+            self._introduce(send, Event.BATCH_END, {}, self._context[1] or self._pack_context({}))
 
     def publish_own(self, send: Send, event: Event, fields: dict[str, Any]) -> None:
         """Publish a custom event or rows of a table at the training time that was reached."""

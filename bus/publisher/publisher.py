@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from threading import get_ident
 from time import thread_time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
 
 from offloop.bus.errors import ClosedError, ConfigurationError, ProtocolError
 from offloop.bus.protocol import frames
@@ -30,6 +33,8 @@ from offloop.bus.publisher.program_end import LEFT, error_at_exit, ignoring_sigt
 from offloop.bus.publisher.serial_calls import SerialCalls
 from offloop.bus.publisher.session import POLL_SECONDS, connect
 from offloop.bus.redaction import redact
+from offloop.bus.runs.directory import is_over
+from offloop.bus.types.actor import JOIN, ActorName
 from offloop.bus.types.commands import Command
 from offloop.bus.types.deferred import LeftOut, is_deferred
 from offloop.bus.types.demand import BASE_EVENTS, ConsumerProgress, Demand, check_max_delay
@@ -144,6 +149,7 @@ class Publisher(SerialCalls, OwnEvents):
         run_id: Identity of the run that all hosts agreed on.
         flight: Memory of a flight recorder. The caller fills it; the broker writes it to a recording when triggered.
         stream_to: NATS servers that receive a copy, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``.
+        actor: Name and role of an actor, see :func:`offloop.join`.
         resume: Continue the run of that name, if it exists, with a new attempt. This is always so in a process that
             ``torchrun`` has restarted.
 
@@ -186,6 +192,7 @@ class Publisher(SerialCalls, OwnEvents):
         flight: "FlightRing | None" = None,
         stream_to: str | None = None,
         resume: bool = False,
+        actor: ActorName | None = None,
     ) -> None:
         super().__init__()
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -203,7 +210,14 @@ class Publisher(SerialCalls, OwnEvents):
             flight=None if flight is None else flight.to_wire(),
             stream_to=stream_to,
             resume=resume,
+            actor=actor,
         )
+        self.actor = None if actor is None else actor._replace(name=str(session.welcome.get("name")))
+        """Name and role of an actor, see :class:`offloop.bus.publisher.actor.Actor`; ``None`` for a rank."""
+        if self.actor is not None:
+            rank = int(session.welcome["rank"])
+        self.training_ended = False
+        """The ranks of the run have ended; an actor can send its last events for some seconds."""
         self.run_name: str = session.run_name
         """Name of the run. It differs from the given name if that was taken."""
         self.attempt: int = session.welcome["attempt"]
@@ -237,10 +251,15 @@ class Publisher(SerialCalls, OwnEvents):
         self._patience = timeouts.flush
         self._closed = False
         self._clock = clock or wall_clock()
-        self._loop = OwnLoop(self._clock, self.info, world_size, self.left_out)
+        self._loop = OwnLoop(self._clock, self.info, world_size, self.left_out, self.actor)
         self._take_report(session.welcome)
         watch_main_thread()
         _open_publishers.add(self)
+        if self.actor is None:
+            os.environ[JOIN] = str(self.run_dir)
+        else:
+            # Its first event shows who it is.
+            self._in_turn(partial(self._loop.introduce, self.send))
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
             _log.warning("run %s exists already and is not resumed: this run is %s", run_name, self.run_name)
 
@@ -545,12 +564,17 @@ class Publisher(SerialCalls, OwnEvents):
         while not self._closed and (message := self._session.receive()) is not None:
             if message.kind == "command":
                 self._take_command(message.content)
+            elif message.kind == "training_ended":
+                self.training_ended = True
             else:
                 self._take_report(message.content)
         if self._closed:
             return
         self._session.tick()
+        if self.actor is not None and self._state.is_silent(time.monotonic()) and is_over(self.run_dir):
+            self._state.end_with_training()
         if self._state.lost:
+            self.training_ended = True
             self._shut()
             return
         self._outbox.send()
@@ -595,6 +619,9 @@ class Publisher(SerialCalls, OwnEvents):
         self._in_turn(publish)
 
     def _take_report(self, report: dict[str, Any]) -> None:
+        if self.actor is not None and report.get("timestamp") is not None:
+            with suppress(msgspec.ValidationError):
+                self._loop.reached = msgspec.convert(report["timestamp"], TrainingTime)
         audience = self._audience
         audience.update(report)
         self.demand, self.demand_version = audience.demand, audience.version
@@ -708,6 +735,8 @@ class Publisher(SerialCalls, OwnEvents):
         if not self._closed:
             self._closed = True
             self.requested_events &= self.kept_events
+            if self.actor is None and os.environ.get(JOIN) == str(self.run_dir):
+                del os.environ[JOIN]
             _open_publishers.discard(self)
             self.left_out.report()
             self._session.close()

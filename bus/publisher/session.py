@@ -22,6 +22,7 @@ from offloop.bus.publisher.outbox import Outbox
 from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
 from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name
 from offloop.bus.runs.writing import socket_address
+from offloop.bus.types.actor import ActorName
 from offloop.bus.types.timeouts import Timeouts
 
 _log = logging.getLogger("offloop")
@@ -29,7 +30,7 @@ SEND_QUEUE = 1000
 POLL_SECONDS = 0.02
 LAST_WORDS_SECONDS = 0.2
 """How long to wait for the last messages of a broker that has exited, before the next one is started."""
-_FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command"))
+_FOR_THE_PUBLISHER = frozenset(("welcome", "demand", "consumers", "command", "training_ended"))
 
 
 class BrokerSession:
@@ -93,6 +94,8 @@ class BrokerSession:
             if message.kind == "welcome":
                 attempt, *place = (message.content.get(name) for name in ("attempt", "path", "recording"))
                 if type(attempt) is int and all(isinstance(part, str) for part in place):
+                    # An actor gets its number from the broker.
+                    self._hello["rank"] = message.content.get("rank", self._hello["rank"])
                     return message.content
                 raise BrokerError(f"the process at {self.address} is not a broker: its welcome lacks a required value")
             if message.kind == "refused":
@@ -108,7 +111,7 @@ class BrokerSession:
         state = self.state
         while not state.lost and (message := self._next()) is not None:
             self._do(state.receive(message, time.monotonic()))
-            if message.kind in _FOR_THE_PUBLISHER and not state.lost:
+            if (message.kind in _FOR_THE_PUBLISHER or "timestamp" in message.content) and not state.lost:
                 return message
         return None
 
@@ -222,6 +225,7 @@ def connect(
     flight: dict[str, Any] | None = None,
     stream_to: str | None = None,
     resume: bool = False,
+    actor: ActorName | None = None,
 ) -> BrokerSession:
     """Join the broker at ``broker``, or start one in the run's directory; see :class:`offloop.bus.Publisher`."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
@@ -242,6 +246,7 @@ def connect(
         "flight": flight,
         "new_attempt": attempt,
         "new": is_new,
+        **({} if actor is None else {"role": actor.role, "name": actor.name or None}),
     }
     if broker is not None:
         return BrokerSession(broker, hello, describe, backlog_bytes, timeouts)

@@ -88,6 +88,8 @@ class SessionState:
         elif kind == "recovered":
             self.write_error = None
             _log.warning("run %s is recorded again", self._run_name)
+        elif kind == "training_ended" and content.get("is_final"):
+            self.end_with_training()
         elif kind == "notice":
             _log.warning("run %s: %s", self._run_name, content.get("text"))
         return []
@@ -215,6 +217,18 @@ class SessionState:
             "the broker of run %s %s: the training continues, nothing after event %d is recorded",
             *(self._run_name, why, self.acknowledged),
         )
+        self.lost = True
+        self.outbox.clear()
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether events wait for an acknowledgement, and the broker has sent nothing for a while."""
+        return bool(self.outbox.size) and now - self._heard > self._timeouts.silence
+
+    def end_with_training(self) -> None:
+        """Note that the run has ended without this process, an actor; its further events are dropped."""
+        unrecorded = self.outbox.seq - self.acknowledged
+        if unrecorded and not self._ended:
+            _log.warning("run %s has ended: %d events of this process are not recorded", self._run_name, unrecorded)
         self.lost = True
         self.outbox.clear()
 

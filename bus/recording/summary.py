@@ -19,6 +19,7 @@ from offloop.bus.files import open_file, read_file
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, EventBody, decode_whole_event, parse_topic
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import FileSource
+from offloop.bus.types.actor import is_actor
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
@@ -400,10 +401,15 @@ _KEPT = (BASE_EVENTS - {Event.BATCH_END, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER
 _TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPERPARAMETERS)) | _KEPT
 
 
+_LOGGED = "logged"  # values of an actor
+
+
 def _event_of(topic: str, run: str) -> str | None:
     try:
         parsed = parse_topic(topic.encode())
     except ProtocolError:
         return None
+    if is_actor(parsed.rank):
+        return _LOGGED if (parsed.run, parsed.name) == (run, Event.ITERATION_CHECKPOINT) else None
     is_taken = not parsed.name.startswith("$") or parsed.name in _MARKS
     return parsed.name if (parsed.run, parsed.rank) == (run, 0) and is_taken else None

@@ -251,6 +251,15 @@ def read_run(path: Path) -> RunInfo:
     return RunInfo(name, path, live, attempts, broker.control_endpoint, broker.event_feed, record.id, record.name)
 
 
+def is_over(path: Path) -> bool:
+    """Return whether no broker serves the run, and none will continue its newest attempt."""
+    try:
+        run = read_run(path)
+    except RunDirectoryError:
+        return True
+    return not run.live and not run.away
+
+
 def is_locked(path: Path) -> bool:
     """Return whether a broker holds the run's lock, which the system releases with the broker's process."""
     with contextlib.suppress(RunDirectoryError), _opened(path) as directory:

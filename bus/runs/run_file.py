@@ -50,7 +50,7 @@ class Attempt(msgspec.Struct, frozen=True, rename={"number": "attempt"}):
     """Events after the end of the recording, which could not be written."""
     publishers: tuple[dict[str, Any], ...] = ()
     """Publishing processes: ``rank``, ``pid``, ``started`` (see :func:`offloop.bus.processes.start_time`), ``host``,
-    ``publisher_id``."""
+    ``publisher_id``; of actors also ``name`` and ``role``."""
     info: dict[str, Any] = {}
     """The trainer's description of itself: command, versions, git commit, host, config."""
 
@@ -62,18 +62,20 @@ class Attempt(msgspec.Struct, frozen=True, rename={"number": "attempt"}):
 
     @property
     def has_publisher(self) -> bool:
-        """True if a publishing process runs on this machine."""
+        """True if a rank's process runs on this machine."""
         here = socket.gethostname()
         return any(
-            publisher.get("host") == here and processes.is_running(publisher.get("pid"), publisher.get("started"))
+            publisher.get("host") == here
+            and "role" not in publisher
+            and processes.is_running(publisher.get("pid"), publisher.get("started"))
             for publisher in self.publishers
         )
 
     @property
     def is_published_elsewhere(self) -> bool:
-        """True if a publishing process is on another machine or in another container."""
+        """True if a rank's process is on another machine or in another container."""
         here = socket.gethostname()
-        return any(publisher.get("host") != here for publisher in self.publishers)
+        return any(publisher.get("host") != here and "role" not in publisher for publisher in self.publishers)
 
 
 class RunRecord(msgspec.Struct):

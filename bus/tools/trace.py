@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TextIO
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.strict_json import json_text
+from offloop.bus.types.actor import actor_in
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import PHASES, read_phases
@@ -189,7 +190,9 @@ class TraceWriter:
     def _name_rank(self, state: Snapshot) -> None:
         rank, system = state.rank, state.fields.get("system")
         host = system.get("host") if isinstance(system, dict) else None
-        self._metadata(rank, "process_name", {"name": f"rank {rank} ({host})" if host else f"rank {rank}"})
+        actor = actor_in(state.fields)
+        name = f"rank {rank} ({host})" if host else f"rank {rank}"
+        self._metadata(rank, "process_name", {"name": name if actor is None else str(actor)})
         self._metadata(rank, "process_sort_index", {"sort_index": rank})
         if rank == 0:
             base = self._base or 0

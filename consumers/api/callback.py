@@ -48,6 +48,9 @@ class Callback:
     all_ranks: ClassVar[bool] = False
     """Send the events of every rank, not only those of the first one."""
 
+    sees_actors: ClassVar[bool] = False
+    """Send the events with which processes besides the ranks log values, see :func:`offloop.join`."""
+
     events: ClassVar[Collection[Event | str] | None] = None
     """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 

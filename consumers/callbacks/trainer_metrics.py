@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.actor import is_actor
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import flatten
@@ -33,11 +34,13 @@ class TrainerMetrics(Callback):
     of algorithms and ``Publisher.log`` arrive with the next event, under their own steps."""
 
     events = BASE_EVENTS  # any event may bring values that algorithms logged
+    sees_actors = True
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         for step, metrics in state.fields.get("logged") or ():
             logger.log_metrics(flatten(metrics), step)
-        self.log_own(event, state, logger)
+        if not is_actor(state.rank):
+            self.log_own(event, state, logger)
 
     def log_own(self, event: Event, state: Snapshot, logger: Logger) -> None:
         super().run_event(event, state, logger)

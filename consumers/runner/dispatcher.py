@@ -12,6 +12,7 @@ from offloop.bus.printing import say
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
+from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.demand import barrier_events_of
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
@@ -83,21 +84,23 @@ class _Target(NamedTuple):
     sees_all: bool  # it receives every such event as it is, unless that has fields on demand
 
 
-class _Table(dict[tuple[Event, bool], "list[_Target] | None"]):
-    """The targets of an event, by the event and whether it is of the first rank; ``None`` without any."""
+class _Table(dict[tuple[Event, int], "list[_Target] | None"]):
+    """The targets of an event, by the event and its sender: 0 the first rank, 1 another one, 2 an actor.
+
+    ``None`` without any."""
 
     def __init__(self, entries: Sequence[CallbackEntry]) -> None:
         super().__init__()
         self._entries = entries
 
-    def __missing__(self, key: tuple[Event, bool]) -> list[_Target] | None:
-        event, is_first = key
+    def __missing__(self, key: tuple[Event, int]) -> list[_Target] | None:
+        event, sender = key
         found: list[_Target] = []
         for entry in self._entries:
             demand, events = entry.demand, entry.demand.events
             if event.is_own and event.is_in(events):
                 found.append(_Target(entry, entry.handler_of(event), True))
-            elif event in events and (is_first or entry.callback.all_ranks):
+            elif event in events and (True, entry.callback.all_ranks, entry.callback.sees_actors)[sender]:
                 found.append(_Target(entry, entry.handler_of(event), demand.is_at_every_batch(event)))
         self[key] = targets = found or None
         return targets
@@ -278,7 +281,7 @@ class Dispatcher:
             event, rank = snapshot.event, snapshot.rank
             if self._keeps_positions and snapshot.seq <= positions.get(rank, _NOWHERE)[0]:
                 continue
-            targets = self._table[event, rank == 0]
+            targets = self._table[event, (rank > 0) + (rank >= FIRST_ACTOR)]
             if event in self._with_hyperparameters and rank == 0:
                 self._note_hyperparameters(snapshot)
             if targets is not None:

@@ -19,6 +19,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.summary import Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
+from offloop.bus.types.actor import ACTOR, actor_in, is_actor
 from offloop.bus.types.commands import Argument, Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import MOST
@@ -110,7 +111,9 @@ class RunView(LoggerDestination):
                 self._take_outcomes()
                 self._progress.event(state)
                 self._see_event(state, seconds)
-            if state.rank == 0 and "logged" in body.fields:
+            elif is_actor(state.rank) and ACTOR in body.fields:
+                self._log.add(state.time, 0, "actor", f"{actor_in(body.fields)} joined")
+            if (state.rank == 0 or is_actor(state.rank)) and "logged" in body.fields:
                 self._metrics.logged(body.fields["logged"])
 
     def take_windows(self, windows: Sequence[HostWindow]) -> None:

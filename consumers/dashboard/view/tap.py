@@ -33,6 +33,7 @@ READERS = 2  # runs of one page whose recordings are read at the same time; more
 
 class RunTap(Callback):
     all_ranks: ClassVar[bool] = True
+    sees_actors: ClassVar[bool] = True
     background: ClassVar[bool] = True
     max_delay: ClassVar[float | None] = 0.1
     events = BASE_EVENTS
