@@ -117,8 +117,8 @@ def test_the_run_ends_with_its_last_rank_and_the_worst_ending_counts():
 
 def test_the_run_does_not_end_with_an_actor_that_is_not_a_rank():
     order = StreamOrder("r", 1, None)
-    assert order.from_record(*frame("batch_end", 7, 1, 1, 1)) is not None
-    order.from_record(*frame(END, 7, 1, 2, 2, {"status": "failed"}, {"world_size": 1}))
+    assert order.from_record(*frame("batch_end", FIRST_ACTOR, 1, 1, 1)) is not None
+    order.from_record(*frame(END, FIRST_ACTOR, 1, 2, 2, {"status": "failed"}, {"world_size": 1}))
     assert order.ending is None
     order.from_record(*frame(END, 0, 1, 1, 1, {"status": "finished"}, {"world_size": 1}))
     assert order.ending == Ending("finished")
