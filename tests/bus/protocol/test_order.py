@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from offloop.bus import BASE_EVENTS, Event, Gap, Snapshot
 from offloop.bus.protocol.frames import CHECKPOINT, END, Topic, event_encoder, pack_map
 from offloop.bus.protocol.order import Ending, Missing, StreamOrder, base_seq_problem, base_step
+from offloop.bus.types.actor import FIRST_ACTOR
 
 NAMES = [Event.BATCH_START, Event.AFTER_LOSS, Event.BATCH_END, Event.EPOCH_END]
 some_events = st.lists(st.sampled_from(NAMES), max_size=30)
