@@ -23,10 +23,11 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help composer setup demo test test-all check docs bench bench-compare bench-peers fuzz soak gpu
+.PHONY: help composer setup demo grpo test test-all check docs bench bench-compare bench-peers fuzz soak gpu
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
+	@echo "make grpo        train with TRL's GRPO, and show completions, rewards and phases"
 	@echo "make test        run the tests, without the slow ones and those that need a program that is not installed"
 	@echo "make test-all    run all tests; fail if a program that some of them need is not installed"
 	@echo "make check       format, lint, types, imports between rooms, words"
@@ -54,10 +55,13 @@ $(READY): pyproject.toml constraints.txt tests/support/nats-server.txt
 demo: $(READY)
 	@$(BIN)/python examples/demo.py
 
+grpo: $(READY)
+	@$(BIN)/python examples/grpo.py
+
 test: $(READY)
 	$(TEST) -m "not slow" $(PYTEST)
 
-test-all: $(READY) examples/node/node_modules composer
+test-all: $(READY) examples/node/node_modules composer $(VENV)/lowest
 	$(TEST) --all-tools $(PYTEST)
 
 # Composer wants another torch than the other frameworks: the tests with it have a folder of their own.
@@ -66,6 +70,10 @@ composer: $(VENV)/composer
 $(VENV)/composer: tests/support/make_composer.py | $(READY)
 	$(BIN)/python tests/support/make_composer.py $@
 	@touch $@
+
+# The lowest version that is supported, beside the newest of all else.
+$(VENV)/lowest: | $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ trl==1.0.0
 
 # No package of these needs a script of its own: ZeroMQ for Node comes built.
 %/node_modules: %/package-lock.json

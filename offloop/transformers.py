@@ -3,10 +3,13 @@
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, Wrapped, contain, missing
 from offloop.attached.options import Options, as_run_name, is_enabled
+from offloop.attached.samples import BatchSamples, Completions
 from offloop.attached.training import (
     ALWAYS,
     EVALUATION_BATCHES,
@@ -18,7 +21,7 @@ from offloop.attached.training import (
     precision_of,
 )
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.event import Event
+from offloop.bus.types.event import ANY_TABLE, Event
 from offloop.trainer.control.remote_control import LATER
 from offloop.trainer.data.spec import count_tokens
 
@@ -38,10 +41,18 @@ _OF_WEIGHTS = (
 _IN_EVENTS = ("loss", "learning_rate", "epoch")  # logged values that every event already has
 _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
+_SAMPLES, _COMPLETIONS = "samples", ("completions", "eval_completions")
+_TABLES = {name: frozenset((Event(f"#{name}"), ANY_TABLE)) for name in (_SAMPLES, *_COMPLETIONS)}
+# Methods of TRL's trainers: one of those for both, and those that generate completions and calculate rewards.
+_GENERATION = "_generate_and_score_completions"
+_SPANS = {"_generate": "generate", "_generate_vllm": "generate"} | dict.fromkeys(
+    ("_calculate_rewards", "_calculate_rewards_from_functions"), "score"
+)
 
 
 @contain("_begin", "_fire", "_begin_fetching", "_begin_step", "_end_step", "_note_place", "_begin_evaluation")
-@contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", hooks=True, outside="on_train_begin")
+@contain("_end_evaluation", "_begin_evaluation_batch", "_end_evaluation_batch", "_begin_loss", "_fail_step")
+@contain("_begin_completions", "_log_completions", hooks=True, outside="on_train_begin")
 class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
     """Publishes each ``train()`` of a trainer as a run.
 
@@ -87,6 +98,8 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         self._save_requested = False
         self._tokens_seen = state.num_input_tokens_seen
         self._evaluates = self._predicts = False
+        self._train_span: AbstractContextManager[object] | None = None
+        self._completions: Completions | None = None
         # GRPO and similar trainers give each microbatch the rows of several, for generation.
         self._generates = hasattr(args, "steps_per_generation")
         # A chosen and a rejected sequence for each sample.
@@ -111,12 +124,26 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         before_backward = self._firing(Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
         self._wrapped = [
             Wrapped(trainer, "get_batch_samples", self._begin_fetching, self._firing(Event.AFTER_DATALOADER)),
-            Wrapped(trainer, "training_step", self._begin_step, self._end_step),
+            Wrapped(trainer, "training_step", self._begin_step, self._end_step, self._fail_step),
             Wrapped(trainer.accelerator, "backward", before_backward, self._firing(Event.AFTER_BACKWARD)),
             *(Wrapped(trainer, name, self._note_place) for name in ("_save_checkpoint", "_tune_save_checkpoint")),
             Wrapped(trainer, "evaluation_loop", self._begin_evaluation, self._end_evaluation),
             Wrapped(trainer, "prediction_step", self._begin_evaluation_batch, self._end_evaluation_batch),
+            *(
+                Wrapped(trainer, name, within=partial(self.span, span))
+                for name, span in _SPANS.items()
+                if hasattr(trainer, name)
+            ),
         ]
+        decode = getattr(trainer.processing_class, "decode", None)
+        kinds = ("chosen", "rejected") if self._sequences == 2 else ()
+        self._samples = None if decode is None else BatchSamples(decode, training.state.device, kinds)
+        if self._generates:
+            self._wrapped.append(Wrapped(trainer, "compute_loss", self._begin_loss))
+            if hasattr(trainer, _GENERATION):
+                self._wrapped.append(Wrapped(trainer, _GENERATION, self._begin_completions, self._log_completions))
+            else:
+                self._leave_out_completions()
         per_epoch = -(-len(dataloader) // args.gradient_accumulation_steps) if has_length(dataloader) else None
         training.fit_start(
             dataloader=None if self._generates else dataloader,
@@ -136,6 +163,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         self._control = control
+        self._log_samples()
         seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         is_first = self._training.state.rank == 0
         # Transformers counts the tokens of all ranks, if it counts them.
@@ -181,6 +209,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         return {}
 
     def on_train_end(self, *_: Any, **parts: Any) -> None:
+        self._log_samples(wait=True)
         self._training.fit_end()
 
     def _after_commands(self, state: Any, control: Any) -> None:
@@ -206,11 +235,65 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
             samples = self._trainer.args.per_device_train_batch_size
         else:
             samples = (find_batch_size(inputs) or 0) // self._sequences
-        self._training.batch_start(inputs, samples, count_tokens(inputs))
-        self._training.fire(Event.BEFORE_FORWARD)
+        training = self._training
+        is_first, step = not training.in_batch, training.batches_done
+        training.batch_start(inputs, samples, count_tokens(inputs))
+        if is_first and self._is_requested(_SAMPLES):
+            if self._samples is None:
+                training.leave_out(f"table {_SAMPLES}", "the trainer's processing_class cannot decode tokens")
+            else:
+                self._samples.take(inputs, step)
+        if not self._generates:
+            training.fire(Event.BEFORE_FORWARD)
+
+    def _begin_loss(self, *_: Any, **more: Any) -> None:
+        if self._trainer.model.training:
+            self._training.fire(Event.BEFORE_FORWARD)
+            self._train_span = self.span("train")
+            self._train_span.__enter__()
 
     def _end_step(self, loss: Any, *_: Any, **more: Any) -> None:
         self._training.add_loss(loss)
+        self._end_train_span()
+
+    def _fail_step(self, error: BaseException) -> None:
+        self._end_train_span(type(error))
+
+    def _end_train_span(self, error: type[BaseException] | None = None) -> None:
+        span, self._train_span = self._train_span, None
+        if span is not None:
+            span.__exit__(error, None, None)
+
+    def _log_samples(self, wait: bool = False) -> None:
+        if self._samples is not None:
+            for step, rows in self._samples.arrived(wait):
+                self.log_table(_SAMPLES, rows, step=step)
+
+    def _begin_completions(self, *_: Any, **more: Any) -> None:
+        self._completions = None
+        self._table = _COMPLETIONS[not self._trainer.model.training]
+        if self._is_requested(self._table):
+            logs: Any = getattr(self._trainer, "_logs", None)
+            if Completions.supports(logs):
+                self._completions = Completions(logs)
+            else:
+                self._leave_out_completions()
+
+    def _log_completions(self, *_: Any, **more: Any) -> None:
+        if self._completions is not None:
+            self.log_table(self._table, self._completions.rows)
+            if dropped := self._completions.dropped:
+                kept = self._trainer.args.generation_batch_size
+                self._training.leave_out(f"table {self._table}", f"{dropped} rows, because TRL keeps {kept} of a batch")
+
+    def _leave_out_completions(self) -> None:
+        kind = type(self._trainer).__name__
+        self._training.leave_out(f"table {_COMPLETIONS[0]}", f"{kind} of this version of TRL does not keep them")
+
+    def _is_requested(self, table: str) -> bool:
+        # One rank has the completions of all.
+        training = self._training
+        return training.state.rank == 0 and not training.requested_events.isdisjoint(_TABLES[table])
 
     def _begin_evaluation(
         self, dataloader: Any, description: str = "", *_: Any, metric_key_prefix: str = "eval", **more: Any

@@ -38,9 +38,11 @@ TOOLS = {
     "node_modules": "npm ci --ignore-scripts --prefix examples/node",
     "openssl": "apt-get install openssl",
     "composer": "make composer",
+    "lowest": "make .venv/lowest",
 }
 """What ``@pytest.mark.needs`` may name, and what installs it on Debian: programs, the packages of
-``examples/node``, and the folder in which Composer is. Debian's NATS server is meant, older than that of the tests."""
+``examples/node``, and the folders of Composer and of lowest versions. Debian's NATS server is meant, older than that of
+the tests."""
 SLOW_FOLDERS = ("browser", "project", "system")
 """All tests in these are marked ``slow``."""
 

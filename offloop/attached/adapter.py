@@ -4,6 +4,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from offloop.attached.options import Options, check_options
@@ -76,7 +77,8 @@ def _report(error: Exception) -> None:
 class Wrapped:
     """Calls functions before and after a method of one object, with the method's arguments.
 
-    ``after`` receives the result as its first argument, ``failed`` only the exception."""
+    ``after`` receives the result as its first argument, ``failed`` only the exception. ``within`` returns a context
+    manager for the call, and receives nothing."""
 
     def __init__(
         self,
@@ -85,19 +87,24 @@ class Wrapped:
         before: Callable[..., object] | None = None,
         after: Callable[..., object] | None = None,
         failed: Callable[[BaseException], object] | None = None,
+        within: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         original = getattr(owner, name)
         # Not by setattr, which Keras tracks.
         self._attributes, self._name = vars(owner), name
         self._earlier = self._attributes.get(name)
-        self._before, self._after, self._failed = before, after, failed
+        self._before, self._after, self._failed, self._within = before, after, failed, within
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._before is not None:
                 self._before(*args, **kwargs)
             try:
-                result = original(*args, **kwargs)
+                if self._within is None:
+                    result = original(*args, **kwargs)
+                else:
+                    with self._within():
+                        result = original(*args, **kwargs)
             except BaseException as error:
                 if self._failed is not None:
                     self._failed(error)
@@ -110,7 +117,7 @@ class Wrapped:
 
     def remove(self) -> None:
         """Stop the calls, and restore the method unless it was wrapped again since."""
-        self._before = self._after = self._failed = None
+        self._before = self._after = self._failed = self._within = None
         if self._attributes.get(self._name) is not self._call:
             return
         if self._earlier is None:

@@ -1,4 +1,4 @@
-"""The quick starts of the frameworks, with our line added: they train, are stopped and replayed."""
+"""The quick starts of frameworks, with our line added: they train, are stopped and replayed. Completions of GRPO."""
 
 import os
 import shutil
@@ -56,3 +56,19 @@ def test_a_quick_start_trains_is_stopped_and_replayed(
     assert all(isinstance(one, float) for one in losses)
     logged = replay(TrainerMetrics(), find_run(run.name).path)
     assert [loss for _, loss in logged.metrics["loss/train/total"]] == losses
+
+
+@pytest.mark.slow
+def test_completions_rewards_and_phases_of_grpo_are_shown(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "grpo.py"), "11"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, rows, _, rewards, spans, _ = done.stdout.split("Completions of")[1].split("\n\n")
+    assert [line.split()[0] for line in rows.splitlines()] == ["step", *["0"] * 4, *["10"] * 4]
+    assert [line.split()[0] for line in rewards.splitlines()] == ["repeats", "step", "0", "10"]
+    assert all(name in spans for name in ("generate: ", "score: ", "train: "))

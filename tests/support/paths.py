@@ -10,6 +10,7 @@ RECORDINGS = DATA / "recordings"
 ROOT = TESTS.parent
 FOLDERS = {
     "composer": Path(sys.prefix) / "composer",
+    "lowest": Path(sys.prefix) / "lowest",
     "nats-server": Path("/usr/sbin/nats-server"),
     "node_modules": ROOT / "examples" / "node" / "node_modules",
 }
