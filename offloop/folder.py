@@ -21,7 +21,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.tables import count_rows, read_rows, require_table
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import MetricNames
+from offloop.bus.types.metrics import MetricNames, is_named
 from offloop.bus.types.table import FIXED
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.tables import Library, as_table, by_step, library, load
@@ -314,8 +314,15 @@ class Run:
     def _history(self, names: str | Collection[str] | None, attempt: int | None) -> dict[str, _Points]:
         numpy = load("numpy", "reading all values")
         found: dict[str, _Points] = {}
+        known: dict[str, None] = {}
+        requested = [names] if isinstance(names, str) else names
         for recording in self._recordings(attempt):
-            for name, (steps, values) in _read_metrics(recording).items():
+            view = _read_metrics(recording, requested)
+            known |= dict.fromkeys(view.names())
+            for name in view.drawn:
+                steps, values = view.series(name).points(width=sys.maxsize)[:2]
+                if not len(steps):
+                    continue
                 before = found.get(name, (steps[:0], values[:0]))
                 kept = before[0] < steps[0]
                 found[name] = (
@@ -324,10 +331,10 @@ class Run:
                 )
             if recording.damage and not is_locked(self.path):
                 _log.warning("%s: %s", recording.path, recording.damage)
-        if names is None:
-            return found
-        by_name = _ByName(found, f"run {self.name} has no metric")
-        whole = [by_name.find(name) for name in ([names] if isinstance(names, str) else names)]
+        if requested is None:
+            return {name: found[name] for name in sorted(found)}
+        by_name = MetricNames(known)
+        whole = [by_name.find(name, f"run {self.name} has no metric") for name in requested]
         return {name: found[name] for name in whole}
 
     def __eq__(self, other: object) -> bool:
@@ -376,12 +383,14 @@ class _ByName(Mapping[str, Value]):
         return repr(dict(self._values))
 
 
-def _read_metrics(recording: Recording) -> dict[str, _Points]:
-    view = RunView(recording.run_name, recording.attempt, max_points=sys.maxsize)
+def _read_metrics(recording: Recording, names: Collection[str] | None) -> RunView:
+    def wants(metric: str) -> bool:
+        return names is None or metric in names or any(is_named(metric, name) for name in names)
+
+    view = RunView(recording.run_name, recording.attempt, sys.maxsize, wants)
     for snapshot in recording:
         view.see(snapshot)
-    found = {name: view.series(name).points(width=sys.maxsize)[:2] for name in view.names()}
-    return {name: points for name, points in found.items() if len(points[0])}
+    return view
 
 
 def _moment(seconds: float | None) -> datetime | None:

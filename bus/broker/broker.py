@@ -103,8 +103,11 @@ class Broker:
                 if flight := self._flight if self.run is None else self.run.flight:
                     flight.report()
                 if has_time and now >= next_summary and self.run is not None:
-                    next_summary = now + SUMMARIZE_EVERY
-                    self.run.summarize(time.monotonic() + SUMMARIZE_SECONDS)
+                    began = time.monotonic()
+                    self.run.summarize(began + SUMMARIZE_SECONDS)
+                    # An event of very many values takes longer, and is followed by a longer rest.
+                    took = time.monotonic() - began
+                    next_summary = now + SUMMARIZE_EVERY * max(1.0, took / SUMMARIZE_SECONDS)
         finally:
             self._close()
 

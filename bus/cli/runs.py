@@ -193,9 +193,13 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
 
 def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
     from offloop.bus.cli.describe import describe_metrics
+    from offloop.bus.recording.summary import MAX_LEFT_OUT, MAX_METRICS
 
     say_table([line for line in _lines(info, entry) if line[1]])
     _say_metrics(describe_metrics(entry.metrics), entry.hyperparameters)
+    if entry.left_out:
+        more = "or more " if entry.left_out >= MAX_LEFT_OUT else ""
+        say(f"  and {entry.left_out:,} {more}beyond the limit of {MAX_METRICS:,}")
     if entry.checkpoints:
         say("checkpoints")
         say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])

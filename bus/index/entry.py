@@ -1,9 +1,11 @@
 """An entry of the index: the summary of one run."""
 
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
 from offloop.bus.protocol.frames import decode_whole_event
 from offloop.bus.protocol.run_state import Reached, SecondsSince1970
 from offloop.bus.recording.summary import MetricValues as MetricValues
-from offloop.bus.recording.summary import Summary
+from offloop.bus.recording.summary import Rows, Summary
 from offloop.bus.runs.directory import RUN_FILE, RunInfo
 from offloop.bus.runs.listing import ListedRun
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
@@ -26,11 +28,46 @@ from offloop.bus.types.metrics import is_of_evaluation, shown_step
 GOING_ON = ("live", "paused")  # status of runs that have not ended
 STORED = "entry.msgpack"  # file of a run with its entry, see bus.index.store
 
+_MOST_EVALUATED = 256  # metrics of checkpoints
 UNREADABLE = "unreadable"  # status of a run with an unreadable directory or run.json, see problem
 
 
 _OF_LISTED = ("run", "id", "status", "error", "reason", "started", "ended", "attempt")
-_encode = msgspec.msgpack.encode
+_MANY = 500  # so many metrics of a run are kept as numbers
+
+
+def encode(entry: Any) -> bytes:
+    return msgspec.msgpack.encode(entry, enc_hook=dict)
+
+
+class ManyMetrics(Mapping[str, MetricValues]):
+    """The values of very many metrics: 56 bytes each, and names that runs share."""
+
+    def __init__(self, metrics: Mapping[str, MetricValues]) -> None:
+        self._places = _places_of(tuple(metrics))
+        self._rows = Rows(metrics.values())
+
+    def __getitem__(self, name: str) -> MetricValues:
+        return self._rows[self._places[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ManyMetrics) and (self._places, self._rows) == (other._places, other._rows)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@functools.lru_cache(maxsize=64)
+def _places_of(names: tuple[str, ...]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}
 
 
 class RunEntry(msgspec.Struct):
@@ -54,7 +91,8 @@ class RunEntry(msgspec.Struct):
     pinned: bool = False
     archived: bool = False
     hyperparameters: dict[str, Any] = {}  # hyperparameters of the newest attempt
-    metrics: dict[str, MetricValues] = {}  # by full name, such as loss/train/total
+    metrics: Mapping[str, MetricValues] = {}  # by full name, such as loss/train/total
+    left_out: int = 0  # metrics beyond the limit of the newest attempt's summary, as far as they are counted
     checkpoints: tuple[Checkpoint, ...] = ()  # the earliest first
     problem: str | None = None  # unreadable part, and why
     attempt: int = 1
@@ -74,6 +112,10 @@ class RunEntry(msgspec.Struct):
         """Seconds of the newest attempt so far."""
         end = time.time() if self.is_going_on else self.ended
         return None if end is None or self.started is None else max(end - self.started, 0.0)
+
+    def __post_init__(self) -> None:
+        if len(self.metrics) > _MANY and not isinstance(self.metrics, ManyMetrics):
+            self.metrics = ManyMetrics(self.metrics)
 
     def annotated(self, annotations: Annotations) -> "RunEntry":
         return msgspec.structs.replace(self, **msgspec.structs.asdict(annotations))
@@ -107,6 +149,7 @@ def make_entry(
         **msgspec.structs.asdict(annotations),
         hyperparameters=hyperparameters,
         metrics=metric_values(of_attempts),
+        left_out=0 if newest is None else len(newest.left_out),
         checkpoints=find_checkpoints(run, evaluated(of_attempts)),
         problem=problem,
         attempt=run.last.number,
@@ -116,7 +159,7 @@ def make_entry(
         if not hyperparameters:
             entry.hyperparameters = hyperparameters_in({FIELD: {"config": run.last.info.get("config", {})}})
         # Refuses values that cannot be stored and read again, such as a number of more than 64 bits.
-        return _decode(_encode(entry))
+        return _decode(encode(entry))
     except (ValueError, OverflowError, RecursionError) as error:
         raise RunDirectoryError(f"{run.path / RUN_FILE} is damaged: {error}", path=run.path / RUN_FILE) from None
 
@@ -156,11 +199,10 @@ def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
 def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for summary in summaries:
-        for name, metric in summary.metrics.items():
-            if is_of_evaluation(name):
-                for step, value in metric.points():
-                    if step == int(step):
-                        found.setdefault(int(step), {})[name] = value
+        for name in islice(filter(is_of_evaluation, summary.metrics), _MOST_EVALUATED):
+            for step, value in summary.metrics[name].points():
+                if step == int(step):
+                    found.setdefault(int(step), {})[name] = value
     return found
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
-from offloop.bus.index.entry import STORED, RunEntry
+from offloop.bus.index.entry import STORED, RunEntry, encode
 
-_MAGIC = b"OFLIDX5\n"
+_MAGIC = b"OFLIDX6\n"
 _MAX_BYTES = 64 << 20
 
 
@@ -20,7 +20,6 @@ class StoredEntry(NamedTuple):
     entry: RunEntry
 
 
-_encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(StoredEntry).decode
 
 
@@ -35,7 +34,7 @@ def read_stored(runs_dir: Path, run: str) -> StoredEntry | None:
 
 def store_entry(run: Path, stamp: str, entry: RunEntry) -> None:
     """Store the entry of a run. Safe for several processes. Raises RunDirectoryError if that is impossible."""
-    content = _MAGIC + _encode(StoredEntry(stamp, entry))
+    content = _MAGIC + encode(StoredEntry(stamp, entry))
     if len(content) > _MAX_BYTES:
         return
     try:

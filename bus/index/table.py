@@ -70,7 +70,9 @@ class RunTable:
         return (*folder, "status", *differing(entries, _DIFFERING), *self._measured_by(entries), *_LAST)
 
     def _measured_by(self, entries: Sequence[RunEntry]) -> list[str]:
-        count = Counter(name for entry in entries for name in entry.metrics if name.startswith(("metrics/", "loss/")))
+        count: Counter[str] = Counter()
+        for names, runs in Counter(tuple(entry.metrics) for entry in entries).items():
+            count.update({name: runs for name in names if name.startswith(("metrics/", "loss/"))})
         rare = {name for name in count if 2 * count[name] < len(entries)}
         losses = [name for name in count if name.startswith("loss/")]
         loss = min(losses, key=lambda name: (name in rare, name != LOSS, name), default=None)

@@ -15,7 +15,7 @@ _LARGEST_STEP = (1 << 53) - 1
 _LONGEST_NAME = 1000
 _MOST_BYTES = 4 * _LONGEST_NAME + 16
 _MANY = 1000
-_KNOWN_NAMES = 10_000
+_KNOWN_NAMES = 20_000
 MAX_LOGGED = MAX_FRAME // 4
 """Most bytes of logged values in one call, and about half of the bytes that one event carries."""
 

@@ -6,16 +6,20 @@ import contextlib
 import logging
 import math
 import os
+import struct
 import time
 import zlib
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from offloop.bus.errors import ProtocolError, RecordingError
-from offloop.bus.files import open_file, read_file
+from offloop.bus.files import open_file
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, EventBody, decode_whole_event, parse_topic
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import FileSource
@@ -32,16 +36,25 @@ _log = logging.getLogger("offloop.summary")
 MIN_BYTES = 4 << 20  # shorter recordings are read quickly and have no summary
 MAX_BUCKETS = 1024  # of one metric; with many metrics each has fewer, ``MAX_ALL`` in total
 MAX_ALL = 32768
-MAX_METRICS = 256  # further metrics are not kept
+MIN_BUCKETS = 16  # of one metric, however many there are
+MAX_METRICS = 20_000  # further metrics are left out
+MAX_LEFT_OUT = 1000  # names of metrics that are left out, and counted
 MAX_EVENTS = 256  # of one kind of event; from more, evenly spaced ones are kept
 MAX_EVENT_BYTES = 4096  # larger events are not kept
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
-_VERSION = 4
+_VERSION = 5
 _MAGIC = b"OFLSUM\r\n"
+_PLACE = struct.Struct("<8sQI")  # start of the file: magic, offset and CRC-32 of the head
 _MAX_BYTES = 16 << 20
 _TRACE_BYTES = 64
-_RECORDS_AT_ONCE = 16
+_BYTES_AT_ONCE = 16 << 10
+_FEW = 4  # fewer values of a metric are added one by one
+_MANY = 256  # so many values of an event are gathered
+_MOST_GATHERED = 64  # events
+_METRICS_AT_ONCE = 64
+_RESTS = 100  # saving takes at most one part in this number of a processor
+_BYTES_OF_RECORD = 1 << 10  # a small record takes as long as so many bytes of a large one
 
 _FIELDS = {"loss": "loss/train/total", "losses": "loss/train", "train_metrics": "metrics/train"}
 Point: TypeAlias = tuple[float, float]  # step and value
@@ -86,44 +99,168 @@ class MetricValues(msgspec.Struct, array_like=True, gc=False):
 
     def merge(self, later: "MetricValues") -> None:
         """Add the values of later steps."""
-        odd = self.odd | later.odd
-        for step, value in ((later.low_step, later.low), (later.high_step, later.high)):
-            if step >= 0:
-                self.add(step, value)
-        self.last_step, self.last, self.odd = later.last_step, later.last, odd
+        if later.low_step >= 0 and (self.low_step < 0 or later.low < self.low):
+            self.low, self.low_step = later.low, later.low_step
+        if later.high_step >= 0 and (self.high_step < 0 or later.high > self.high):
+            self.high, self.high_step = later.high, later.high_step
+        self.last, self.last_step, self.odd = later.last, later.last_step, self.odd | later.odd
+
+
+class _SummaryFile:
+    """The file of a loaded summary, open until no metric reads from it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return at most so many bytes; none if the disk fails."""
+        try:
+            return os.pread(self._descriptor, size, offset)
+        except OSError:
+            return b""
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class Rows:
+    """Buckets as rows of seven numbers, see :class:`MetricValues`. Those of a loaded summary are read when used."""
+
+    __slots__ = ("_numbers", "_stored")
+
+    def __init__(
+        self, buckets: Iterable[MetricValues] = (), stored: "tuple[_SummaryFile, int, int, int] | None" = None
+    ):
+        self._numbers = array("d", chain.from_iterable(map(msgspec.structs.astuple, buckets)))
+        self._stored = stored  # file, offset, size and CRC-32 of the earlier ones
+
+    def __len__(self) -> int:
+        return (len(self._numbers) + (0 if self._stored is None else self._stored[2] // 8)) // _IN_ROW
+
+    def __getitem__(self, row: int) -> MetricValues:
+        return _bucket(self._numbers[_IN_ROW * row : _IN_ROW * (row + 1)])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self.packed() == other.packed()
+
+    def packed(self) -> bytes:
+        if self._stored is None:
+            return self._numbers.tobytes()
+        file, offset, size, check = self._stored
+        stored = file.read(offset, size)
+        return (stored if zlib.crc32(stored) == check else b"") + self._numbers.tobytes()
+
+    def add(self, bucket: MetricValues) -> None:
+        self._numbers.extend(msgspec.structs.astuple(bucket))
+
+    def add_late(self, place: int, width: int, step: int, value: float) -> bool:
+        """Add a value to the bucket of its place; return whether a bucket was added."""
+        numbers = self._numbers = array("d", self.packed())
+        self._stored = None
+        row = bisect_left(range(len(self)), place, key=lambda row: int(numbers[_IN_ROW * row + 1]) // width)
+        begin, end = _IN_ROW * row, _IN_ROW * (row + 1)
+        is_new = row == len(self) or numbers[begin + 1] // width != place
+        bucket = MetricValues(value, step) if is_new else _bucket(numbers[begin:end])
+        bucket.add(step, value)
+        numbers[begin : begin if is_new else end] = array("d", msgspec.structs.astuple(bucket))
+        return is_new
+
+    def __iter__(self) -> Iterator[MetricValues]:
+        return map(_bucket, struct.iter_unpack(f"{_IN_ROW}d", self.packed()))
+
+
+_IN_ROW = len(MetricValues.__struct_fields__)
+
+
+def _bucket(row: Iterable[float]) -> MetricValues:
+    last, last_step, low, low_step, high, high_step, odd = row
+    return MetricValues(last, int(last_step), low, int(low_step), high, int(high_step), int(odd))
 
 
 class Metric(msgspec.Struct, array_like=True):
     """One metric, in buckets of ``width`` steps."""
 
     width: _Width = 1
-    buckets: dict[int, MetricValues] = msgspec.field(default_factory=dict)  # buckets by ``step // width``
+    newest: MetricValues | None = None  # the last bucket
+    before: MetricValues | None = None  # all values of the earlier buckets
+    rows: Rows = msgspec.field(default_factory=Rows)  # the earlier buckets
 
     def add(self, step: int, value: float) -> bool:
         """Add a value; return whether a bucket was added."""
-        place = step // self.width
-        bucket = self.buckets.get(place)
-        if bucket is not None:
-            bucket.add(step, value)
-            return False
-        bucket = self.buckets[place] = MetricValues(value, step)
-        bucket.add(step, value)
+        newest, place = self.newest, step // self.width
+        if newest is not None:
+            last = newest.last_step // self.width
+            if place == last:
+                newest.add(step, value)
+                return False
+            if place < last:
+                before = self.before = self.before or MetricValues(value, step)
+                before.add(step, value)
+                return self.rows.add_late(place, self.width, step, value)
+        self._begin(MetricValues(value, step))
+        self.newest.add(step, value)  # type: ignore[union-attr]  # it has just begun
         return True
 
-    def widen(self, most: int) -> None:
-        while len(self.buckets) > most:
+    def extend(self, steps: list[int], values: "array[float]", most: int) -> None:
+        """Add values of increasing steps, in at most so many buckets."""
+        total, newest = sum(values), self.newest
+        if total - total or len(steps) < _FEW or (newest is not None and steps[0] <= newest.last_step):
+            for step, value in zip(steps, values, strict=True):
+                if self.add(step, value):
+                    self.widen(most)
+            return
+        self.widen(most, len(steps), steps[-1] - (steps[0] if newest is None else newest.last_step))
+        begin = 0
+        while begin < len(steps):
+            end = bisect_left(steps, (steps[begin] // self.width + 1) * self.width, begin)
+            part = values[begin:end]
+            low, high = min(part), max(part)
+            bucket = MetricValues(
+                *(part[-1], steps[end - 1], low, steps[begin + part.index(low)], high, steps[begin + part.index(high)])
+            )
+            if self.newest is not None and self.newest.last_step // self.width == steps[begin] // self.width:
+                self.newest.merge(bucket)
+            else:
+                self._begin(bucket)
+            begin = end
+
+    def _begin(self, bucket: MetricValues) -> None:
+        if self.newest is not None:
+            self.rows.add(self.newest)
+            if self.before is None:
+                self.before = self.newest
+            else:
+                self.before.merge(self.newest)
+        self.newest = bucket
+
+    @property
+    def buckets(self) -> dict[int, MetricValues]:
+        """All buckets by ``step // width``."""
+        found = [*self.rows, *(() if self.newest is None else (self.newest,))]
+        return {bucket.last_step // self.width: bucket for bucket in found}
+
+    def widen(self, most: int, more: int = 0, steps: int = 0) -> None:
+        """Make buckets wider until there is room for ``more`` values, in as many steps as follow."""
+        if len(self.rows) + 1 + min(more, steps // self.width) <= most:
+            return
+        buckets = list(self.buckets.values())
+        while len(buckets) + min(more, steps // self.width) > most:
             self.width *= 2
-            narrow, self.buckets = self.buckets, {}
-            for place in sorted(narrow):
-                wide = self.buckets.setdefault(place // 2, narrow[place])
-                if wide is not narrow[place]:
-                    wide.merge(narrow[place])
+            wide = buckets[:1]
+            for before, bucket in pairwise(buckets):
+                if bucket.last_step // self.width == before.last_step // self.width:
+                    wide[-1].merge(bucket)
+                else:
+                    wide.append(bucket)
+            buckets = wide
+        if buckets:
+            *earlier, self.newest = buckets
+            self.rows, self.before = Rows(earlier), _merged(earlier)
 
     def points(self) -> list[Point]:
         """Return the kept steps and values, by step. Values that are not finite get fractional steps."""
         found: dict[float, float] = {}
-        for place in sorted(self.buckets):
-            bucket = self.buckets[place]
+        for place, bucket in self.buckets.items():
             for text, bit in ODD.items():
                 if bucket.odd & bit and text != str(bucket.last):
                     found[place * self.width + bit / 8] = float(text)
@@ -134,13 +271,24 @@ class Metric(msgspec.Struct, array_like=True):
         return sorted(found.items())
 
     def whole(self) -> MetricValues | None:
-        found: MetricValues | None = None
-        for place in sorted(self.buckets):
-            if found is None:
-                found = msgspec.structs.replace(self.buckets[place])
-            else:
-                found.merge(self.buckets[place])
-        return found
+        return _merged(one for one in (self.before, self.newest) if one is not None)
+
+
+def _merged(buckets: Iterable[MetricValues]) -> MetricValues | None:
+    found: MetricValues | None = None
+    for bucket in buckets:
+        if found is None:
+            found = msgspec.structs.replace(bucket)
+        else:
+            found.merge(bucket)
+    return found
+
+
+def most_buckets(name: str, metrics: int) -> int:
+    """Return the limit of buckets of a metric among so many."""
+    most = min(MAX_BUCKETS, MAX_ALL // max(metrics, 1))
+    # Of many, not all are to be widened at the same step.
+    return most if most >= MIN_BUCKETS else MIN_BUCKETS + zlib.crc32(name.encode()) % MIN_BUCKETS
 
 
 class Tick(NamedTuple):
@@ -202,6 +350,7 @@ class Summary(msgspec.Struct, array_like=True):
     is_imported: bool = False
     events: dict[str, KeptEvents] = msgspec.field(default_factory=dict)
     """By name: events and marks with times. A ``batch_end`` is kept if it has ``phases``."""
+    left_out: set[str] = msgspec.field(default_factory=set)  # metrics beyond the limit, at most ``MAX_LEFT_OUT``
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
         """Add an event or mark of the first rank. A repeated one changes nothing."""
@@ -243,14 +392,22 @@ class Summary(msgspec.Struct, array_like=True):
         elif event in WITH_HYPERPARAMETERS:
             self.is_imported = self.is_imported or Source.of(fields).is_imported
             self.hyperparameters |= hyperparameters_in(fields)
-        logged = fields.get("logged")
-        for entry in logged if isinstance(logged, list) else ():
-            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
-                self._add("", entry[0], entry[1])
+
+    def log(self, step: int, values: Any) -> None:
+        self._add("", step, values)
 
     def _keep(self, event: str, body: EventBody, recorded: bytes) -> None:
         if len(recorded) <= MAX_EVENT_BYTES:
             self.events.setdefault(event, KeptEvents()).add(body.seq, KeptEvent(self.offset, recorded))
+
+    def metric(self, name: str) -> Metric | None:
+        """Return a metric, a new one if there is room for it."""
+        metric = self.metrics.get(name)
+        if metric is None and len(self.metrics) < MAX_METRICS:
+            metric = self.metrics[name] = Metric()
+        elif metric is None and len(self.left_out) < MAX_LEFT_OUT:
+            self.left_out.add(name)
+        return metric
 
     def _add(self, name: str, step: int, value: Any) -> None:
         kind = value.__class__
@@ -258,11 +415,9 @@ class Summary(msgspec.Struct, array_like=True):
             if self.is_imported and is_of_evaluation(name):
                 # Shown at the log's own step.
                 step += 1
-            metric = self.metrics.get(name)
-            if metric is None and len(self.metrics) < MAX_METRICS:
-                metric = self.metrics[name] = Metric()
+            metric = self.metric(name)
             if metric is not None and step >= 0 and metric.add(step, float(value)):
-                metric.widen(min(MAX_BUCKETS, max(MAX_ALL // len(self.metrics), MAX_ALL // MAX_METRICS)))
+                metric.widen(most_buckets(name, len(self.metrics)))
         elif kind is dict:
             for key, one in value.items():
                 self._add(f"{name}/{key}" if name else str(key), step, one)
@@ -274,17 +429,21 @@ class Summary(msgspec.Struct, array_like=True):
     def load(cls, recording: Path) -> "Summary | None":
         """Load the summary beside a recording; ``None`` if it is missing, damaged, or of another recording."""
         try:
-            data = read_file(path_beside(recording), _MAX_BYTES)
-        except OSError:
-            return None
-        content = data[len(_MAGIC) + 4 :]
-        try:
-            if data != _sealed(content):
+            file = _SummaryFile(open_file(path_beside(recording)))
+            _, offset, check = _PLACE.unpack(file.read(0, _PLACE.size))
+            head = file.read(offset, _MAX_BYTES)
+            if file.read(0, len(_MAGIC)) != _MAGIC or zlib.crc32(head) != check:
                 raise ValueError("it is damaged")
-            found: Summary = _decode(content)
+
+            def rows_in_file(_: type, place: Any) -> Rows:
+                return Rows(stored=(file, *msgspec.convert(place, _Stored)))
+
+            found = msgspec.msgpack.decode(head, type=Summary, dec_hook=rows_in_file)
             if found.version != _VERSION or found.trace != _trace(recording, found.offset):
                 raise ValueError("it is of another recording")
-        except (ValueError, RecursionError) as error:
+        except OSError:
+            return None
+        except (ValueError, OverflowError, RecursionError, struct.error) as error:
             _note_unused(recording, str(error))
             return None
         return found
@@ -294,7 +453,17 @@ class Summary(msgspec.Struct, array_like=True):
         draft = path_beside(recording).with_suffix(".new")
         try:
             with open(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-                file.write(_sealed(msgspec.msgpack.encode(self)))
+                file.write(bytes(_PLACE.size))
+
+                def write_rows(rows: Rows) -> tuple[int, int, int]:
+                    packed, offset = rows.packed(), file.tell()
+                    file.write(packed)
+                    return offset, len(packed), zlib.crc32(packed)
+
+                head, offset = msgspec.msgpack.encode(self, enc_hook=write_rows), file.tell()
+                file.write(head)
+                file.seek(0)
+                file.write(_PLACE.pack(_MAGIC, offset, zlib.crc32(head)))
             os.replace(draft, path_beside(recording))
         except OSError:
             with contextlib.suppress(OSError):
@@ -302,7 +471,8 @@ class Summary(msgspec.Struct, array_like=True):
             raise
 
 
-_decode = msgspec.msgpack.Decoder(Summary).decode
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+_Stored: TypeAlias = tuple[_Count, _Count, _Count]
 _Kept = TypeVar("_Kept")
 
 
@@ -313,10 +483,6 @@ def _halved(kept: dict[int, _Kept]) -> dict[int, _Kept]:
 def path_beside(recording: Path) -> Path:
     """Return the summary's path: ``summary-1.msgpack`` beside ``recording-1.mcap``."""
     return recording.with_name(f"summary-{recording.stem.removeprefix('recording-')}.msgpack")
-
-
-def _sealed(content: bytes) -> bytes:
-    return _MAGIC + zlib.crc32(content).to_bytes(4, "big") + content
 
 
 def _note_unused(recording: Path, why: str) -> None:
@@ -333,6 +499,47 @@ def _trace(recording: Path, offset: int) -> int:
     return zlib.crc32(found) if len(found) == size else -1
 
 
+class _Gathered:
+    """Values of the same names at several steps, which are added together: that takes a fifth of the time."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.steps: list[int] = []
+        self._values = array("d")  # a row for each step
+        self._added = 0  # metrics that a flush has added
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.steps) >= _MOST_GATHERED
+
+    def take(self, step: int, values: dict[str, Any]) -> bool:
+        """Take values; return whether it can."""
+        names = list(values)
+        if self.steps and (step <= self.steps[-1] or self.is_full or self._added or names != self.names):
+            return False
+        try:
+            self._values.extend(array("d", values.values()))
+        except (TypeError, OverflowError):
+            return False
+        self.names = names
+        self.steps.append(step)
+        return True
+
+    def flush(self, summary: Summary) -> Iterator[None]:
+        """Add the values to a summary, some of the metrics with each step."""
+        if not self.steps:
+            return
+        while self._added < len(self.names):
+            name, column = self.names[self._added], self._values[self._added :: len(self.names)]
+            self._added += 1
+            metric = summary.metric(name)
+            if metric is not None:
+                metric.extend(self.steps, column, most_buckets(name, len(summary.metrics)))
+            if self._added % _METRICS_AT_ONCE == 0:
+                yield
+        self.steps, self._values, self._added = [], array("d"), 0
+
+
 class Summarizer:
     """Updates the summary of a growing recording, a little at a time, from the end of the existing summary."""
 
@@ -342,13 +549,21 @@ class Summarizer:
         if found is not None and (found.run, found.attempt, found.id) != (run, attempt, run_id):
             _note_unused(recording, "it is of another run")
             found = None
-        self.summary = found or Summary(_VERSION, run, attempt, run_id)
+        self._summary = found or Summary(_VERSION, run, attempt, run_id)
+        self._gathered = _Gathered()
         self._reader = RecordingReader(recording)
-        self._reader.position = self.summary.offset
+        self._reader.position = self._summary.offset
         self._steps = self._take_all()
         self._topics: dict[str, str | None] = {}
-        self._saved = self.summary.offset
+        self._saved = self._summary.offset
         self._save_at = time.monotonic() + FIRST_SAVE_SECONDS
+
+    @property
+    def summary(self) -> Summary:
+        """The summary up to here."""
+        for _ in self._gathered.flush(self._summary):
+            pass
+        return self._summary
 
     def work(self, until: float, *, saves: bool = True) -> bool:
         """Work until the summary is complete, or until a time of ``time.monotonic``; return whether it is complete.
@@ -364,35 +579,57 @@ class Summarizer:
 
     def save(self) -> None:
         """Write the summary if it has changed. Raise OSError on failure."""
-        self._save_at = time.monotonic() + SAVE_SECONDS
-        if self.summary.offset > self._saved:
-            self.summary.trace = _trace(self._recording, self.summary.offset)
+        began, summary = time.monotonic(), self._summary
+        if summary.offset > self._saved:
+            summary.trace = _trace(self._recording, summary.offset)
             self.summary.save(self._recording)
-            self._saved = self.summary.offset
+            self._saved = summary.offset
+        took = time.monotonic() - began
+        self._save_at = began + max(SAVE_SECONDS, _RESTS * took)
 
     def close(self) -> None:
         self._reader.close()
 
     def _take_all(self) -> Iterator[bool]:
+        read = 0
         while True:
             for records in self._reader.read():
                 # Earlier records are before a check record. Adding one again changes nothing.
-                self.summary.offset = self._reader.position
-                for number, record in enumerate(records, 1):
-                    self._take(*record)
-                    if number % _RECORDS_AT_ONCE == 0:
+                self._summary.offset = self._reader.position
+                for topic, recorded in records:
+                    self._take(topic, recorded)
+                    read += len(recorded) + _BYTES_OF_RECORD
+                    if read >= _BYTES_AT_ONCE:
+                        read = 0
                         yield False
-            self.summary.offset = self._reader.position
+                    if self._gathered.is_full:
+                        for _ in self._gathered.flush(self._summary):
+                            yield False
+            self._summary.offset = self._reader.position
             yield True
 
     def _take(self, topic: str, recorded: bytes) -> None:
         if topic not in self._topics:
-            self._topics[topic] = _event_of(topic, self.summary.run)
+            self._topics[topic] = _event_of(topic, self._summary.run)
         event = self._topics[topic]
-        if event is None or (event not in _TAKEN and b"logged" not in recorded and self.summary.began):
+        if event is None or (event not in _TAKEN and b"logged" not in recorded and self._summary.began):
             return
         with contextlib.suppress(ProtocolError):
-            self.summary.take(event, decode_whole_event(recorded), recorded)
+            body = decode_whole_event(recorded)
+            self._summary.take(event, body, recorded)
+            logged = body.fields.get("logged")
+            for entry in logged if isinstance(logged, list) else ():
+                if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+                    self._log(*entry)
+
+    def _log(self, step: int, values: Any) -> None:
+        is_many = values.__class__ is dict and len(values) >= _MANY and step >= 0 and not self._summary.is_imported
+        if is_many and self._gathered.take(step, values):
+            return
+        # In order: of several values for a step, the last one counts.
+        summary = self.summary
+        if not (is_many and self._gathered.take(step, values)):
+            summary.log(step, values)
 
 
 _MARKS = frozenset((COMMAND, CHECKPOINT))

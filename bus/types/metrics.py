@@ -145,18 +145,21 @@ class MetricNames:
 
     def __init__(self, metrics: Iterable[str]) -> None:
         self._full = dict.fromkeys(metrics)
-        self._by_name: tuple[dict[str, list[str]], ...] = ({}, {}, {})
-        """Metrics by name: own names, short names, other ends. The first map with the name decides."""
+        self._by_name: tuple[dict[str, list[str]], ...] = ({}, {})
+        """Metrics by name: own names, short names. The first map with the name decides, and then other ends."""
         for metric in self._full:
             own = own_name(metric)
-            for known, names in zip(self._by_name, ([own] if own else [], _ends(metric), ends_of(metric)), strict=True):
+            for known, names in zip(self._by_name, ([own] if own else [], _ends(metric)), strict=True):
                 for name in names:
                     known.setdefault(name, []).append(metric)
 
     def matches(self, name: str) -> list[str]:
         if name in self._full:
             return [name]
-        return next((known[name] for known in self._by_name if name in known), [])
+        for known in self._by_name:
+            if name in known:
+                return known[name]
+        return [metric for metric in self._full if metric.endswith(f"/{name}")]
 
     def find(self, name: str, missing: str = "there is no metric") -> str:
         """Return the full name of a metric. Raises ConfigurationError, whose text ``missing`` begins."""

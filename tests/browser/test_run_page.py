@@ -88,3 +88,34 @@ def test_a_run_shows_its_checkpoints_and_alerts(run: Path, browser) -> None:
         there.waits_for(lambda: there.page.locator(".log .alert").count() == 3, "alerts in the log")
         statuses = there.page.locator(".panel .q-td .mark").filter(has_text="fir")
         assert statuses.all_inner_texts() == ["firing", "fired"]
+
+
+def test_of_very_many_metrics_the_chosen_ones_are_drawn(runs_dir: Path, browser) -> None:
+    with Publisher("many") as publisher:
+        for step in range(3):
+            values = {f"moe/layer_{part // 100}/expert_{part % 100:02}/load": part + step for part in range(3000)}
+            publisher.log(values | {f"moe/<b>{step}</b>": step}, step=step)
+    with ui_of(str(runs_dir)) as served:
+        with visit(browser, f"{served.url}runs?run=many") as there:
+            there.sees("3,003 metrics: choose those to draw")
+            metrics = there.page.get_by_role("region", name="Metrics")
+            assert there.page.locator(".plot").count() == 0, "nothing is drawn until it is chosen"
+            metrics.get_by_role("button", name="moe/ 3,003").click()
+            metrics.get_by_role("button", name="layer_7/ 100").click()
+            metrics.get_by_role("button", name="expert_42/ 1", exact=True).click()
+            metrics.get_by_role("checkbox", name="load").check()
+            chart = "moe/layer_7/expert_42/load"
+            there.waits_for(lambda: [y for _, y in there.points(chart)] == [742, 743, 744], "its values")
+            there.page.get_by_label("Find charts by name").fill("12/EXPERT_1")
+            there.sees("10 of 3,003 metrics have '12/EXPERT_1' in their names")
+            assert there.page.locator(".plot").count() == 1, "the chosen one stays"
+            metrics.get_by_role("button", name="draw 10 of them").click()
+            there.waits_for(lambda: there.page.locator(".plot").count() == 11, "those that are found")
+            found = "moe/layer_12/expert_10/load"
+            there.waits_for(lambda: [y for _, y in there.points(found)] == [1210, 1211, 1212], "their values")
+            assert there.page.locator("*").count() < 2500
+            link = there.page.url
+        with visit(browser, link) as there:
+            there.waits_for(lambda: there.points(chart), "a link has what is chosen")
+            there.page.get_by_role("button", name="draw none").click()
+            there.waits_for(lambda: there.page.locator(".plot").count() == 0, "nothing")

@@ -10,7 +10,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.units import SECONDS, duration, number_text
 from offloop.consumers.dashboard.view.log import LogEntry, folded
 from offloop.consumers.dashboard.view.phases import PHASES
-from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.run_view import RunView, groups_of, names_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -120,22 +120,25 @@ def _run(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
 
 
 def _metrics(view: RunView, shown: Shown, width: int, room: int) -> "list[Text]":
-    short = view.metric_names().short
-    rows: list[tuple[str, str | None]] = []
-    for group, names in view.groups().items():
-        rows += [(group or "metrics", None), *((short(name), name) for name in names)]
+    names = view.names()
+    short = names_of(names).short
+    rows: list[tuple[str, bool]] = []
+    for group, members in groups_of(names).items():
+        rows += [(group or "metrics", True), *((name, False) for name in members)]
     if not rows:
         return [text_line("nothing has been logged yet", "dim")]
     lines, below = [], []
     if len(rows) > room > 1:
-        below.append(text_line(f"… {len(view.names())} metrics: ↑ ↓", "dim"))
+        below.append(text_line(f"… {len(names):,} metrics: ↑ ↓", "dim"))
     room = max(room - len(below), 0)
     shown.scroll = max(min(shown.scroll, len(rows) - room), 0)
-    label_width = min(max(len(label) for label, name in rows if name) + 1, max(width // 3, 8))
+    rows = rows[shown.scroll : shown.scroll + room]
+    labels = ["" if is_head else short(name) for name, is_head in rows]
+    label_width = min(max(map(len, labels), default=0) + 1, max(width // 3, 8))
     curve = width - label_width - _VALUE_WIDTH - 4
-    for label, name in rows[shown.scroll : shown.scroll + room]:
-        if name is None:
-            lines.append(text_line(label, "dim"))
+    for label, (name, is_head) in zip(labels, rows, strict=True):
+        if is_head:
+            lines.append(text_line(name, "dim"))
             continue
         series = view.series(name)
         value = series.last

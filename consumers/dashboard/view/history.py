@@ -20,7 +20,7 @@ MAX_BYTES = 32 << 20  # limit of one zoom: some 400,000 batches; longer parts sh
 TAIL_BYTES = 1 << 20  # the end of a recording that is read event by event, for the newest values of every rank
 _REQUESTED_PARTS = 2
 
-_Place: TypeAlias = tuple[int, int, int]  # first and last offset, and the rank
+_Place: TypeAlias = tuple[int, int, int, frozenset[str]]  # first and last offset, the rank, and the metrics
 
 
 class History:
@@ -46,9 +46,12 @@ class History:
         if not self._batches or begin >= self._batches[-1]:
             return
         offsets = self._offsets_around(begin, end)
-        place = (*offsets, rank)
+        place = (*offsets, rank, self._view.drawn)
         with self._lock:
-            is_read = any(one[0] <= place[0] and place[1] <= one[1] and one[2] == rank for one in self._read)
+            is_read = any(
+                one[0] <= place[0] and place[1] <= one[1] and one[2] == rank and one[3] >= place[3]
+                for one in self._read
+            )
             if is_read or offsets[1] - offsets[0] > MAX_BYTES:
                 return
             self._requested[place] = None
@@ -69,9 +72,9 @@ class History:
         return self._offset(first), self._offset(last)
 
     def _read_part(self, place: _Place, is_requested: Callable[[], bool] = lambda: True) -> RunView:
-        view = RunView(self._recording.run_name, self._recording.attempt)
+        view = RunView(self._recording.run_name, self._recording.attempt, wants=place[3].__contains__)
         view.begin_within(self._began, self._is_imported)
-        for batch in self._recording.part(*place):
+        for batch in self._recording.part(*place[:3]):
             for state in batch:
                 view.see(state)
             if not is_requested():

@@ -2,15 +2,15 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import EventBody, decode_whole_event
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.summary import Summary
+from offloop.bus.recording.summary import MAX_METRICS, Metric, Summary, most_buckets
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import shown_step
+from offloop.bus.types.metrics import is_of_evaluation, shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Row
 from offloop.consumers.callbacks.speed_monitor import peak_flops
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 8_000_000  # points of all series together, at 16 bytes each; beyond, the longest is thinned
 
-MAX_SERIES = 2_000  # further names are left out
+MAX_SERIES = 500  # of more metrics, those that are looked at have all points, and the others buckets
 
 SPEED_WINDOW = 100  # batches over which throughput is measured, as by SpeedMonitor
 
@@ -36,16 +36,20 @@ _CLOCK_COLUMNS = 4
 class Metrics:
     """The metrics of the first rank. The caller holds the lock that the series share."""
 
-    def __init__(self, lock: "threading.RLock", max_points: int = MAX_POINTS) -> None:
+    def __init__(
+        self, lock: "threading.RLock", max_points: int = MAX_POINTS, wants: Callable[[str], bool] | None = None
+    ) -> None:
         self.series: dict[str, Series] = {}
+        self.others: dict[str, Metric | None] = {}  # metrics without a series; None if unwanted
         self.clock = Clock()
         self.is_imported = False
         self.first_left_out: str | None = None  # the first name beyond the limit
         self._lock = lock
         self._max_points = max_points
+        self._wants = wants
         self._loss: Series | None = None
         self._rates: dict[Any, list[Series]] = {}
-        self._known: dict[str, dict[Any, Series | None]] = {}  # by prefix and name
+        self._known: dict[str, dict[Any, Series | Metric | None]] = {}  # by prefix and name
         # Columns: batch, samples, epochs, seconds since the start; tokens, microseconds of training, FLOPs.
         self._batches = NumericTable(_COLUMNS)
         self._appends = tuple(self._batches.appends)
@@ -108,24 +112,41 @@ class Metrics:
             dtype=np.float64,
         ).reshape(len(ticks), _COLUMNS)
         self.clock.replace(rows[:, :_CLOCK_COLUMNS])
-        for name, metric in summary.metrics.items():
-            shown = [(shown_step(name, step), value) for step, value in metric.points()]
-            if shown:
-                self._extend(name, np.array(shown, dtype=np.float64))
+        if len(summary.metrics) > MAX_SERIES:
+            self.others = {name: metric for name, metric in summary.metrics.items() if name not in self.series}
+            self._known.clear()
+        for name, metric in list(summary.metrics.items()):
+            if name not in self.others:
+                self._load(name, metric)
+        self.first_left_out = self.first_left_out or min(summary.left_out, default=None)
         with contextlib.suppress(ProtocolError):
             self._last = decode_whole_event(summary.last)
         first = int(np.searchsorted(rows[:, _BATCH], SPEED_WINDOW))
         now, before = rows[first + 1 :], rows[first:-1]
         self._measure_speed(now, before, (now[:, _BATCH] - before[:, _BATCH]) * now[:, _FLOPS])
 
+    def _load(self, name: str, metric: Metric) -> None:
+        import numpy as np
+
+        shown = [(shown_step(name, step), value) for step, value in metric.points()]
+        if shown:
+            self._extend(name, np.array(shown, dtype=np.float64))
+
+    def find(self, name: str) -> Series:
+        """Return the series of a metric, which has all further points. Raises KeyError."""
+        metric = self.others.pop(name, None)
+        if metric is not None:
+            self._known.clear()
+            self._load(name, metric)
+        return self.series[name]
+
     def refine(self, other: "Metrics") -> None:
         self.settle()
         other.settle()
         self.clock.refine(other.clock)
         for name, part in other.series.items():
-            series = self._find(name)
-            if series is not None:
-                series.refine(part)
+            if name not in self.others:
+                self._new_series(name).refine(part)
         self.settle()
 
     def event(self, state: Snapshot, seconds: float) -> None:
@@ -186,35 +207,56 @@ class Metrics:
                 for part, number in _numbers(str(name), value):
                     self._append(prefix + part, step, number)
                 continue
-            series = known.get(name)
-            if series is None:
-                series = known[name] = self._find(f"{prefix}{name}")
-            if series is not None:
+            try:
+                series = known[name]
+            except KeyError:
+                series = self._find(f"{prefix}{name}")
+                if len(known) < MAX_METRICS:
+                    known[name] = series
+            if series.__class__ is Series:
                 series.append_value(value)
                 series.append_step(shown if prefix else self._shown(str(name), step))
+            elif isinstance(series, Metric):
+                self._add(series, f"{prefix}{name}", step, value)
 
     def _append(self, name: str, step: int, value: float) -> None:
-        series = self._find(name)
-        if series is not None:
-            series.append(self._shown(name, step), value)
+        found = self._find(name)
+        if isinstance(found, Series):
+            found.append(self._shown(name, step), value)
+        elif found is not None:
+            self._add(found, name, step, value)
+
+    def _add(self, metric: Metric, name: str, step: int, value: float) -> None:
+        if metric.add(step + (self.is_imported and is_of_evaluation(name)), value):
+            metric.widen(most_buckets(name, len(self.others)))
 
     def _shown(self, name: str, step: int) -> int:
         return step if self.is_imported else shown_step(name, step)
 
-    def _find(self, name: str) -> Series | None:
-        found = self.series.get(name)
-        if found is None:
-            if len(self.series) >= MAX_SERIES:
+    def _find(self, name: str) -> Series | Metric | None:
+        if name in self.series:
+            return self.series[name]
+        if name not in self.others:
+            if len(self.series) + len(self.others) >= MAX_METRICS:
                 self.first_left_out = self.first_left_out or name
                 return None
-            found = self.series[name] = Series(name, self.clock, self._lock, self._settle_batches)
-        return found
+            if len(self.series) < MAX_SERIES if self._wants is None else self._wants(name):
+                return self._new_series(name)
+            self.others[name] = Metric() if self._wants is None else None
+        return self.others[name]
+
+    def _new_series(self, name: str) -> Series:
+        if name not in self.series:
+            self.series[name] = Series(name, self.clock, self._lock, self._settle_batches)
+        return self.series[name]
 
     def _extend(self, name: str, points: "Floats") -> None:
-        series = self._find(name)
-        if series is not None:
-            series.settle()
-            series.extend(points)
+        if name in self.others and self.others[name] is None:
+            return
+        self.others.pop(name, None)
+        series = self._new_series(name)
+        series.settle()
+        series.extend(points)
 
     def _settle_batches(self) -> None:
         if self._batches.gathered:

@@ -1,6 +1,7 @@
 """One attempt of a run: the model that dashboards draw from."""
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -16,7 +17,7 @@ from offloop.bus.protocol.frames import EventBody, decode_head, decode_whole_eve
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.summary import Summary
+from offloop.bus.recording.summary import MAX_METRICS, Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.actor import ACTOR, actor_in, is_actor
@@ -29,7 +30,7 @@ from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunCont
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
-from offloop.consumers.dashboard.view.metrics import MAX_POINTS, MAX_SERIES, Metrics
+from offloop.consumers.dashboard.view.metrics import MAX_POINTS, Metrics
 from offloop.consumers.dashboard.view.phases import PhaseView, PublishingView, RankPhases
 from offloop.consumers.dashboard.view.progress import ProgressView, RunProgress, progress_of
 from offloop.consumers.dashboard.view.ranks import RankMap, RankTiming
@@ -47,12 +48,19 @@ _BATCH_END = Event.BATCH_END
 class RunView(LoggerDestination):
     """Everything that a dashboard shows of one attempt of a run. Logged values come to it as to a destination.
 
-    For any thread. Its size is bounded: ``max_points`` of all series together, :data:`MAX_SERIES`,
+    For any thread. Its size is bounded: ``max_points`` of all series together, :data:`MAX_METRICS`,
     :data:`offloop.consumers.dashboard.view.images.MAX_BYTES` of images, 1,000 hyperparameters, the last 2,000 lines of
-    the log. Losses, learning rates, metrics and throughput come from the events of the first rank, under the names of
-    the callbacks ``metrics``, ``lr`` and ``speed``."""
+    the log. With ``wants``, only metrics for whose names it returns true have values. Losses, learning rates, metrics
+    and throughput come from the events of the first rank, under the names of the callbacks ``metrics``, ``lr`` and
+    ``speed``."""
 
-    def __init__(self, run_name: str, attempt: int = 1, max_points: int = MAX_POINTS) -> None:
+    def __init__(
+        self,
+        run_name: str,
+        attempt: int = 1,
+        max_points: int = MAX_POINTS,
+        wants: Callable[[str], bool] | None = None,
+    ) -> None:
         require("a dashboard", "dashboard", "numpy")
         self.run_name = run_name
         self.attempt = attempt
@@ -67,7 +75,7 @@ class RunView(LoggerDestination):
         self.history: History | None = None  # the recording behind the summary
         self._status = "waiting"
         self._lock = threading.RLock()
-        self._metrics = Metrics(self._lock, max_points)
+        self._metrics = Metrics(self._lock, max_points, wants)
         self._progress = RunProgress()
         self._phases: dict[int, RankPhases] = {}
         self._ranks = RankTiming()
@@ -84,7 +92,7 @@ class RunView(LoggerDestination):
         self._reached: ProgressView | None = None
         self._said_left_out = False
         self._loads = 0
-        self._named: tuple[list[str], MetricNames] = [], MetricNames(())
+        self._names: tuple[str, ...] = ()
         self._context = RunContext(run_name, attempt, None)
         self._outcomes_read = self._checkpoints_read = 0
         self._known_outcomes: deque[str] = deque(maxlen=_KNOWN_OUTCOMES)
@@ -300,28 +308,23 @@ class RunView(LoggerDestination):
             for rank, phases in part._phases.items():
                 self._phases_of(rank).refine(phases)
 
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         with self._lock:
             self._metrics.settle()
-            return sorted(self._metrics.series)
+            if len(self._names) != len(self._metrics.series) + len(self._metrics.others):
+                self._names = tuple(sorted({*self._metrics.series, *self._metrics.others}))
+            return self._names
 
-    def metric_names(self) -> MetricNames:
-        names = self.names()
-        if names != self._named[0]:
-            self._named = names, MetricNames(names)
-        return self._named[1]
-
-    def groups(self) -> dict[str, list[str]]:
-        """Metrics by the part before the last ``/`` of their names, in order; learning rates are in ``lr``."""
-        groups: dict[str, list[str]] = {}
-        for name in sorted(self.names(), key=lambda name: (not name.endswith("/total"), name)):
-            prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
-            groups.setdefault(prefix, []).append(name)
-        return dict(sorted(groups.items(), key=lambda group: group_order(group[0])))
+    @property
+    def drawn(self) -> frozenset[str]:
+        """The metrics that have all points."""
+        with self._lock:
+            return frozenset(self._metrics.series)
 
     def series(self, name: str) -> Series:
+        """Return the series of a metric, which has all points from now on. Raises KeyError."""
         with self._lock:
-            return self._metrics.series[name]
+            return self._metrics.find(name)
 
     def phases(self, rank: int = 0, width: int | None = None) -> PhaseView:
         with self._lock:
@@ -351,7 +354,7 @@ class RunView(LoggerDestination):
             if self._metrics.first_left_out is not None and not self._said_left_out:
                 self._said_left_out = True
                 name = self._metrics.first_left_out
-                self.note("note", f"more than {MAX_SERIES} metrics: {name} and later ones are left out")
+                self.note("note", f"more than {MAX_METRICS:,} metrics: {name} and others are left out")
             return self._log.after(after)
 
     def marks(self, after: int = 0) -> Placed:
@@ -436,6 +439,19 @@ def labels_of(runs: Sequence[RunView]) -> list[str]:
     names = [(run.name, run.attempt) for run in runs]
     several = {name for name, attempt in names if attempt > 1}
     return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
+
+
+names_of = functools.lru_cache(maxsize=16)(MetricNames)  # of a tuple of names
+
+
+@functools.lru_cache(maxsize=16)
+def groups_of(names: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """Return metrics by the part before the last ``/`` of their names, in order; learning rates are in ``lr``."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (not name.endswith("/total"), name)):
+        prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
+        groups.setdefault(prefix, []).append(name)
+    return dict(sorted(groups.items(), key=lambda group: group_order(group[0])))
 
 
 def group_order(prefix: str) -> tuple[int, str]:

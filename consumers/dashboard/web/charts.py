@@ -1,17 +1,20 @@
 """The data of charts for a browser: lines thinned to its width, and only new parts of them."""
 
+import functools
 import math
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import ChainMap, OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from offloop.bus.types.metrics import MetricNames
+from offloop.bus.printing import one_line
 from offloop.bus.types.units import Scale, number_text, scale_of
+from offloop.consumers.dashboard.view.metrics import MAX_SERIES
 from offloop.consumers.dashboard.view.phases import PhaseView
-from offloop.consumers.dashboard.view.run_view import RunView, group_order
+from offloop.consumers.dashboard.view.run_view import RunView, group_order, groups_of, names_of
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series, common_places, group_points
 from offloop.consumers.dashboard.web.comparison import Compared
 from offloop.consumers.dashboard.web.frames import look_in
@@ -31,6 +34,9 @@ _TAIL_WIDTH = 64
 _MAX_GROWTH = 2
 _MAX_TAILS = 60
 _MOST_KEPT = 2048
+_MOST_CHOSEN = 200  # drawn metrics of very many
+_MOST_LISTED = 100  # found metrics, and members of a group in a list of metrics
+_MOST_ROWS = 1000  # of such a list
 _MOST_PARTS = 3_200  # limit of all lines of a chart: a browser without a GPU draws this sixty times a second
 _LARGEST_SHORT, _SMALLEST_SHORT = 1e38, 1e-37  # beyond, a number does not fit into 32 bits
 _DECIMALS = 4
@@ -52,6 +58,9 @@ class Look(msgspec.Struct, frozen=True):
     marks: bool = False  # marks are shown in charts
     rank: int = 0  # the rank whose phases are shown
     left_out: frozenset[int] = frozenset()  # the numbers of the runs whose lines are hidden
+    find: str = ""  # a part of the names in the list of metrics
+    opened: frozenset[str] = frozenset()  # the opened groups in that list
+    chosen: tuple[str, ...] = ()  # the metrics that are drawn if there are very many
 
     @classmethod
     def from_browser(cls, given: Any) -> "Look":
@@ -67,25 +76,68 @@ class Look(msgspec.Struct, frozen=True):
         return min(max(-(-wanted // _WIDTH_STEP) * _WIDTH_STEP, _MIN_WIDTH), _MAX_WIDTH)
 
 
-def charts_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[tuple[str, list[Chart]]]:
-    groups: dict[str, dict[str, Chart]] = {}
-    names_of_all = MetricNames(name for run in runs for name in run.names())
-    for run in runs:
-        hyperparameters = run.hyperparameters
-        for prefix, names in run.groups().items():
-            group = groups.setdefault(prefix or "other", {})
-            for name in names:
-                scale = group[name].scale if name in group else scale_of(name, hyperparameters)
-                group[name] = Chart(name, "metric", names_of_all.short(name), scale)
+def charts_of(runs: Sequence[RunView], labels: Sequence[str], look: Look) -> list[tuple[str, list[Chart]]]:
+    """Return the charts by group: of all metrics, or of very many the chosen ones."""
+    names = all_names(runs)
+    short = names_of(names).short
+    if len(names) > MAX_SERIES:
+        known = {*names}
+        names = tuple(name for name in look.chosen[:_MOST_CHOSEN] if name in known)
+    known_units = dict(ChainMap(*(run.hyperparameters for run in runs)))
+    groups = {}
+    for prefix, members in groups_of(names).items():
+        charts = [Chart(name, "metric", short(name), scale_of(name, known_units)) for name in members]
+        groups[prefix or "other"] = sorted(charts, key=lambda chart: chart.id)
     phases = []
     for number, run in enumerate(runs):
         if ranks := run.phase_ranks:
             title = f"{labels[number]}: time of a step by phase" if len(runs) > 1 else "time of a step by phase"
             phases.append(Chart(f"{PHASES_PREFIX}/{number}", "phases", title, ranks=ranks))
-    ordered = [
-        (title, sorted(groups[title].values(), key=lambda chart: chart.id)) for title in sorted(groups, key=group_order)
-    ]
+    ordered = [(title, groups[title]) for title in sorted(groups, key=group_order)]
     return [*ordered, *([(_PHASES_GROUP, phases)] if phases else [])]
+
+
+def all_names(runs: Sequence[RunView]) -> tuple[str, ...]:
+    return _together(frozenset(run.names() for run in runs))
+
+
+@functools.lru_cache(maxsize=16)
+def _together(named: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted({name for names in named for name in names}))
+
+
+def listed_metrics(names: tuple[str, ...], look: Look) -> dict[str, Any] | None:
+    """Return the list of very many metrics that a browser shows: what is found, or the groups by prefix."""
+    if len(names) <= MAX_SERIES:
+        return None
+    wanted = look.find.lower()
+    found = [name for name in names if wanted in name.lower()] if wanted else names
+    rows = [_leaf(name, "", 0) for name in found[:_MOST_LISTED]] if wanted else _tree(names, "", look.opened)
+    return {"count": len(names), "find": look.find, "found": len(found), "rows": list(islice(rows, _MOST_ROWS))}
+
+
+def _leaf(name: str, prefix: str, depth: int) -> dict[str, Any]:
+    return {"id": name, "title": one_line(name.removeprefix(prefix)), "depth": depth}
+
+
+def _tree(names: Sequence[str], prefix: str, opened: Collection[str], depth: int = 0) -> Iterator[dict[str, Any]]:
+    groups = [(part, list(members)) for part, members in groupby(names, lambda name: _first_part(name, prefix))]
+    for part, members in groups[:_MOST_LISTED]:
+        if part == members[0]:
+            yield _leaf(part, prefix, depth)
+            continue
+        is_open = part in opened
+        title = one_line(part.removeprefix(prefix))
+        yield {"group": part, "title": title, "depth": depth, "count": len(members), "isOpen": is_open}
+        if is_open:
+            yield from _tree(members, part, opened, depth + 1)
+    if len(groups) > _MOST_LISTED:
+        yield {"more": len(groups) - _MOST_LISTED, "depth": depth}
+
+
+def _first_part(name: str, prefix: str) -> str:
+    end = name.find("/", len(prefix)) + 1
+    return name[:end] if end else name
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,6 +126,7 @@ class TableLook(msgspec.Struct, frozen=True):
     first: Annotated[int, msgspec.Meta(ge=0)] = 0
     count: Annotated[int, msgspec.Meta(ge=0, le=_MOST_ROWS)] = 50
     hidden: bool = False
+    names: str = ""  # a part of the names of columns to choose from
     explore: ExploreLook | None = None
     compare: CompareLook = CompareLook()
 
@@ -225,12 +226,14 @@ class HomePage:
             self._found = look.find
         whole["waiting"] = library.waiting
         whole["problems"] = [one_line(library.problem)] if library.problem else []
-        metrics = sorted(filter(_is_sendable, table.known.metrics))[:_MOST_NAMES]
+        metrics, of_metrics = _some(table.known.metrics, look.names)
+        hyperparameters, of_hyperparameters = _some(table.known.hyperparameters, look.names)
         whole["names"] = {
             "usual": list(table.usual_columns),
             "every": [name for name in OF_EVERY_RUN if table.has_folders or name != "folder"],
-            "hyperparameters": sorted(filter(_is_sendable, table.known.hyperparameters))[:_MOST_NAMES],
+            "hyperparameters": hyperparameters,
             "metrics": metrics,
+            "more": of_metrics + of_hyperparameters,
             "rated": [name for name in metrics if table.known.direction(name) is not None],
         }
         frame = self._frames.news(whole)
@@ -318,5 +321,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _is_sendable(name: str) -> bool:
-    return name.isprintable()
+def _some(names: Iterable[str], wanted: str) -> tuple[list[str], int]:
+    """Return the names to send, those with a wanted part first, and the number of others."""
+    known = sorted(filter(str.isprintable, names))
+    if len(known) > _MOST_NAMES and wanted:
+        known.sort(key=lambda name: wanted.lower() not in name.lower())
+    return known[:_MOST_NAMES], max(len(known) - _MOST_NAMES, 0)

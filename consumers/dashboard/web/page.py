@@ -16,7 +16,7 @@ from offloop.consumers.dashboard.view.phases import PublishingView
 from offloop.consumers.dashboard.view.progress import ProgressView
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.access import Opening, Role
-from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, MarkNews, charts_of
+from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, MarkNews, all_names, charts_of, listed_metrics
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panels import Panels, alerts_text
@@ -154,7 +154,7 @@ class Page:
         if seen == self._seen:
             return
         labels = labels_of(runs)
-        groups = charts_of(runs, labels)
+        groups = charts_of(runs, labels, self._look)
         charts = {chart.id: chart for _, members in groups for chart in members}
         compared = Compared(self._comparison, runs, labels, self._look.left_out, self._tags_of)
         frame = self._frames.news(
@@ -164,6 +164,7 @@ class Page:
                 "groups": [
                     {"title": title, "charts": [chart._asdict() for chart in members]} for title, members in groups
                 ],
+                "metrics": listed_metrics(all_names(runs), self._look),
                 "cards": self._cards(runs, labels, compared.looks()),
             }
         )

@@ -3,6 +3,7 @@
 import { LineChart } from "page_chart";
 import { axisEnds, colorOfPhase, cutOf, endsOf, latestPhases, metricSpec, phasesSpec } from "page_lines";
 import { marksOn } from "page_marks";
+import { MetricList } from "page_metrics";
 import { Compare, RunList } from "page_runs";
 import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
 import { colorOf, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
@@ -38,10 +39,11 @@ export default /** @type {Component} */ ({
         <q-btn flat dense no-caps class="link" label="Reset zoom" @click="zoom(null)"></q-btn>
       </div>
       <Compare :told="compare" :runs="runs" @compare="$emit('compare', $event)"></Compare>
+      <metric-list :told="metrics" :chosen="settings.pinned" @choose="settings.pinned = $event" @open="toggle(opened, $event)"></metric-list>
       <span id="charts" tabindex="-1"></span>
       <div class="groups">
-      <p v-if="!groups.length" class="empty">{{ empty }}</p>
-      <p v-else-if="!shownGroups.length" class="empty">no chart is called '{{ settings.find }}'</p>
+      <p v-if="!groups.length && !metrics" class="empty">{{ empty }}</p>
+      <p v-else-if="!shownGroups.length && !metrics" class="empty">no chart is called '{{ settings.find }}'</p>
       <section v-for="group in shownGroups" :key="group.isPinned ? '' : group.charts[0].kind + group.title" :aria-label="group.title"
                :class="['group', {closed: isClosed(group), whole: group.charts.some((one) => isWide(one)) && !isClosed(group)}]"
                :style="{'--charts': Math.min(group.charts.length, 3)}">
@@ -92,7 +94,7 @@ export default /** @type {Component} */ ({
       <span class="sr-only" role="status">{{ title }}</span>
     </div>`,
   mixins: [paged, redrawn],
-  components: { Compare, RunList },
+  components: { Compare, MetricList, RunList },
   props: { empty: String, allRuns: String },
   directives: {
     plot: {
@@ -102,6 +104,8 @@ export default /** @type {Component} */ ({
   },
   data: () => ({
     groups: [],
+    metrics: null, // the list of very many metrics; then only the pinned ones are drawn
+    opened: [], // groups of that list
     runs: [], // runs and groups with lines
     cards: [], // the state of each run
     compare: null, // possible and chosen comparisons
@@ -127,13 +131,18 @@ export default /** @type {Component} */ ({
       return this.cards.length === 1 ? `${this.cards[0].status}: ${this.cards[0].label}` : `${this.cards.length} runs`;
     },
     shownGroups() {
-      const { find, pinned } = this.settings;
+      const { pinned } = this.settings;
+      const find = this.metrics ? "" : this.settings.find; // of very many, the server finds them
       const charts = new Map(this.groups.flatMap((group) => group.charts).map((chart) => [chart.id, chart]));
       const chosen = { title: "pinned", isPinned: true, charts: pinned.filter((id) => charts.has(id)).map((id) => charts.get(id)) };
       const rest = this.groups.map((group) => ({ ...group, charts: group.charts.filter((chart) => !pinned.includes(chart.id)) }));
       return [chosen, ...rest]
         .map((group) => ({ ...group, charts: group.charts.filter((chart) => chart.id.toLowerCase().includes(find.toLowerCase())) }))
         .filter((group) => group.charts.length);
+    },
+    toldOfList() {
+      const { find, pinned } = this.settings;
+      return { find, chosen: [...pinned], opened: [...this.opened] };
     },
     marksOn: {
       get() {
@@ -163,6 +172,9 @@ export default /** @type {Component} */ ({
       this.range = null;
       this.tell();
       this.redraw();
+    },
+    toldOfList() {
+      this.tell();
     },
     "settings.rank"() {
       this.tell();
@@ -194,6 +206,7 @@ export default /** @type {Component} */ ({
     this.observer = new IntersectionObserver((entries) => this.onSeen(entries), { rootMargin: "150px" });
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.onSize(entry.target)));
     for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, this.onList);
+    this.tell(); // what the address says
   },
   beforeUnmount() {
     this.observer.disconnect();
@@ -205,7 +218,7 @@ export default /** @type {Component} */ ({
     // Called by the server with changes. The answer, once drawn, lets the server send the next: its seconds set the pause.
     async frame(update) {
       const began = performance.now();
-      for (const name of ["runs", "cards", "groups", "compare"]) if (update[name]) this[name] = update[name];
+      for (const name of ["runs", "cards", "groups", "metrics", "compare"]) if (update[name]) this[name] = update[name];
       const before = JSON.stringify([...this.extents]);
       for (const line of update.lines || []) {
         this.takeLine(line);
@@ -282,7 +295,7 @@ export default /** @type {Component} */ ({
       clearTimeout(this.telling);
       this.telling = setTimeout(() => {
         const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank, left_out: Object.keys(this.hidden).map(Number) };
+        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank, left_out: Object.keys(this.hidden).map(Number), ...this.toldOfList };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;

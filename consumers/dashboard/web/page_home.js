@@ -213,7 +213,7 @@ export default /** @type {Component} */ ({
     problems: [],
     explored: {},
     views: VIEWS.map((view) => ({ label: view[0].toUpperCase() + view.slice(1), value: view })),
-    names: { usual: [], every: [], hyperparameters: [], metrics: [], rated: [] },
+    names: { usual: [], every: [], hyperparameters: [], metrics: [], more: 0, rated: [] },
     widths: JSON.parse(storeOf("localStorage")?.getItem(WIDTHS_KEY) || "{}"),
     findColumn: "",
     newTag: "",
@@ -281,7 +281,8 @@ export default /** @type {Component} */ ({
       return this.matchingNames.map((group) => ({ ...group, names: group.names.slice(0, MOST_LISTED) })).filter((group) => group.names.length);
     },
     unlisted() {
-      return this.matchingNames.reduce((sum, group) => sum + Math.max(group.names.length - MOST_LISTED, 0), 0);
+      const more = this.findColumn ? 0 : this.names.more; // those that match come first
+      return this.matchingNames.reduce((sum, group) => sum + Math.max(group.names.length - MOST_LISTED, 0), more);
     },
   },
   watch: {
@@ -306,6 +307,9 @@ export default /** @type {Component} */ ({
     "settings.columns": { deep: true, handler() { this.tell(); } },
     "settings.archived"() {
       this.tell();
+    },
+    findColumn() {
+      if (this.names.more) this.tell(TYPING_MS);
     },
     compareLook() {
       this.tell();
@@ -384,7 +388,7 @@ export default /** @type {Component} */ ({
         const { find, sort, columns, archived, view, x, y, color, axes } = this.settings;
         const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
         const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
-        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, compare: this.compareLook, explore: view === "table" ? null : { view, x, y, color, axes } };
+        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, names: this.names.more ? this.findColumn || "" : "", compare: this.compareLook, explore: view === "table" ? null : { view, x, y, color, axes } };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,7 @@ _MOST_ROWS = 200  # limit of alerts, and of checkpoints of a run, the newest
 
 _LONGEST = 2000
 _SHOWN_METRICS = 4
+_COMPARED_METRICS = 256
 _STATUS = """
 <q-td :props="props">
   <span class="pill mark" :class="props.row.status">{{ props.row.status }}</span>
@@ -337,7 +339,7 @@ def metrics_at(attempts: Sequence[RunView], checkpoint: Checkpoint) -> dict[str,
     if checkpoint.batch is None:
         return values
     for run in attempts:
-        for name in filter(is_of_evaluation, run.names()):
+        for name in islice(filter(is_of_evaluation, run.names()), _COMPARED_METRICS):
             value = run.series(name).at(shown_step(name, checkpoint.batch))
             if value is not None:
                 values.setdefault(name, value)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import struct
 
 import pytest
 from helpers import wait_for
@@ -101,14 +102,96 @@ def test_a_summary_covers_the_first_rank_and_is_continued_at_its_end(tmp_path):
     assert max(tick.batch for tick in whole.clock.values()) == 3000
 
 
+def log_many(path, steps, writer=None, first=1):
+    """Write batches that log many values each, by step, and return the open writer."""
+    writer, topic = writer or RecordingWriter(path, "run", 1, None), Topic("run", "batch_end", 0)
+    for seq, (step, values) in enumerate(steps, first):
+        now, before = ((0, 0, batch, *[0] * 11) for batch in (step + 1, step))
+        frame = event_encoder(topic, 1)(seq, seq, START, now, before, {"logged": [[step, values]]}, pack_map({}))
+        writer.append(topic.encode()[:-1], seq, seq, START, frame[len(topic.encode()) :])
+        writer.flush()
+    return writer
+
+
+def many_values(step):
+    """300 values of a step: some not finite, whole, or in a map; other names at every hundredth step."""
+    values = {f"metric{number}": math.sin(1000 * number + step) for number in range(300)}
+    values |= {"metric7": math.nan if step % 97 == 0 else values["metric7"], "metric8": step, "metric9": -math.inf}
+    if step % 100 == 50:
+        values = {"map": {"part": step}, **values}
+    return values
+
+
+def test_many_values_of_an_event_are_summed_up_like_single_ones(tmp_path, monkeypatch):
+    path = tmp_path / "recording-1.mcap"
+    steps = [(step, many_values(step)) for step in [*range(400), 390, *range(5000, 5100)]]
+    writer = log_many(path, steps[:250])
+    assert len(summary_of(path).metrics) == 301
+    log_many(path, steps[250:], writer, 251).close()
+    gathered = summary_of(path)
+    monkeypatch.setattr(summaries, "_MANY", 1 << 30)
+    path_beside(path).unlink()
+    for found in (gathered, summary_of(path)):
+        for name in ("metric0", "metric7", "metric8", "metric9", "map/part"):
+            own = {step: values.get("map", {}).get("part") if "/" in name else values[name] for step, values in steps}
+            known = {step: value for step, value in own.items() if value is not None}
+            metric = found.metrics[name]
+            assert len(metric.buckets) <= 2 * summaries.MAX_ALL // 301
+            expected = {}
+            for step in sorted(known):
+                place = step // metric.width
+                expected.setdefault(place, summaries.MetricValues(known[step], step)).add(step, known[step])
+            assert repr(metric.buckets) == repr({place: as_float(one) for place, one in expected.items()})
+            whole, *later = expected.values()
+            for one in later:
+                whole.merge(one)
+            assert repr(metric.whole()) == repr(as_float(whole))
+
+
+def as_float(bucket):
+    return summaries.MetricValues(
+        *(float(bucket.last), bucket.last_step, float(bucket.low), bucket.low_step, float(bucket.high)),
+        *(bucket.high_step, bucket.odd),
+    )
+
+
+def test_metrics_beyond_the_limit_are_counted_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(summaries, "MAX_METRICS", 280)
+    path = tmp_path / "recording-1.mcap"
+    log_many(path, [(step, many_values(step)) for step in range(3)]).close()
+    summary = summary_of(path)
+    assert len(summary.metrics) == 280
+    assert summary.left_out == {f"metric{number}" for number in range(280, 300)}
+    assert Summary.load(path).left_out == summary.left_out
+
+
+def test_of_a_loaded_summary_only_the_buckets_that_are_used_are_read(tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    log_many(path, [(step, many_values(step)) for step in range(200)]).close()
+    whole, beside = summary_of(path), path_beside(path)
+    begin = beside.read_bytes().index(struct.pack("d", whole.metrics["metric200"].rows[3].last))
+    with beside.open("r+b") as file:
+        file.seek(begin)
+        file.write(b"damaged!")
+    loaded = Summary.load(path)
+    assert loaded.metrics["metric200"].points()[-1] == whole.metrics["metric200"].points()[-1]
+    assert len(loaded.metrics["metric200"].points()) < len(whole.metrics["metric200"].points())
+    assert [repr(metric.whole()) for metric in loaded.metrics.values()] == [
+        repr(metric.whole()) for metric in whole.metrics.values()
+    ]
+    # The broker replaces it meanwhile.
+    os.replace(path, beside)
+    assert loaded.metrics["metric0"].points() == whole.metrics["metric0"].points()
+
+
 def test_a_damaged_summary_is_rebuilt(tmp_path, caplog):
     path = tmp_path / "recording-1.mcap"
     record(path, [float(batch) for batch in range(300)]).close()
     expected, beside = summary_of(path), path_beside(path)
     good = beside.read_bytes()
     nonsense = summaries.msgspec.msgpack.encode([1, "run", 1, None, -5])
-    checked = summaries._MAGIC + summaries.zlib.crc32(nonsense).to_bytes(4, "big") + nonsense
-    flipped = good[:200] + bytes([good[200] ^ 1]) + good[201:]
+    checked = summaries._PLACE.pack(summaries._MAGIC, 20, summaries.zlib.crc32(nonsense)) + nonsense
+    flipped = good[:-200] + bytes([good[-200] ^ 1]) + good[-199:]
     for content in (good[:-9], flipped, b"", b"hello", checked, good + bytes(5 << 20)):
         beside.write_bytes(content)
         assert Summary.load(path) is None

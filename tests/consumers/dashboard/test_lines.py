@@ -94,7 +94,7 @@ def test_charts_are_grouped_by_prefix_and_phases_have_their_own():
     spans = [["data", 0, 10_000_000], ["forward", 10_000_000, 20_000_000]]
     field = {"began": 1_000_000_000, "spans": spans, "device": False}
     view.see(Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=1), time_ns=1_050_000_000, phases=field))
-    groups = charts_of(runs, labels_of(runs))
+    groups = charts_of(runs, labels_of(runs), Look())
     assert [title for title, _ in groups][:3] == ["loss/train", "metrics/eval", "lr"]
     assert groups[-1][0] == "step"
     charts = {chart.id: chart for _, members in groups for chart in members}

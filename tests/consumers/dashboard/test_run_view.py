@@ -206,13 +206,35 @@ def test_the_points_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_are_bounded_which_the_log_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_metrics, "MAX_SERIES", 3)
-    monkeypatch.setattr(run_view, "MAX_SERIES", 3)
+    monkeypatch.setattr(view_metrics, "MAX_METRICS", 3)
+    monkeypatch.setattr(run_view, "MAX_METRICS", 3)
     view = RunView("run")
     view.log_rows([Row(1, 0.0, {f"metric{number}": 1.0 for number in range(5)})])
-    assert view.names() == ["metric0", "metric1", "metric2"]
+    assert view.names() == ("metric0", "metric1", "metric2")
     for _ in range(2):
-        assert [entry.text for entry in view.log()] == ["more than 3 metrics: metric3 and later ones are left out"]
+        assert [entry.text for entry in view.log()] == ["more than 3 metrics: metric3 and others are left out"]
+
+
+def test_of_very_many_metrics_those_that_are_looked_at_have_all_points() -> None:
+    def logged(step: int) -> Snapshot:
+        values = {f"part{number:04}/load": float(number - step) for number in range(2000)}
+        return batch_of(step + 1, loss=1.0, logged=[[step, values]])
+
+    view = RunView("run")
+    for step in range(100):
+        view.see(logged(step))
+    assert len(view.names()) == 2003
+    assert len(view.drawn) < 510
+    series = view.series("part1999/load")
+    before, last = len(series), series.last
+    assert (last, series.span()) == (1900.0, (0.0, 99.0))
+    assert before < 100, "of others some are kept"
+    for step in range(100, 150):
+        view.see(logged(step))
+    assert view.series("part1999/load") is series
+    assert (len(series), series.last) == (before + 50, 1850.0)
+    with pytest.raises(KeyError):
+        view.series("part2000/load")
 
 
 # -- phases and ranks -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.terminal.frame import Shown, frame, sparkline
-from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.run_view import RunView, groups_of
 from offloop.consumers.dashboard.view.series import Points
 
 SECOND = 1_000_000_000
@@ -111,7 +111,7 @@ def test_what_people_look_at_first_comes_first_and_norms_last() -> None:
     view = trained()
     names = ["l2_norm/grad/global", "throughput/batches_per_sec", "metrics/eval/Accuracy", "mine", "loss/train/a"]
     view.log_rows([Row(1, 0.0, dict.fromkeys(names, 1.0))])
-    assert [name for group in view.groups().values() for name in group] == [
+    assert [name for group in groups_of(view.names()).values() for name in group] == [
         "loss/train/total",
         "loss/train/a",
         "metrics/eval/Accuracy",
