@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import Act
 
 import offloop
+from offloop.attached.samples import BatchSamples
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
@@ -159,6 +160,27 @@ def test_numbers_from_another_stream_are_those_of_that_stream() -> None:
         read: Any = place.read_later(number)
     assert not read.ready()
     assert read.value() == 5
+
+
+def test_samples_of_batches_are_read_without_a_wait(device: str) -> None:
+    place = get_device(device)
+    ids = torch.arange(60, device=place.torch_device).reshape(10, 6)
+    batches = [
+        {"input_ids": ids, "attention_mask": (ids % 6 < 5).long(), "labels": ids.where(ids % 6 > 2, -100)},
+        {"input_ids": ids, "completion_mask": (ids % 6 > 3).long()},
+    ]
+    samples = BatchSamples(lambda row: " ".join(map(str, row)), place, ("chosen", "rejected"))
+    with no_waits(device) as waits:
+        if device == "gpu":
+            torch.cuda._sleep(1_000_000_000)
+        for step, batch in enumerate(batches):
+            samples.take(batch, step)
+        early = [step for step, _ in samples.arrived()] if device == "gpu" else []
+    assert waits == early == []
+    first, second = (rows() for _, rows in samples.arrived(wait=True))
+    assert [row["text"] for row in first] == ["0 1 2 3 4", "6 7 8 9 10", "30 31 32 33 34", "36 37 38 39 40"]
+    assert [row["kind"] for row in first] == ["chosen", "chosen", "rejected", "rejected"]
+    assert (first[0]["loss_text"], second[3]["loss_text"]) == ("3 4 5", "40 41")
 
 
 # -- whole steps ------------------------------------------------------------------------------------------------------

@@ -9,27 +9,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-
 import numpy as np
 import pytest
 import torch
 import trl
-from attached_runs import RUN, are_same, events_of, logged_in, snapshots_of, values_of, weights_of
+from attached_runs import RUN, are_same, events_of, logged_in, run_two_ranks, snapshots_of, values_of, weights_of
 from datasets import Dataset
 from paths import FOLDERS
 from PIL import Image as PillowImage
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_trl import TEXTS, Rewards, grpo, made, model
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.trainer import grpo_trainer
 
 import offloop
 from offloop.attached.samples import BatchSamples, Completions
-from offloop.bus import Event
+from offloop.bus import Event, Recording
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.image import Image
+from offloop.consumers.callbacks import Tables
 from offloop.transformers import OffloopCallback
 
 # TRL uses names that Transformers is about to give up.
@@ -40,45 +38,6 @@ pytestmark = [
         *("gradient_checkpointing_enable", "gradient_checkpointing_disable"),
     )
 ]
-
-TEXTS = ["the cat sat on the mat", "a dog ran under the tree", "it saw a cat and a dog", "the dog sat"] * 4
-WORDS = ["<pad>", "<eos>", "<unk>", *sorted({word for text in TEXTS for word in text.split()})]
-
-
-def tokenizer() -> Any:
-    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-
-
-def model() -> Any:
-    torch.manual_seed(3)
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokens = {"vocab_size": len(WORDS), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    return LlamaForCausalLM(LlamaConfig(**size, **tokens, max_position_embeddings=64))
-
-
-def made(kind: Any, config: Any, data: dict[str, Any], arguments: dict[str, Any], **parts: Any) -> Any:
-    options = {
-        "output_dir": os.environ["OFFLOOP_RUNS_DIR"] + "-out",
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
-        "logging_steps": 1,
-        "max_steps": 3,
-        **arguments,
-    }
-    return kind(
-        model=model(),
-        args=config(**options),
-        train_dataset=Dataset.from_dict(data),
-        processing_class=tokenizer(),
-        **parts,
-    )
 
 
 def trained(trainer: Any, **options: Any) -> Any:
@@ -149,27 +108,6 @@ def test_group_relative_policy_optimization() -> None:
     assert (last.sample.value, last.token.value) == (12, logs_of(trainer, "num_tokens")[-1])
 
 
-class Rewards:
-    """Two reward functions; notes each completion that they get."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-
-    def length(self, prompts: list[str], completions: list[str], log_extra: Any, **_: Any) -> list[float]:
-        self.seen += zip(prompts, completions, strict=True)
-        log_extra("words", [len(one.split()) for one in completions])
-        return [float(len(one) % 3) for one in completions]
-
-    def cats(self, completions: list[str], **_: Any) -> list[float | None]:
-        return [float(one.count("cat")) if "dog" not in one else None for one in completions]
-
-
-def grpo(rewards: Rewards, arguments: dict[str, Any] | None = None, kind: Any = GRPOTrainer, **parts: Any) -> Any:
-    arguments = {"num_generations": 2, "max_completion_length": 6, **(arguments or {})}
-    functions = [rewards.length, rewards.cats]
-    return made(kind, GRPOConfig, {"prompt": TEXTS}, arguments, reward_funcs=functions, **parts)
-
-
 def rows_of(table: str) -> list[dict[str, Any]]:
     frame = offloop.runs()[RUN].table(table)
     return frame.drop(columns=["time", "rank", "attempt"]).to_dict("records")  # type: ignore[no-any-return]
@@ -221,6 +159,12 @@ def test_completions_that_nobody_requests_cost_nothing_and_change_nothing(monkey
     assert calls["__init__"] == 3
     for one in (quiet, loud):
         assert are_same(weights_of(plain.model), weights_of(one.model))
+
+
+def test_a_consumer_that_requests_tables_gets_completions() -> None:
+    rewards = Rewards()
+    trained(grpo(rewards), callbacks=[Tables()])
+    assert [(row["prompt"], row["completion"]) for row in rows_of("completions")] == rewards.seen
 
 
 def test_generation_scoring_and_training_are_spans() -> None:
@@ -276,6 +220,19 @@ def test_a_version_of_trl_without_them_is_named_once_and_trains(
     assert offloop.runs()[RUN].tables() == {}
     (line,) = [one for one in caplog.messages if "table completions is left out" in one]
     assert "Renamed of this version of TRL does not keep them" in line
+
+
+@pytest.mark.slow
+def test_the_first_rank_has_the_completions_of_all(tmp_path: Path) -> None:
+    (first, second), _ = run_two_ranks("tiny_trl", tmp_path)
+    tables = [(one.rank, one.fields["rows"]) for one in Recording(find_run(RUN).path) if one.event.is_table]
+    assert [rank for rank, _ in tables] == [0] * 3
+    for step, (_, rows) in enumerate(tables):
+        part = slice(4 * step, 4 * step + 4)
+        assert [row[:2] for row in rows] == first["seen"][part] + second["seen"][part]
+    for rank in (0, 1):
+        spans = [one for one in events_of(rank=rank) if one[0] == "@"]
+        assert spans == ["@generate", "@score", "@train", "@train"] * 3
 
 
 @pytest.mark.slow
