@@ -133,6 +133,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
         "run": source.run,
         "reached": msgspec.structs.asdict(Reached.of(last)) if last else {},
         "events": dict(counts.most_common()),
+        "tables": summary.rows,
         "recording": str(path),
         **({} if (flight := Recording(path).flight) is None else {"flight": list(flight)}),
         "size": os.path.getsize(path),

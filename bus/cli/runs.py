@@ -242,6 +242,7 @@ def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
     yield "attempts", str(entry.attempts) if entry.attempts > 1 else ""
     yield "archived", "yes" if entry.archived else ""
     yield "checkpoints", str(sum(one.exists for one in entry.checkpoints) or "")
+    yield "tables", ", ".join(f"{name} {rows:,} rows" for name, rows in entry.tables.items())
     yield "size", f"{number_text(entry.size, BYTES)} in {info.path}"
     yield "trouble", entry.problem or ""
     yield "tags", ", ".join(entry.tags)

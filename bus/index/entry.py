@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -93,6 +94,7 @@ class RunEntry(msgspec.Struct):
     hyperparameters: dict[str, Any] = {}  # hyperparameters of the newest attempt
     metrics: Mapping[str, MetricValues] = {}  # by full name, such as loss/train/total
     left_out: int = 0  # metrics beyond the limit of the newest attempt's summary, as far as they are counted
+    tables: dict[str, int] = {}  # number of rows of each table, of all attempts
     checkpoints: tuple[Checkpoint, ...] = ()  # the earliest first
     problem: str | None = None  # unreadable part, and why
     attempt: int = 1
@@ -150,6 +152,7 @@ def make_entry(
         hyperparameters=hyperparameters,
         metrics=metric_values(of_attempts),
         left_out=0 if newest is None else len(newest.left_out),
+        tables=count_rows(of_attempts),
         checkpoints=find_checkpoints(run, evaluated(of_attempts)),
         problem=problem,
         attempt=run.last.number,
@@ -194,6 +197,14 @@ def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
             shown_step(name, step) for step in (one.last_step, one.low_step, one.high_step)
         )
     return found
+
+
+def count_rows(summaries: Iterable[Summary]) -> dict[str, int]:
+    """Return the number of rows of each table over all attempts."""
+    counts: Counter[str] = Counter()
+    for summary in summaries:
+        counts.update(summary.rows)
+    return dict(counts)
 
 
 def evaluated(summaries: Iterable[Summary]) -> dict[int, dict[str, float]]:

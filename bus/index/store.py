@@ -11,7 +11,7 @@ from offloop.bus.errors import RunDirectoryError
 from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
 from offloop.bus.index.entry import STORED, RunEntry, encode
 
-_MAGIC = b"OFLIDX6\n"
+_MAGIC = b"OFLIDX7\n"
 _MAX_BYTES = 64 << 20
 
 

@@ -20,12 +20,21 @@ import msgspec
 
 from offloop.bus.errors import ProtocolError, RecordingError
 from offloop.bus.files import open_file
-from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, EventBody, decode_whole_event, parse_topic
+from offloop.bus.protocol.frames import (
+    CHECKPOINT,
+    COMMAND,
+    EventBody,
+    EventHead,
+    Topic,
+    decode_head,
+    decode_whole_event,
+    parse_topic,
+)
 from offloop.bus.recording.reader import RecordingReader
 from offloop.bus.recording.records import FileSource
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.demand import BASE_EVENTS
-from offloop.bus.types.event import Event
+from offloop.bus.types.event import OWN, TABLE, Event
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
 from offloop.bus.types.metrics import Mode, is_of_evaluation
@@ -43,7 +52,8 @@ MAX_EVENTS = 256  # of one kind of event; from more, evenly spaced ones are kept
 MAX_EVENT_BYTES = 4096  # larger events are not kept
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
-_VERSION = 5
+MAX_OWN = 256  # names of events of the training's own, and of tables
+_VERSION = 6
 _MAGIC = b"OFLSUM\r\n"
 _PLACE = struct.Struct("<8sQI")  # start of the file: magic, offset and CRC-32 of the head
 _MAX_BYTES = 16 << 20
@@ -351,6 +361,24 @@ class Summary(msgspec.Struct, array_like=True):
     events: dict[str, KeptEvents] = msgspec.field(default_factory=dict)
     """By name: events and marks with times. A ``batch_end`` is kept if it has ``phases``."""
     left_out: set[str] = msgspec.field(default_factory=set)  # metrics beyond the limit, at most ``MAX_LEFT_OUT``
+    own: dict[str, int] = msgspec.field(default_factory=dict)
+    """Number of each event of the training's own, such as ``@rollout_end``, and of rows of each table, such as
+    ``#samples``, of all ranks."""
+    counted: dict[int, int] = msgspec.field(default_factory=dict)  # rank to ``seq`` of the last one counted
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Number of rows of each table."""
+        return {name[1:]: count for name, count in self.own.items() if name[0] == TABLE}
+
+    def count(self, topic: Topic, recorded: bytes) -> None:
+        """Count an event of the training's own. A repeated one changes nothing."""
+        name, seq, rows = topic.name, decode_head(recorded).seq, 1
+        if name[0] == TABLE:
+            rows = len(_decode_rows(recorded).fields.rows)
+        if seq > self.counted.get(topic.rank, 0) and (name in self.own or len(self.own) < MAX_OWN):
+            self.counted[topic.rank] = seq
+            self.own[name] = self.own.get(name, 0) + rows
 
     def take(self, event: str, body: EventBody, recorded: bytes) -> None:
         """Add an event or mark of the first rank. A repeated one changes nothing."""
@@ -476,6 +504,19 @@ _Stored: TypeAlias = tuple[_Count, _Count, _Count]
 _Kept = TypeVar("_Kept")
 
 
+class _Rows(msgspec.Struct, gc=False):
+    rows: list[msgspec.Raw] = []
+
+
+class _WithRows(EventHead, array_like=True, eq=False, gc=False):
+    timestamp: msgspec.Raw
+    previous: msgspec.Raw
+    fields: _Rows
+
+
+_decode_rows = msgspec.msgpack.Decoder(_WithRows).decode
+
+
 def _halved(kept: dict[int, _Kept]) -> dict[int, _Kept]:
     return {place // 2: kept[place] for place in sorted(kept)}
 
@@ -541,11 +582,15 @@ class _Gathered:
 
 
 class Summarizer:
-    """Updates the summary of a growing recording, a little at a time, from the end of the existing summary."""
+    """Updates the summary of a growing recording, a little at a time, from the end of the existing summary.
 
-    def __init__(self, recording: Path, run: str, attempt: int, run_id: str | None) -> None:
+    That is the one beside the recording, or a ``known`` one."""
+
+    def __init__(
+        self, recording: Path, run: str, attempt: int, run_id: str | None, known: Summary | None = None
+    ) -> None:
         self._recording = recording
-        found = Summary.load(recording)
+        found = Summary.load(recording) if known is None else known
         if found is not None and (found.run, found.attempt, found.id) != (run, attempt, run_id):
             _note_unused(recording, "it is of another run")
             found = None
@@ -554,7 +599,7 @@ class Summarizer:
         self._reader = RecordingReader(recording)
         self._reader.position = self._summary.offset
         self._steps = self._take_all()
-        self._topics: dict[str, str | None] = {}
+        self._topics: dict[str, Topic | None] = {}
         self._saved = self._summary.offset
         self._save_at = time.monotonic() + FIRST_SAVE_SECONDS
 
@@ -610,9 +655,16 @@ class Summarizer:
 
     def _take(self, topic: str, recorded: bytes) -> None:
         if topic not in self._topics:
-            self._topics[topic] = _event_of(topic, self._summary.run)
-        event = self._topics[topic]
-        if event is None or (event not in _TAKEN and b"logged" not in recorded and self._summary.began):
+            self._topics[topic] = _topic_of(topic, self._summary.run)
+        taken = self._topics[topic]
+        if taken is None:
+            return
+        event = taken.name
+        if event.startswith(OWN):
+            with contextlib.suppress(ProtocolError, ValueError, RecursionError):
+                self._summary.count(taken, recorded)
+            return
+        if event not in _TAKEN and b"logged" not in recorded and self._summary.began:
             return
         with contextlib.suppress(ProtocolError):
             body = decode_whole_event(recorded)
@@ -641,12 +693,16 @@ _TAKEN = frozenset((Event.BATCH_END, Event.EPOCH_END, Event.EVAL_END, *WITH_HYPE
 _LOGGED = "logged"  # values of an actor
 
 
-def _event_of(topic: str, run: str) -> str | None:
+def _topic_of(topic: str, run: str) -> Topic | None:
     try:
         parsed = parse_topic(topic.encode())
     except ProtocolError:
         return None
+    if parsed.run != run:
+        return None
+    if parsed.name.startswith(OWN):
+        return parsed
     if is_actor(parsed.rank):
-        return _LOGGED if (parsed.run, parsed.name) == (run, Event.ITERATION_CHECKPOINT) else None
+        return parsed._replace(name=_LOGGED) if parsed.name == Event.ITERATION_CHECKPOINT else None
     is_taken = not parsed.name.startswith("$") or parsed.name in _MARKS
-    return parsed.name if (parsed.run, parsed.rank) == (run, 0) and is_taken else None
+    return parsed if parsed.rank == 0 and is_taken else None

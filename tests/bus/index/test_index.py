@@ -299,3 +299,16 @@ def test_annotations_that_cannot_be_read_stay_as_they_are(tmp_path, content):
         assert str(raised.value).isprintable()
     assert (run / "annotations.json").read_bytes() == content
     assert refreshed(tmp_path)[0]["r"].tags == ()
+
+
+def test_it_counts_the_rows_of_tables_of_all_attempts(runs_dir):
+    for _ in range(2):
+        with Publisher("r", resume=True) as publisher:
+            publisher.log_table("samples", [{"text": "a"}, {"text": "b"}])
+            publisher.publish(Event.BATCH_END, batch=1)
+            publisher.close()
+        wait_for(lambda: not find_run("r").live, "the end of the attempt")
+    entry = refreshed(runs_dir)[0]["r"]
+    assert (entry.attempts, entry.tables) == (2, {"samples": 4})
+    # Stored with the entry.
+    assert refreshed(runs_dir)[0]["r"].tables == {"samples": 4}

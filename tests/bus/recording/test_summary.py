@@ -254,3 +254,30 @@ def test_the_summary_of_a_killed_broker_is_continued_by_the_next_one(runs_dir):
     path_beside(recording).unlink()
     assert continued == summary_of(recording, "r", 1, find_run("r").id)
     assert max(one.high for one in continued.metrics["loss/train/total"].buckets.values()) == 50.0
+
+
+def test_it_counts_the_events_and_rows_of_all_ranks_once(tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    writer, seqs = RecordingWriter(path, "run", 1, None), [0, 0]
+
+    def send(event, rank, fields):
+        seqs[rank] += 1
+        topic, seq = Topic("run", event, rank), seqs[rank]
+        frame = event_encoder(topic, 1)(seq, 0, START, (0,) * 14, None, fields, pack_map({}))
+        writer.append(topic.encode()[:-1], seq, 0, START, frame[len(topic.encode()) :])
+
+    for step in range(50):
+        for rank in (0, 1):
+            send("#samples", rank, {"step": step, "columns": ["x"], "rows": [[1], [2]]})
+        send("@rollout_end", 1, {"rows": "not those of a table"})
+        send("#damaged", 0, {"rows": 7})
+        if step % 20 == 5:
+            # What follows the last check record is read again.
+            writer.flush()
+            summary_of(path)
+    writer.close()
+    whole = summary_of(path)
+    assert whole.own == {"#samples": 200, "@rollout_end": 50}
+    assert whole.rows == {"samples": 200}
+    path_beside(path).unlink()
+    assert summary_of(path) == whole
