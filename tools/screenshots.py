@@ -6,6 +6,7 @@ the runs there, and uses those that exist."""
 import argparse
 import io
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -39,8 +40,26 @@ class View(NamedTuple):
     wait: str  # JavaScript that is true when everything is drawn
     height: int = 860
     scheme: Literal["light", "dark"] = "light"
+    act: str = ""  # JavaScript, once everything is drawn
 
 
+# The same prompt in two runs.
+ACT = """async () => {
+    const wait = () => new Promise((done) => setTimeout(done, 1500));
+    document.querySelector(".tables").closest(".panel").scrollIntoView();
+    await wait();
+    [...document.querySelectorAll(".tables-row")].find((row) => row.innerText.includes("sums-1")).click();
+    await wait();
+    document.querySelector(".tables-same").click();
+    await wait();
+    const select = document.querySelector(".tables-detail select");
+    select.value = "1";
+    select.dispatchEvent(new Event("change"));
+    await wait();
+    document.querySelector(".tables-scroll").scrollTop = 1e6;
+    await wait();
+    [...document.querySelectorAll(".tables-row")].filter((row) => row.innerText.includes("sums-1")).at(-1).click();
+}"""
 COMPARED = [f"digits-{rate}-seed-1" for rate in RATES]
 GROUPED = [f"digits-{rate}-seed-{seed}" for rate in RATES for seed in SEEDS]
 VIEWS = (
@@ -49,6 +68,7 @@ VIEWS = (
     View("run", f"{runs_at(LIVE)}#smoothing=0.3", PLOTS, 1250),
     View("compare", f"{runs_at(*COMPARED)}#smoothing=0.3", PLOTS, scheme="dark"),
     View("groups", f"{runs_at(*GROUPED)}&group=config/lr", PLOTS),
+    View("tables", runs_at("sums-1", "sums-2"), "document.querySelector('.tables')", 640, act=ACT),
 )
 
 
@@ -69,6 +89,31 @@ def train(runs: Path) -> None:
                 trainer("digits", "--max-duration", "3ep", *options).communicate()
     annotate(runs / "digits-0.001-seed-1", add=["baseline"], note="what we had before", pinned=True)
     annotate(runs / "digits-0.003-seed-2", add=["baseline", "paper"])
+
+
+def sample() -> None:
+    """Publish tables as two trainings with rewards would, of a made-up policy that learns to add."""
+    from offloop.bus import Event, Publisher
+
+    for number, talent in enumerate((1.0, 0.1), 1):
+        chance = random.Random(number)
+        with Publisher(f"sums-{number}") as publisher:
+            publisher.publish(Event.FIT_START, max_duration="40ba")
+            for step in range(40):
+                rows = []
+                for _ in range(16):
+                    first, second = chance.randrange(10, 14), chance.randrange(3, 6)
+                    is_right = chance.random() < 0.2 + talent * step / 55
+                    total = first + second + (0 if is_right else chance.choice((-2, -1, 1, 10)))
+                    steps = [f"{first} + {one} = {first + one}" for one in range(1, second)]
+                    text = "\n".join(["<think>", "I count up.", *steps, "</think>", f"The answer is {total}."])
+                    prompt = f"What is {first} plus {second}? Think first, then answer in one sentence."
+                    rows.append(
+                        {"prompt": prompt, "completion": text, "reward": float(is_right), "tokens": len(text) // 3}
+                    )
+                publisher.log_table("completions", rows, step=step)
+                reward = sum(row["reward"] for row in rows) / len(rows)
+                publisher.publish(Event.BATCH_END, batch=step + 1, sample=16 * (step + 1), loss=1 - reward)
 
 
 @contextmanager
@@ -118,6 +163,9 @@ def picture(browser: Browser, url: str, view: View) -> None:
         page.goto(url + view.address)
         page.wait_for_function(view.wait, timeout=120_000)
         page.wait_for_timeout(2500)
+        if view.act:
+            page.evaluate(view.act)
+            page.wait_for_timeout(1500)
         save(page, IMAGES / f"{view.name}-{view.scheme}.png")
 
 
@@ -131,6 +179,8 @@ def main() -> None:
         runs = given.runs or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ol-", dir="/tmp")))
         os.environ["OFFLOOP_RUNS_DIR"] = str(runs)
         train(runs)
+        if not (runs / "sums-2").exists():
+            sample()
         opened.enter_context(training(runs))
         url = opened.enter_context(served(runs))
         playwright = opened.enter_context(sync_playwright())

@@ -110,6 +110,7 @@ class Subscriber(RunStream):
                     "although the consumer never handles it"
                 )
         self._source = _open_source(run, runs_dir, stream)
+        self._servers = stream
         self.run_name = self._source.run_name
         self.run_id = self._source.run_id
         """The run's identity, see :attr:`offloop.bus.RunInfo.id`."""
@@ -153,6 +154,10 @@ class Subscriber(RunStream):
             "demand": Demand.merge([self._demand, self._delay]).to_wire(),
             "barrier_events": sorted(event.value for event in self._barrier_events),
         }
+
+    def beside(self, **request: Any) -> "Subscriber":
+        """Return a further subscriber of the same run; ``request`` are arguments of the constructor."""
+        return Subscriber(self.run_dir or self.run_name, stream=self._servers, timeouts=self._timeouts, **request)
 
     def ask_for(self, demand: Demand, barrier_events: Iterable[Event] = ()) -> None:
         """Reduce the demand: these values replace the first ones. The yielded events stay the same."""

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from offloop.bus.protocol.frames import EventBody, decode_head, decode_whole_eve
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.recording.summary import MAX_METRICS, Summary
+from offloop.bus.protocol.stream import RunStream
+from offloop.bus.recording.summary import MAX_METRICS, Summarizer, Summary
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.actor import ACTOR, actor_in, is_actor
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
 _KNOWN_OUTCOMES = 1000
+_COUNTING_SECONDS = 0.25
 _BATCH_END = Event.BATCH_END
 
 
@@ -73,6 +76,11 @@ class RunView(LoggerDestination):
         self.command: Callable[..., Outcome] | None = None  # sends a command to the training; None for a recording
         self.run_dir: Path | None = None  # its directory, if on this machine
         self.history: History | None = None  # the recording behind the summary
+        self.stream: RunStream | None = None  # the stream that feeds it, known once that begins
+        self.own: dict[str, int] = {}  # numbers of events and rows of the training's own, see Summary.own
+        self._summary: Summary | None = None
+        self._counted_bytes = -1
+        self._counting = threading.Lock()
         self._status = "waiting"
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points, wants)
@@ -144,6 +152,28 @@ class RunView(LoggerDestination):
                 self._load_events(summary, until)
             with contextlib.suppress(ProtocolError):
                 self._progress.last = Snapshot(_BATCH_END, summary.run, 0, decode_whole_event(summary.last))
+
+    def count_own(self) -> None:
+        """Count what the recording has of the training's own events and tables, a quarter of a second at a time."""
+        stream = self.stream
+        if stream is None or stream.recording is None or not self._counting.acquire(blocking=False):
+            return
+        try:
+            size = stream.recording.stat().st_size
+            if size != self._counted_bytes:
+                of_run = stream.recording, stream.run_name, stream.attempt, stream.run_id
+                with contextlib.closing(Summarizer(*of_run, self._summary)) as summarizer:
+                    if summarizer.work(time.monotonic() + _COUNTING_SECONDS, saves=False):
+                        self._counted_bytes = size
+                    found = summarizer.summary
+                # Without the metrics, which take memory.
+                about = found.version, found.run, found.attempt, found.id, found.offset
+                self._summary = Summary(*about, own=found.own, counted=found.counted)
+                self.own = dict(found.own)
+        except (OSError, OffloopError):
+            pass  # another attempt may have removed it
+        finally:
+            self._counting.release()
 
     def _load_events(self, summary: Summary, until: int) -> None:
         order = StreamOrder(summary.run, summary.attempt, None)
@@ -221,6 +251,12 @@ class RunView(LoggerDestination):
         with self._lock:
             self.version += 1
             self._log.add(self._time, 0, kind, text)
+
+    def take_own(self, state: Snapshot, text: str) -> None:
+        """Add an event of the training's own to the log."""
+        with self._lock:
+            self.version += 1
+            self._log.add(state.time, state.rank, "event", text)
 
     def take_alert(self, identity: str, time: float, text: str) -> None:
         """Add an alert of a consumer to the log, once for each identity."""

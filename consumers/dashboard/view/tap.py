@@ -62,6 +62,7 @@ class RunTap(Callback):
 
     async def prepare(self, stream: RunStream, logger: Logger) -> None:
         recording, view = stream.recording, self._run
+        view.stream = stream
         if recording is None or not recording.exists() or recording.stat().st_size < MIN_BYTES:
             return
         with contextlib.closing(Summarizer(recording, stream.run_name, stream.attempt, stream.run_id)) as summarizer:

@@ -31,7 +31,7 @@ _DRAWING_SHARE = 0.15
 """Limit of the browser's time for charts: it may run on the training's machine, or draw without a GPU."""
 _SLOWEST_SECONDS = 4.0
 _HERE = Path(__file__).parent
-_STYLES = (_HERE / "vendor" / "uPlot.css", _HERE / "page.css", _HERE / "page_panels.css")
+_STYLES = (_HERE / "vendor" / "uPlot.css", _HERE / "page.css", _HERE / "page_panels.css", _HERE / "tables.css")
 _KEYS = (
     ("x", "next x axis: batch, sample, epoch, time"),
     ("l", "log scale on and off"),
@@ -135,7 +135,7 @@ class Page:
         self._board.on("compare", self._on_compare)
         self._board.on("command", self._on_command)
         self._dialogs = ui.element("div")
-        self._panels = Panels(compares=bool(self._home) and len(self._runs) > 1)
+        self._panels = Panels(self._runs, compares=bool(self._home) and len(self._runs) > 1)
         ui.timer(FRAME_SECONDS, self._frames.refresh)
 
     def _tags_of(self, run: RunView) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from offloop.bus.index.entry import GOING_ON
 from offloop.bus.printing import one_line
 from offloop.bus.runs.alerts import FIRING, firing
 from offloop.bus.runs.directory import RunInfo
+from offloop.bus.types.event import CUSTOM, TABLE
 from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.bus.types.metrics import MetricNames, is_of_evaluation, shown_step
 from offloop.bus.types.units import BYTES, lasted, number_text, scale_of, when
@@ -25,6 +26,7 @@ from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
 from offloop.consumers.dashboard.web.run_folder import RunFolder, look_into
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
+from offloop.consumers.dashboard.web.tables import OwnPanel, PageTables
 
 LOG_LINES = 500  # lines of the log on a page; the view keeps more
 
@@ -35,12 +37,14 @@ _RESTS = 10  # reading directories takes at most one part in this number of a pr
 
 
 class Panels:
-    def __init__(self, compares: bool = False) -> None:
+    def __init__(self, runs: Sequence[RunView], compares: bool = False) -> None:
         from nicegui import ui
 
+        tables = PageTables.of(runs)
         # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
-            *(AlertsPanel(), AboutPanel(), LogPanel(), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
+            *(AlertsPanel(), OwnPanel("Tables", "table_chart", TABLE, tables), AboutPanel(), LogPanel()),
+            *(OwnPanel("Spans", "segment", CUSTOM, tables), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
             HyperparametersPanel(is_open=compares),
         ]
         self.shown = PanelData()
@@ -65,7 +69,7 @@ class Panels:
         try:
             began = time.monotonic()
             paths = {run.run_dir for run in runs if run.run_dir is not None}
-            folders = await asyncio.to_thread(lambda: {path: look_into(path) for path in paths})
+            folders = await asyncio.to_thread(_look, runs, paths)
             note_alerts(runs, folders)
             self.shown = self.shown._replace(folders=folders)
             self._looks_at = time.monotonic() + max(_REST_SECONDS, _RESTS * (time.monotonic() - began))
@@ -73,6 +77,12 @@ class Panels:
                 panel.update(self.shown)
         finally:
             self._looking = False
+
+
+def _look(runs: Sequence[RunView], paths: Iterable[Path]) -> dict[Path, RunFolder]:
+    for run in runs:
+        run.count_own()
+    return {path: look_into(path) for path in paths}
 
 
 class LogPanel(Panel):

@@ -144,6 +144,7 @@ class Site:
 
         from offloop.consumers.dashboard.web.content import add_routes
         from offloop.consumers.dashboard.web.gate import ROLE, guard_sockets
+        from offloop.consumers.dashboard.web.tables import add_table_routes
 
         # NiceGUI has one application in a process: undo the changes of an earlier dashboard.
         core.app.middleware_stack = None
@@ -162,6 +163,7 @@ class Site:
         core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)
+        add_table_routes(app)
         ui.run_with(
             app,
             favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),
