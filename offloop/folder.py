@@ -17,6 +17,7 @@ from offloop.bus.index.index import RunIndex
 from offloop.bus.index.table import RunTable
 from offloop.bus.printing import escape
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.tables import count_rows, read_rows, require_table
 from offloop.bus.runs.directory import in_words, is_locked, read_run
@@ -309,7 +310,7 @@ class Run:
         known = [one.number for one in read_run(self.path).attempts]
         if attempt is not None:
             known = [known[attempt] if -len(known) <= attempt < 0 else attempt]
-        return [Recording(self.path, number) for number in known]
+        return [Recording(self.path, number) for number in known] + derived_recordings(self.path, known)
 
     def _history(self, names: str | Collection[str] | None, attempt: int | None) -> dict[str, _Points]:
         numpy = load("numpy", "reading all values")

@@ -271,10 +271,14 @@ class Broker:
                 self.send(identity, "training_ended", {"is_final": is_final})
 
     def _acknowledge(self, run: BrokerRun) -> None:
+        reached = run.training_time
         for identity, rank in run.connected():
-            if (number := rank.acknowledgement()) is not None:
-                progress = {} if rank.actor is None else {"timestamp": run.training_time}
-                self.send(identity, "ack", {"seq": number, **progress})
+            number = rank.acknowledgement()
+            if rank.actor is not None and reached != rank.reached:
+                rank.reached = reached
+                self.send(identity, "ack", {"seq": rank.acknowledged, "timestamp": reached})
+            elif number is not None:
+                self.send(identity, "ack", {"seq": number})
 
     def _send_heartbeat(self, run: BrokerRun) -> None:
         positions = {number: (rank.seq, rank.base_seq) for number, rank in run.ranks.items()}

@@ -138,6 +138,7 @@ class ControlHandler:
         }
         if rank.actor is not None:
             welcome |= {"rank": rank.rank, "name": rank.actor.name, "timestamp": run.training_time}
+            welcome["published_before"] = run.published_before(rank)
         self._reply(request, "welcome", welcome)
         if run.write_error is not None:
             self._send(request.identity, "trouble", {"reason": run.write_error})
@@ -155,7 +156,7 @@ class ControlHandler:
             self._send(identity, "notice", {"text": problem})
         process = {"pid": hello.pid, "started": hello.started, "host": hello.host}
         try:
-            actor = {} if rank.actor is None else rank.actor._asdict()
+            actor = {} if rank.actor is None else {"name": rank.actor.name, "role": rank.actor.role}
             run.directory.note_publisher({"rank": rank.rank, "publisher_id": hello.publisher_id, **process, **actor})
         except (OSError, RunDirectoryError) as error:
             _log.error("run %s: %s", run.name, error)
@@ -280,7 +281,7 @@ class ControlHandler:
         statistics = {
             "broker": asdict(self._broker.statistics) | {"recorded": run.writer.written},
             "publishers": [
-                {"rank": number, **({} if rank.actor is None else rank.actor._asdict()), **rank.report}
+                {"rank": number, **({} if rank.actor is None else {"name": rank.actor.name}), **rank.report}
                 for number, rank in run.ranks.items()
             ],
             "consumers": run.consumers.describe(time.monotonic())[:MAX_LISTED],

@@ -25,6 +25,7 @@ class HelloMessage(msgspec.Struct):
     publisher_id: Text
     role: ActorText | None = None  # role of an actor, whose rank is 0 until the broker has numbered it
     name: ActorText | None = None  # its name, or the beginning of it
+    exclusive: bool = False  # refuse it while another actor has its name
     local_world_size: Positive | None = None
     attempt: Positive | None = None  # attempt to continue; ``None`` for a new one
     new_attempt: Positive | None = None  # number of the new attempt, if the hosts agreed on one

@@ -10,6 +10,7 @@ from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, EventB
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
 from offloop.bus.types.actor import ActorName
 from offloop.bus.types.event import OWN, Event
+from offloop.bus.types.timestamp import TrainingTime
 
 MAX_TOPICS = 200
 QUIET_SECONDS = 0.2  # the stream of a dead process ends as lost after this long without any message
@@ -48,6 +49,7 @@ class LiveRank:
     end: tuple[bytes, EventBody, bytes] | None = None  # topic, event and body of its end
     died: float | None = None
     """Time at which its process was found dead, or the connection of an invisible process gone."""
+    reached: TrainingTime | None = None  # of an actor: the training time that was sent to it
     report: Mapping[str, Any] = field(default_factory=dict)
     reported_at: float = 0.0
     names: dict[bytes, str] = field(default_factory=dict)  # topics used by its connection, with their event names

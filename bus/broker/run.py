@@ -144,6 +144,8 @@ class BrokerRun:
             number = max(FIRST_ACTOR - 1, *self.ranks) + 1
             taken = {rank.actor.name for rank in self.ranks.values() if rank.actor is not None and not rank.ended}
             role = str(hello.role)
+            if hello.exclusive and hello.name in taken:
+                raise BrokerError(f"run {self.name!r} has an actor {hello.name!r} already: wait for its end")
             names = numbered_names(hello.name) if hello.name else (f"{role}-{index}" for index in itertools.count())
             name = next(name for name in names if name not in taken)
             self.ranks[number] = LiveRank(number, ActorName(name, role), hello.publisher_id)
@@ -152,6 +154,12 @@ class BrokerRun:
         if hello.attempt != self.attempt or known is None or known.publisher_id != hello.publisher_id:
             raise BrokerError(f"attempt {hello.attempt} of run {self.name!r} has no actor {hello.rank}: join it anew")
         return known
+
+    def published_before(self, rank: LiveRank) -> int:
+        """Return the number of events of earlier actors of the same name, without the first and the end of each."""
+        others = (one for one in self.ranks.values() if one is not rank and one.actor is not None)
+        name = None if rank.actor is None else rank.actor.name
+        return sum(max(0, one.seq - 1 - one.ended) for one in others if one.actor and one.actor.name == name)
 
     def rank_of(self, hello: HelloMessage) -> LiveRank:
         """Return the rank of a ``hello``, new or known. Raise BrokerError if it cannot publish here."""

@@ -15,6 +15,7 @@ from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
 from offloop.bus.index.entry import RunEntry, make_entry, unreadable_entry
 from offloop.bus.index.store import read_stored, store_entry
+from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Summarizer, Summary
 from offloop.bus.runs.directory import BROKER_FILE, RUN_FILE, RunInfo, names_in, read_run
@@ -159,7 +160,8 @@ class _FollowedRun:
             yield one if isinstance(one, Summary) else one.summary
 
     def entry(self, run: RunInfo) -> RunEntry:
-        return make_entry(run, self.summaries, read_annotations(run.path), self.problem)
+        summaries = [*_summarize_derived(run), *self.summaries]
+        return make_entry(run, summaries, read_annotations(run.path), self.problem)
 
     def read(self, run: RunInfo, until: float) -> bool:
         """Read new events, the newest attempt first, until a ``time.monotonic``; return whether all are read."""
@@ -194,6 +196,15 @@ class _FollowedRun:
         for one in self._attempts.values():
             if isinstance(one, Summarizer):
                 one.close()
+
+
+def _summarize_derived(run: RunInfo) -> Iterator[Summary]:
+    for recording in derived_recordings(run.path):
+        with contextlib.closing(
+            Summarizer(recording.path, recording.run_name, recording.attempt, recording.run_id)
+        ) as made:
+            made.work(math.inf, saves=False)
+            yield made.summary
 
 
 def _is_text(name: str) -> bool:

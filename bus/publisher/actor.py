@@ -1,6 +1,7 @@
 """Actors: processes that join a run besides the ranks of its training."""
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -16,6 +17,7 @@ from offloop.bus.types.event import ANY_CUSTOM, ANY_TABLE, Event
 
 _ALWAYS = frozenset({Event.INIT, Event.ITERATION_CHECKPOINT})
 _LOOK_SECONDS = 0.1
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
 class Actor(OwnEvents):
@@ -127,7 +129,7 @@ def join(
         RunNotFoundError, BrokerError: There is no such live run after that time.
     """
     for text in (role, *([] if name is None else [name])):
-        Event(f"@{text}")
+        check_actor_name(text)
     if is_disabled():
         return Actor(None, role)
     where = os.environ.get(JOIN) if run is None else run
@@ -141,6 +143,15 @@ def join(
         actor=ActorName(name or "", role),
     )
     return Actor(publisher, role)
+
+
+def check_actor_name(name: str) -> None:
+    """Raise ConfigurationError unless an actor can have the name or role."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name or role of an actor: use at most 100 letters, digits, '_', '.' and '-', the "
+            "first a letter, digit or '_'"
+        )
 
 
 def _await_live(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None, seconds: float) -> RunInfo:

@@ -42,7 +42,7 @@ class OwnLoop:
         self._began = clock()
         self._introduction = {name: info[name] for name in SOURCE_FIELDS if name in info}
         if actor is not None:
-            self._introduction[ACTOR] = actor._asdict()
+            self._introduction[ACTOR] = {"name": actor.name, "role": actor.role}
         self._context: tuple[dict[str, Any], bytes] = ({}, b"")
         self._planned: str | None = None  # the latest max_duration
         self._previous: TrainingTime | None = None

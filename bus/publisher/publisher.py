@@ -216,6 +216,8 @@ class Publisher(SerialCalls, OwnEvents):
         """Name and role of an actor, see :class:`offloop.bus.publisher.actor.Actor`; ``None`` for a rank."""
         if self.actor is not None:
             rank = int(session.welcome["rank"])
+        self.published_before: int = session.welcome.get("published_before", 0)
+        """Events that earlier actors of this name have published, without the first and the last one of each."""
         self.training_ended = False
         """The ranks of the run have ended; an actor can send its last events for some seconds."""
         self.run_name: str = session.run_name

@@ -246,7 +246,7 @@ def connect(
         "flight": flight,
         "new_attempt": attempt,
         "new": is_new,
-        **({} if actor is None else {"role": actor.role, "name": actor.name or None}),
+        **({} if actor is None else {"role": actor.role, "name": actor.name or None, "exclusive": actor.is_exclusive}),
     }
     if broker is not None:
         return BrokerSession(broker, hello, describe, backlog_bytes, timeouts)

@@ -25,9 +25,12 @@ Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
 
 
 class TableRows:
-    """The rows of one publisher's tables: packs them, and leaves out those beyond the limits."""
+    """The rows of one publisher's tables: packs them, and leaves out those beyond the limits.
 
-    def __init__(self) -> None:
+    Without ``has_rate`` only the size of a row is limited."""
+
+    def __init__(self, has_rate: bool = True) -> None:
+        self._has_rate = has_rate
         self.refused: str | None = None
         """Number of rows that the last call left out, and the limit."""
         self._step = -1
@@ -84,6 +87,8 @@ class TableRows:
     def _limit_passed(self, length: int, room: int) -> str | None:
         if length > MAX_ROW:
             return f"{MAX_ROW:,} bytes a row"
+        if not self._has_rate:
+            return None
         if self._in_step + length > MAX_STEP:
             return f"{MAX_STEP:,} bytes a step"
         if length > self._allowance:

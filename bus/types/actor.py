@@ -1,13 +1,16 @@
 """Actors: processes of a run that are not ranks of its training, such as rollout workers and evaluators."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 FIRST_ACTOR = 1 << 20
 """Actors have numbers from here on in the place of a rank."""
 
+
+DERIVED = "derived"
+"""The role of an actor whose values a consumer has computed from the run."""
 
 JOIN = "OFFLOOP_JOIN"
 """The environment variable with the directory of the run that an actor joins. A training sets it for its children."""
@@ -21,6 +24,8 @@ class ActorName(NamedTuple):
 
     name: str
     role: str
+    is_exclusive: bool = False
+    """It does not join while another one has its name."""
 
     def __str__(self) -> str:
         return self.name if self.name.startswith(self.role) else f"{self.name} ({self.role})"
@@ -29,8 +34,9 @@ class ActorName(NamedTuple):
 def actor_in(fields: Mapping[str, Any]) -> ActorName | None:
     """Return the actor that an event's fields introduce; ``None`` without one."""
     try:
-        return ActorName(**msgspec.convert(fields.get(ACTOR), dict[Literal["name", "role"], str]))
-    except (msgspec.ValidationError, TypeError):
+        found = msgspec.convert(fields.get(ACTOR), dict[str, str])
+        return ActorName(found["name"], found["role"])
+    except (msgspec.ValidationError, KeyError):
         return None
 
 

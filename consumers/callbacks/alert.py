@@ -209,6 +209,7 @@ class Alert(Callback):
     ``command``."""
 
     background: ClassVar[bool] = True
+    sees_actors: ClassVar[bool] = True
 
     def __init__(
         self,

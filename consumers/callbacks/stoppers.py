@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.types.demand import Demand
+from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import is_named
 from offloop.bus.types.time import Time, TimeUnit
@@ -23,6 +23,7 @@ Comparison: TypeAlias = Callable[[float, float], Any]
 """Returns True if the first value is better than the second."""
 
 TRAIN = "train"
+LOGGED = "logged"
 _COMPARISONS: Mapping[str, Comparison] = {
     "gt": operator.gt,
     "greater": operator.gt,
@@ -35,11 +36,14 @@ _SMALL_IS_GOOD = ("loss", "error", "perplexity")
 class Stopper(Callback, ABC):
     """Watches one metric of the training or of one evaluator, and asks for the end of the training.
 
-    With ``on_batch`` a metric of the training is checked after each batch too, and not only after each epoch. An
-    unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which lists the known ones: at the
-    start of a training that publishes the labels of its evaluators, otherwise at the first evaluation."""
+    With the label ``logged`` it watches a value that the training, an actor or another consumer logs under its full
+    name, whenever it is logged. With ``on_batch`` a metric of the training is checked after each batch too, and not
+    only after each epoch. An unknown label or metric ends it with :class:`offloop.consumers.CannotWorkError`, which
+    lists the known ones: at the start of a training that publishes the labels of its evaluators, otherwise at the first
+    evaluation."""
 
     keeps = ("_has_seen_label", "_is_announced")
+    sees_actors = True
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
         self.monitor = monitor
@@ -47,14 +51,27 @@ class Stopper(Callback, ABC):
         self.comp_func = _comparison(comp, monitor)
         events = {Event.BATCH_END, Event.EPOCH_END} if on_batch else {Event.EPOCH_END}
         self._looks_at = events if dataloader_label == TRAIN else {Event.EVAL_END}
-        self.barrier_events = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
-        self._has_seen_label = dataloader_label == TRAIN
+        if dataloader_label == LOGGED:
+            self._looks_at = set(BASE_EVENTS)
+        else:
+            self.barrier_events = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
+        self._has_seen_label = dataloader_label in (TRAIN, LOGGED)
         self._is_announced = False
 
     def demand(self) -> Demand:
         """Return the events at which it decides, and those that show whether its label exists."""
-        of_labels = () if self.dataloader_label == TRAIN else (Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END)
+        of_labels = (
+            () if self.dataloader_label in (TRAIN, LOGGED) else (Event.FIT_START, Event.EVAL_AFTER_ALL, Event.FIT_END)
+        )
         return Demand.of({*self._looks_at, *of_labels})
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        if self.dataloader_label != LOGGED:
+            super().run_event(event, state, logger)
+            return
+        for _, values in state.fields.get("logged") or ():
+            if self.monitor in values:
+                self._look(values, state)
 
     @abstractmethod
     def judge(self, value: float, state: Snapshot) -> bool:
@@ -156,7 +173,7 @@ class EarlyStopper(Stopper):
 
     Args:
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
-        dataloader_label: label of its evaluator, or ``train``.
+        dataloader_label: label of its evaluator, ``train``, or ``logged``.
         comp: ``greater`` (``gt``) or ``less`` (``lt``) values are better, or a function of two numbers that says if the
             first is better. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name.
         min_delta: a better value counts only if it is further than this from the best so far.
@@ -227,7 +244,7 @@ class ThresholdStopper(Stopper):
 
     Args:
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
-        dataloader_label: label of its evaluator, or ``train``.
+        dataloader_label: label of its evaluator, ``train``, or ``logged``.
         threshold: the value to pass; the threshold itself does not end the training.
         comp: as for :class:`EarlyStopper`.
         stop_on_batch: check a metric of the training after each batch too.

@@ -49,6 +49,7 @@ LOGGERS: Registry[LoggerDestination] = Registry(
         "jsonl": "offloop.consumers.loggers.jsonl:JsonlLogger",
         "mlflow": "offloop.consumers.loggers.mlflow:MLFlowLogger",
         "prometheus": "offloop.consumers.loggers.prometheus:PrometheusLogger",
+        "run": "offloop.consumers.loggers.run:RunLogger",
         "tensorboard": "offloop.consumers.loggers.tensorboard:TensorboardLogger",
         "wandb": "offloop.consumers.loggers.wandb:WandBLogger",
     },

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from offloop.consumers.loggers.jsonl import JsonlLogger as JsonlLogger
     from offloop.consumers.loggers.mlflow import MLFlowLogger as MLFlowLogger
     from offloop.consumers.loggers.prometheus import PrometheusLogger as PrometheusLogger
+    from offloop.consumers.loggers.run import RunLogger as RunLogger
     from offloop.consumers.loggers.tensorboard import TensorboardLogger as TensorboardLogger
     from offloop.consumers.loggers.wandb import WandBLogger as WandBLogger
 

@@ -246,7 +246,7 @@ def test_only_a_live_run_can_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         offloop.join(role="rollout")
     with pytest.raises(RunNotFoundError):
         offloop.join("nowhere", role="rollout", wait_seconds=0.1)
-    with pytest.raises(ConfigurationError, match="cannot name"):
+    with pytest.raises(ConfigurationError, match="cannot be the name"):
         offloop.join("r", role="a b")
     with Publisher("r"):
         assert os.environ[JOIN] == str(find_run("r").path.absolute())

@@ -13,6 +13,7 @@ from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
+from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.records import next_check_record
 from offloop.bus.recording.summary import MIN_BYTES, Summarizer, Summary
@@ -63,6 +64,9 @@ class RunTap(Callback):
     async def prepare(self, stream: RunStream, logger: Logger) -> None:
         recording, view = stream.recording, self._run
         view.stream = stream
+        for derived in derived_recordings(stream.run_dir, [stream.attempt]):
+            for snapshot in derived:
+                view.see(snapshot)
         if recording is None or not recording.exists() or recording.stat().st_size < MIN_BYTES:
             return
         with contextlib.closing(Summarizer(recording, stream.run_name, stream.attempt, stream.run_id)) as summarizer:

@@ -1,0 +1,249 @@
+"""Results that return into their run: from live consumers, replays, and consumers that were killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import offloop
+from offloop.bus import ConfigurationError, Event, Publisher, Recording, find_run
+from offloop.bus.index.index import read_entry
+from offloop.bus.recording.derived import derived_recordings
+from offloop.bus.recording.tables import read_rows
+from offloop.bus.types.actor import DERIVED, actor_in, is_actor
+from offloop.consumers import Callback, Logger
+from offloop.consumers.callbacks import EarlyStopper, ThresholdStopper, TrainerMetrics
+from offloop.consumers.loggers import RunLogger
+from offloop.consumers.testing import MemoryStream, replay
+
+JUDGE = """
+import time
+from offloop import Callback
+
+class Judge(Callback):
+    keeps = ("_seen",)
+    _seen = 0
+
+    def batch_end(self, state, logger):
+        self._seen += 1
+        logger.log_metrics({"score": state.loss / 2, "seen": self._seen})
+        logger.log_table(["batch", "text"], [[int(state.timestamp.batch), "ok"]], name="verdicts")
+        time.sleep(0.002)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judge.py").write_text(JUDGE)
+
+
+def consumer(*more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "offloop", "consume", "--callbacks", "judge.py:Judge", "--log", "run"]
+    return subprocess.Popen([*command, "-o", "run.name=judge", *more], stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: "subprocess.Popen[str]", seconds: float = 60) -> tuple[int, str]:
+    try:
+        _, said = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+        process.communicate()
+    return process.returncode, said
+
+
+def wait_until(
+    is_so: Callable[[], object], publisher: Publisher | None = None, process: "subprocess.Popen[str] | None" = None
+) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert process is None or process.poll() is None, finish(process)
+        assert time.monotonic() < deadline
+        if publisher is None:
+            time.sleep(0.05)
+        else:
+            publisher.wait()
+
+
+def train(publisher: Publisher, batches: range, seconds: float = 0.005) -> None:
+    for batch in batches:
+        publisher.publish("batch_end", batch=batch, loss=float(batch))
+        time.sleep(seconds)
+
+
+def finished_run(batches: int = 20) -> Path:
+    with Publisher("r") as publisher:
+        train(publisher, range(1, batches + 1), 0)
+    return find_run("r").path
+
+
+def logged() -> list[tuple[int, dict[str, float]]]:
+    """The judge's values in the recording and beside it, in order."""
+    run = find_run("r").path
+    found = []
+    for recording in (Recording(run), *derived_recordings(run)):
+        for one in recording:
+            if is_actor(one.rank) and "logged" in one.fields:
+                found += [(step, values) for step, values in one.logged]
+    return found
+
+
+def verdicts() -> list[int]:
+    run = find_run("r").path
+    parts = read_rows([Recording(run), *derived_recordings(run)], "verdicts")
+    return [row[0] for part in parts for row in part.rows]
+
+
+def test_a_live_run_has_the_results_where_they_belong() -> None:
+    with Publisher("r") as publisher:
+        train(publisher, range(1, 4))
+        judge = consumer("--run", "r")
+        wait_until(lambda: b"judge" in (find_run("r").path / "run.json").read_bytes(), publisher)
+        train(publisher, range(4, 21))
+    assert finish(judge)[0] == 0
+    assert logged() == [(batch, {"judge/score": batch / 2, "judge/seen": batch}) for batch in range(1, 21)]
+    assert verdicts() == list(range(1, 21))
+    names = [actor_in(one.fields) for one in Recording(find_run("r").path) if one.event is Event.INIT]
+    assert [(one.name, one.role) for one in names if one] == [("judge", DERIVED)]
+    run = offloop.runs()["r"]
+    assert run.metrics("judge/score", to="dict")["judge/score"][-1] == 10
+    assert run.summary["judge/score"].high == 10
+    assert run.tables() == {"verdicts": 20}
+
+
+def test_each_result_comes_once_though_its_consumer_is_killed_again_and_again() -> None:
+    with Publisher("r") as publisher:
+        batch = 1
+        for _ in range(3):
+            judge = consumer("--run", "r", "--name", "j", "--commit-every", "10")
+            known = len(_published())
+            train(publisher, range(batch, batch + 60))
+            batch += 60
+            wait_until(lambda: len(_published()) > known + 10, publisher, judge)  # noqa: B023
+            judge.kill()
+            judge.communicate()
+        last = consumer("--run", "r", "--name", "j")
+        train(publisher, range(batch, batch + 20))
+    code, said = finish(last)
+    assert code == 0, said
+    end = batch + 20
+    assert logged() == [(number, {"judge/score": number / 2, "judge/seen": number}) for number in range(1, end)]
+    assert verdicts() == list(range(1, end))
+
+
+def _published() -> list[object]:
+    run = find_run("r").path
+    return [one for one in Recording(run) if is_actor(one.rank)]
+
+
+def test_results_after_the_end_lie_beside_the_recording_and_change_nothing_else() -> None:
+    run = finished_run()
+    before = (run / "recording-1.mcap").read_bytes()
+    alone = replay(TrainerMetrics(), Recording(run)).rows
+    judge = consumer("--replay", "r")
+    assert finish(judge)[0] == 0
+    assert (run / "recording-1.mcap").read_bytes() == before
+    assert replay(TrainerMetrics(), Recording(run)).rows == alone
+    assert logged() == [(batch, {"judge/score": batch / 2, "judge/seen": batch}) for batch in range(1, 21)]
+    assert verdicts() == list(range(1, 21))
+    frame = offloop.runs()["r"]
+    assert frame.metrics("judge/score", to="dict")["judge/score"][:2] == [0.5, 1.0]
+    assert frame.tables() == {"verdicts": 20}
+    assert read_entry(find_run("r")).metrics["judge/seen"].last == 20
+
+
+def test_results_of_a_name_are_there_once() -> None:
+    finished_run()
+    assert finish(consumer("--replay", "r"))[0] == 0
+    code, said = finish(consumer("--replay", "r"))
+    assert code != 0
+    assert "run 'r' has results of 'judge' already" in said
+    assert len(logged()) == 20
+
+
+def test_a_replay_that_was_killed_continues() -> None:
+    finished_run(2000)
+    for _ in range(2):
+        judge = consumer("--replay", "r", "--name", "j", "--commit-every", "50")
+        size = _size()
+        wait_until(lambda: _size() > size, process=judge)  # noqa: B023
+        judge.kill()
+        judge.communicate()
+    last = consumer("--replay", "r", "--name", "j")
+    assert finish(last, 100)[0] == 0
+    assert [step for step, _ in logged()] == list(range(1, 2001))
+    assert verdicts() == list(range(1, 2001))
+
+
+def _size() -> int:
+    path = find_run("r").path / "derived-1-judge.mcap"
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_other_values_than_numbers_and_bad_names_are_left_out() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be the name"):
+        RunLogger("a b")
+
+    class Texts(Callback):
+        def batch_end(self, state: object, logger: Logger) -> None:
+            logger.log_metrics({"verdict": "good"})
+            logger.log_table(["a"], [[1]], name="my table / 1")
+
+    run = finished_run(2)
+    replay(Texts(), Recording(run), loggers=[RunLogger()])
+    assert logged() == []
+    assert offloop.runs()["r"].tables() == {"my_table___1": 2}
+
+
+def test_results_stop_a_training() -> None:
+    stream = MemoryStream()
+    stream.batch(loss=1.0)
+    for score in (0.5, 0.4, 0.9):
+        stream.emit("iteration_checkpoint", logged=[[1, {"judge/score": score}]])
+    assert [one.reason for one in replay(ThresholdStopper("judge/score", "logged", 0.8), stream).commands] == [
+        "threshold-stop: judge/score is 0.9, the threshold is 0.8"
+    ]
+
+
+def test_results_that_do_not_improve_stop_a_training() -> None:
+    stream = MemoryStream()
+    for score in (0.5, 0.9, 0.8, 0.7, 0.6):
+        stream.batch(loss=1.0)
+        stream.emit("iteration_checkpoint", logged=[[1, {"judge/score": score}]])
+    commands = replay(EarlyStopper("judge/score", "logged", patience="2ba"), stream).commands
+    assert [one.decided_at for one in commands] == [5]
+
+
+def test_results_of_an_actor_raise_alerts() -> None:
+    with Publisher("r") as publisher:
+        train(publisher, range(1, 3))
+        alert = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "offloop",
+                "consume",
+                "--callbacks",
+                "alert",
+                "-o",
+                "alert.rules=judge/score > 0.8",
+                "--run",
+                "r",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with offloop.join(role="judge", name="judge") as judge:
+            judge.log(score=0.9)
+        wait_until(lambda: (find_run("r").path / "alerts.json").exists(), publisher)
+        os.kill(alert.pid, signal.SIGINT)
+        _, said = alert.communicate(timeout=60)
+    assert "ALERT: judge/score > 0.8 (judge/score is 0.9" in said
+    assert json.loads((find_run("r").path / "alerts.json").read_text())[0]["status"] == "firing"
