@@ -53,7 +53,7 @@ def edit_runs(
     is_annotated = bool(tag or untag) or any(value is not None for value in (note, pin, archive))
     if not is_annotated and rename is None:
         raise click.UsageError("no change is given: use --tag, --untag, --note, --pin, --archive or --rename")
-    paths = _choose(runs, where, runs_dir, archived=archive is False)
+    paths = choose_paths(runs, where, runs_dir, archived=archive is False)
     if rename is not None and len(paths) > 1:
         raise click.UsageError(f"--rename is for one run, not for {len(paths)}")
     for path in paths:
@@ -88,7 +88,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
 
     if archived and where is None:
         raise click.UsageError("--archived needs --where: a named run is deleted in any case")
-    paths = _choose(runs, where, runs_dir, archived=archived)
+    paths = choose_paths(runs, where, runs_dir, archived=archived)
     if not paths:
         return 0
     for path in paths:
@@ -109,7 +109,8 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
     return 0
 
 
-def _choose(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
+def choose_paths(runs: Sequence[str], where: str | None, runs_dir: str | None, *, archived: bool = False) -> list[Path]:
+    """Return the directories of named runs, or of those for which an expression is true."""
     from offloop.bus.cli.runs import choose, read_index
     from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import find_run

@@ -225,6 +225,8 @@ class Alert(Callback):
             raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' suits every training")
         if not timeout > 0:
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
+        self.act: Callable[[Notice, RunContext], object] = self._report
+        """Reports a notice; may be replaced."""
         self._is_shown = console
         self._command = None if command is None else _checked(_listed(command))
         self._timeout = timeout
@@ -285,13 +287,13 @@ class Alert(Callback):
                     identity = f"{state.run_name}-{state.attempt}-{state.seq}-{number}-{name}"
                     at = state.timestamp.values.epoch, state.timestamp.values.batch, state.time
                     notice = Notice(identity, status, rule.text, name, value, state.run_name, state.attempt, *at)
-                    self._act(notice, logger.context)
+                    self.act(notice, logger.context)
 
     def close(self, state: Snapshot, logger: Logger) -> None:
         for text in sorted(self._unjudged):
             _say(f"rule {text!r} was never judged: 'offloop show {state.run_name}' lists the metrics of the run")
 
-    def _act(self, notice: Notice, run: RunContext) -> None:
+    def _report(self, notice: Notice, run: RunContext) -> None:
         about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
         note_alert(
             run.run_dir, RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch)

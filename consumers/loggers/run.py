@@ -62,7 +62,7 @@ class RunLogger(LoggerDestination):
             )
 
     def _join(self, run_dir: Path, attempt: int) -> Publisher | None:
-        """Return an actor in the run; ``None`` if the attempt is over."""
+        """Return an actor in the run; ``None`` if the attempt has ended."""
         deadline = time.monotonic() + _JOIN_SECONDS
         while (run := read_run(run_dir)).live and run.last.number == attempt:
             try:

@@ -2,26 +2,25 @@
 
 import asyncio
 import contextlib
-import copy
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from offloop.bus.errors import OffloopError
-from offloop.bus.protocol.snapshot import CommandSender, Snapshot
-from offloop.bus.protocol.stream import RunStream, as_stream
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.protocol.stream import as_stream
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.commands import Command
-from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback, OnError
 from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
 from offloop.consumers.runner.dispatcher import CallbackError
 from offloop.consumers.runner.entries import requested_events
 from offloop.consumers.runner.runner import Runner
 from offloop.consumers.runner.statistics import RunnerStatistics
+from offloop.consumers.runner.without_effects import with_commands_to
 
 
 def replay(
@@ -60,7 +59,7 @@ def replay(
 
     logged = Logged(lambda: runner.statistics())
     runner = _QuietRunner(
-        _keeping_commands(stream, keep),
+        with_commands_to(stream, keep),
         made,
         [Collector(logged), *loggers, *(further for callback in made for further in callback.destinations())],
         on_error,
@@ -83,23 +82,6 @@ def _run(runner: Runner) -> RunnerStatistics:
         return runner.run()
     with ThreadPoolExecutor(1, "offloop-testing") as thread:
         return thread.submit(runner.run).result()
-
-
-def _keeping_commands(stream: RunStream, keep: CommandSender) -> RunStream:
-    """Return a copy of the stream that passes the commands of its snapshots to ``keep``."""
-    kept = copy.copy(stream)
-    read_all = kept.read
-
-    async def read(
-        events: Collection[Event], after: Mapping[int, tuple[int, int]]
-    ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        async for batch in read_all(events, after):
-            for snapshot in batch:
-                snapshot.bind(keep)
-            yield batch
-
-    kept.read = read  # type: ignore[method-assign]
-    return kept
 
 
 class _QuietRunner(Runner):
