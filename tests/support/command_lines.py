@@ -83,9 +83,10 @@ def _plugins(page: str) -> set[str]:
     return {name for groups in shown for names in groups.values() for name in names}
 
 
-def _listed(value: str | Sequence[str] | None) -> list[str]:
+def _listed(value: object) -> list[str]:
     """Return the names in an option that can be given once, or several times."""
-    return (value if isinstance(value, str) else ",".join(value or ())).split(",")
+    # A missing argument has click's mark for it.
+    return (value if isinstance(value, str) else ",".join(value if isinstance(value, Sequence) else ())).split(",")
 
 
 def _wrong_names(values: Mapping[str, Any], plugins: set[str]) -> str | None:
