@@ -11,6 +11,7 @@ from attached_runs import snapshots_of
 from helpers import wait_for
 from paths import FOLDERS, ROOT
 
+import offloop
 from offloop.bus import Event
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.subscriber.commands import send_command
@@ -72,3 +73,22 @@ def test_completions_rewards_and_phases_of_grpo_are_shown(tmp_path: Path) -> Non
     assert [line.split()[0] for line in rows.splitlines()] == ["step", *["0"] * 4, *["10"] * 4]
     assert [line.split()[0] for line in rewards.splitlines()] == ["repeats", "step", "0", "10"]
     assert all(name in spans for name in ("generate: ", "score: ", "train: "))
+
+
+@pytest.mark.slow
+def test_the_actors_learn_and_leave_one_run(runs_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "actors.py", "60"], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert "reward" in done.stdout
+    run = offloop.runs()["sums"]
+    assert run.status == "finished"
+    completions = run.table("completions", to="dict")
+    assert len(completions["reward"]) >= 60 * 64
+    assert set(completions["version"]) > {0, 1}
+    late, early = completions["reward"][-500:], completions["reward"][:500]
+    assert sum(late) > sum(early)
+    metrics = run.metrics(to="dict")
+    # On a busy machine some actors join after the last batch.
+    assert "rollout-0/reward" in metrics
+    assert max(staleness for staleness in metrics["staleness"] if staleness is not None) > 0
