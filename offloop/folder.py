@@ -19,7 +19,7 @@ from offloop.bus.printing import escape
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
-from offloop.bus.recording.tables import count_rows, read_rows, require_table
+from offloop.bus.recording.tables import read_rows, require_table
 from offloop.bus.runs.directory import in_words, is_locked, read_run
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames, is_named
@@ -275,7 +275,7 @@ class Run:
 
     def tables(self) -> dict[str, int]:
         """Return the tables that the training logged, with the number of rows of each."""
-        return count_rows(self._recordings(None))
+        return dict(self._entry.tables)
 
     def table(self, name: str, *, attempt: int | None = None, to: Library | None = None) -> Any:
         """Return all rows of a table in recorded order, such as ``run.table("completions")``.

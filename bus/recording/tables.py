@@ -19,14 +19,6 @@ def read_rows(recordings: Iterable[Recording], table: str | None = None) -> Iter
                 continue
 
 
-def count_rows(recordings: Iterable[Recording]) -> dict[str, int]:
-    """Return the number of rows of each table, by name."""
-    counts: dict[str, int] = {}
-    for part in read_rows(recordings):
-        counts[part.table] = counts.get(part.table, 0) + len(part.rows)
-    return counts
-
-
 def require_table(name: str, known: Iterable[str], run: str) -> None:
     """Raise ConfigurationError unless the run has the table."""
     names = sorted(known)

@@ -14,7 +14,7 @@ from offloop.bus.protocol.frames import COMMAND, END
 from offloop.bus.protocol.tables import RowsAdded
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import Recorded, RecordSource, is_known, is_mark, snapshot_of
-from offloop.bus.recording.tables import count_rows, require_table
+from offloop.bus.recording.tables import read_rows, require_table
 from offloop.bus.strict_json import flatten, json_text
 from offloop.bus.tools.convert import Written, nothing_chosen
 from offloop.bus.tools.rows import FORMATS, as_row, clock
@@ -73,7 +73,7 @@ def export(
             there = ", ".join(map(str, sorted(source.ranks))) or "none"
             raise ConfigurationError(f"{path} has no rank {rank}: choose from {there} with '--ranks'")
         if table is not None and not chosen.events:
-            require_table(table, count_rows([Recording(path)]), str(path))
+            require_table(table, {part.table for part in read_rows([Recording(path)])}, str(path))
         if not chosen.events:
             raise nothing_chosen(path)
     return Written(

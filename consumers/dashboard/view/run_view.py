@@ -40,6 +40,8 @@ from offloop.consumers.dashboard.view.series import Axis, Series
 
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.history import History
+    from offloop.consumers.dashboard.view.spans import Spans
+    from offloop.consumers.dashboard.view.tables import TableStore
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
@@ -78,6 +80,8 @@ class RunView(LoggerDestination):
         self.history: History | None = None  # the recording behind the summary
         self.stream: RunStream | None = None  # the stream that feeds it, known once that begins
         self.own: dict[str, int] = {}  # numbers of events and rows of the training's own, see Summary.own
+        self.tables: TableStore | None = None  # of all runs of its page, at the first run
+        self.spans: Spans | None = None
         self._summary: Summary | None = None
         self._counted_bytes = -1
         self._counting = threading.Lock()

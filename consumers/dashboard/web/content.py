@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PATH = "/run-content"  # prefix of the addresses of this module
 
-_AN_HOUR = {"cache-control": "private, max-age=3600"}
+AN_HOUR = {"cache-control": "private, max-age=3600"}
 _served: "weakref.WeakValueDictionary[str, RunView]" = weakref.WeakValueDictionary()
 
 
@@ -23,6 +23,10 @@ def key_of(run: RunView) -> str:
     """Register a run, and return its key for addresses."""
     _served[run.key] = run
     return run.key
+
+
+def run_of(key: str) -> RunView | None:
+    return _served.get(key)
 
 
 def address_of(run: RunView, what: str) -> str:
@@ -46,4 +50,4 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
     # The browser would cache another step under the name of this one.
     if found is None or found.step != step or not 0 <= place < len(found.pixels):
         return Response(status_code=404)
-    return Response(as_png(found.pixels[place]), media_type="image/png", headers=_AN_HOUR)
+    return Response(as_png(found.pixels[place]), media_type="image/png", headers=AN_HOUR)

@@ -1,5 +1,6 @@
 // The spans of a run's own: lanes for each rank, inner spans below outer ones. Asked for while on the screen.
 import { grouped, secondsText } from "page_text";
+import { watched } from "page_theme";
 import { markRaw } from "vue";
 
 const LOOK_MS = 1000;
@@ -35,7 +36,8 @@ export default /** @type {Component} */ ({
           <td>{{ grouped(one.count) }}</td><td>{{ secondsText(one.sum / one.count) }}</td><td>{{ secondsText(one.longest) }}</td><td>{{ secondsText(one.sum) }}</td></tr></tbody>
       </table>
     </div>`,
-  props: { address: String, runs: { type: Array, default: () => [] } },
+  mixins: [watched],
+  props: { runs: { type: Array, default: () => [] } },
   data: () => ({ run: 0, spans: markRaw([]), names: [], plan: null, problem: "", chosen: null, end: null, held: null }),
   computed: {
     summary() {
@@ -55,20 +57,6 @@ export default /** @type {Component} */ ({
   created() {
     this.colors = new Map(); // by the name, in the order of coming
   },
-  mounted() {
-    this.observer = new IntersectionObserver((entries) => {
-      this.seen = entries.at(-1).isIntersecting;
-      this.look();
-    });
-    this.observer.observe(this.$el);
-    document.addEventListener("visibilitychange", this.look);
-  },
-  beforeUnmount() {
-    this.seen = false;
-    clearTimeout(this.looking);
-    this.observer.disconnect();
-    document.removeEventListener("visibilitychange", this.look);
-  },
   methods: {
     grouped,
     secondsText,
@@ -77,16 +65,12 @@ export default /** @type {Component} */ ({
       this.look();
     },
     async look() {
-      clearTimeout(this.looking);
-      if (!this.seen || document.hidden) return;
       const before = this.spans;
-      const answer = await fetch(`${this.address}/spans?run=${this.run}&after=${before.at(-1)?.number || 0}`).catch(() => null);
-      const found = answer?.ok ? await answer.json() : { spans: [], problem: "" };
-      clearTimeout(this.looking);
+      const found = await this.answerOf(`${this.runs[this.run]?.[2]}spans?after=${before.at(-1)?.number || 0}`);
       if (before !== this.spans) return;
-      this.problem = found.problem;
-      if (found.spans.length) this.take(found.spans);
-      if (this.seen) this.looking = setTimeout(() => this.look(), found.spans.length > 1000 ? 0 : LOOK_MS);
+      this.problem = found?.problem || "";
+      if (found?.spans.length) this.take(found.spans);
+      this.lookAgain(found?.spans.length > 1000 ? 0 : LOOK_MS);
     },
     take(rows) {
       const added = rows.map(([number, rank, began, seconds, id, parent, name, text]) => ({ number, rank, began, seconds, id, parent, name, text }));

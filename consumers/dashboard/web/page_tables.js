@@ -1,5 +1,6 @@
 // The tables of runs. Rows come in windows, from the addresses of the server, while the panel is on the screen.
 import { grouped, valueText } from "page_text";
+import { watched } from "page_theme";
 import { markRaw } from "vue";
 
 const LOOK_MS = 1000;
@@ -130,7 +131,8 @@ export default /** @type {Component} */ ({
       </div>
       </template>
     </div>`,
-  props: { address: String, runs: { type: Array, default: () => [] } },
+  mixins: [watched],
+  props: { runs: { type: Array, default: () => [] } },
   data: () => ({
     tables: [], isBehind: true, problem: "", leftOut: 0,
     name: "",
@@ -214,36 +216,20 @@ export default /** @type {Component} */ ({
     this.asked = new Set();
     this.searches = 0;
   },
-  mounted() {
-    this.observer = new IntersectionObserver((entries) => {
-      this.seen = entries.at(-1).isIntersecting;
-      this.look();
-    });
-    this.observer.observe(this.$el);
-    document.addEventListener("visibilitychange", this.look);
-  },
   beforeUnmount() {
-    this.observer.disconnect();
-    document.removeEventListener("visibilitychange", this.look);
-    clearTimeout(this.looking);
     clearTimeout(this.settling);
-    this.seen = false;
   },
   methods: {
     grouped,
     number,
-    async ask(question) {
-      const answer = await fetch(`${this.address}/tables?ask=${encodeURIComponent(JSON.stringify(question))}`).catch(() => null);
-      return answer?.ok ? answer.json() : null;
+    ask(question) {
+      return this.answerOf(`${this.runs[0]?.[2]}tables?ask=${encodeURIComponent(JSON.stringify(question))}`);
     },
     // While it is on the screen: the server reads so long.
     async look() {
-      clearTimeout(this.looking);
-      if (!this.seen || document.hidden) return;
       const answer = await this.ask({});
       if (answer) this.take(answer.state);
-      clearTimeout(this.looking);
-      if (this.seen) this.looking = setTimeout(() => this.look(), this.isBehind ? LOOK_MS : REST_MS);
+      this.lookAgain(this.isBehind ? LOOK_MS : REST_MS);
     },
     take(state) {
       const had = this.table?.steps;
@@ -385,7 +371,7 @@ export default /** @type {Component} */ ({
       return key === "time" ? new Date(1000 * value).toLocaleString("en-GB", { dateStyle: "short", timeStyle: "medium" }) : number(value, digits);
     },
     imageAt(run, hash) {
-      return `${this.address}/image?run=${run}&hash=${hash}`;
+      return `${this.runs[0][2]}cell?run=${run}&image=${hash}`;
     },
     async open(id, place) {
       this.opening = id;

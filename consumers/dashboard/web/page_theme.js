@@ -76,6 +76,36 @@ export const redrawn = {
   },
 };
 
+// For a component that asks for its data while it is on the screen: its method look is called when that changes.
+export const watched = {
+  mounted() {
+    this.observer = new IntersectionObserver((entries) => {
+      this.isOnScreen = entries.at(-1).isIntersecting;
+      this.look();
+    });
+    this.observer.observe(this.$el);
+    document.addEventListener("visibilitychange", this.look);
+  },
+  beforeUnmount() {
+    this.isOnScreen = false;
+    clearTimeout(this.looking);
+    this.observer.disconnect();
+    document.removeEventListener("visibilitychange", this.look);
+  },
+  methods: {
+    // Returns what the server answers; nothing if it cannot, or for an unseen component.
+    async answerOf(address) {
+      if (!this.isOnScreen || document.hidden || !this.runs.length) return null;
+      const answer = await fetch(address).catch(() => null);
+      return answer?.ok ? answer.json() : null;
+    },
+    lookAgain(milliseconds) {
+      clearTimeout(this.looking);
+      if (this.isOnScreen && !document.hidden) this.looking = setTimeout(() => this.look(), milliseconds);
+    },
+  },
+};
+
 export function isDark() {
   return document.body.classList.contains("body--dark");
 }

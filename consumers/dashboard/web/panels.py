@@ -26,7 +26,7 @@ from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
 from offloop.consumers.dashboard.web.run_folder import RunFolder, look_into
 from offloop.consumers.dashboard.web.run_ranks import RanksPanel
-from offloop.consumers.dashboard.web.tables import OwnPanel, PageTables
+from offloop.consumers.dashboard.web.tables import OwnPanel
 
 LOG_LINES = 500  # lines of the log on a page; the view keeps more
 
@@ -40,11 +40,10 @@ class Panels:
     def __init__(self, runs: Sequence[RunView], compares: bool = False) -> None:
         from nicegui import ui
 
-        tables = PageTables.of(runs)
         # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
-            *(AlertsPanel(), OwnPanel("Tables", "table_chart", TABLE, tables), AboutPanel(), LogPanel()),
-            *(OwnPanel("Spans", "segment", CUSTOM, tables), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
+            *(AlertsPanel(), OwnPanel("Tables", "table_chart", TABLE, runs), AboutPanel(), LogPanel()),
+            *(OwnPanel("Spans", "segment", CUSTOM, runs), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
             HyperparametersPanel(is_open=compares),
         ]
         self.shown = PanelData()

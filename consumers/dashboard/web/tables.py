@@ -1,8 +1,5 @@
 """The panels of a training's own tables and spans, and the addresses of their data."""
 
-import secrets
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +12,7 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.spans import Spans
 from offloop.consumers.dashboard.view.tables import Search, TableStore
 from offloop.consumers.dashboard.web.comparison import look_of
-from offloop.consumers.dashboard.web.content import PATH
+from offloop.consumers.dashboard.web.content import AN_HOUR, PATH, address_of, run_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
 
@@ -25,44 +22,6 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 500  # of one answer
 _MOST_SPANS = 5000
-_AN_HOUR = {"cache-control": "private, max-age=3600"}
-
-
-class PageTables:
-    """The tables and spans of the runs of a page, and of every other page of the same runs."""
-
-    def __init__(self, runs: Sequence[RunView]) -> None:
-        self.runs = runs
-        self.key = secrets.token_hex(8)
-        self._lock = threading.Lock()
-        self._store: TableStore | None = None
-        self._spans: dict[int, Spans] = {}
-        _shared[self.key] = self
-
-    @classmethod
-    def of(cls, runs: Sequence[RunView]) -> "PageTables":
-        return next((one for one in _shared.values() if one.runs is runs), None) or cls(runs)
-
-    @property
-    def address(self) -> str:
-        return f"{PATH}/own/{self.key}"
-
-    @property
-    def store(self) -> TableStore:
-        """The rows, from the first request on."""
-        with self._lock:
-            if self._store is None:
-                self._store = TableStore(self.runs)
-            return self._store
-
-    def spans(self, run: int) -> Spans:
-        with self._lock:
-            if run not in self._spans:
-                self._spans[run] = Spans(self.runs[run])
-            return self._spans[run]
-
-
-_shared: "weakref.WeakValueDictionary[str, PageTables]" = weakref.WeakValueDictionary()
 
 
 class TablesAsk(msgspec.Struct, frozen=True):
@@ -95,34 +54,34 @@ def answer(store: TableStore, ask: TablesAsk) -> dict[str, Any]:
 
 
 def add_table_routes(app: "FastAPI") -> None:
+    """Serve the tables of a page by the key of its first run, and spans by that of theirs."""
     from fastapi import Response
 
-    @app.get(f"{PATH}/own/{{key}}/tables")
+    @app.get(f"{PATH}/{{key}}/tables")
     def tables(key: str, ask: str) -> Response:
-        shared = _shared.get(key)
-        if shared is None:
+        run = run_of(key)
+        if run is None or run.tables is None:
             return Response(status_code=404)
         try:
-            return _json(answer(shared.store, msgspec.json.decode(ask, type=TablesAsk)))
+            return _json(answer(run.tables, msgspec.json.decode(ask, type=TablesAsk)))
         except (msgspec.DecodeError, RecursionError, OverflowError, ConfigurationError) as error:
             return Response(str(error), status_code=400, media_type="text/plain")
 
-    @app.get(f"{PATH}/own/{{key}}/image")
-    def image(key: str, run: int, hash: str) -> Response:
-        shared = _shared.get(key)
-        found = None if shared is None else shared.store.image(run, hash)
+    @app.get(f"{PATH}/{{key}}/cell")
+    def cell(key: str, run: int, image: str) -> Response:
+        first = run_of(key)
+        found = None if first is None or first.tables is None else first.tables.image(run, image)
         if found is None:
             return Response(status_code=404)
-        return Response(found[0], media_type=found[1], headers=_AN_HOUR)
+        return Response(found[0], media_type=found[1], headers=AN_HOUR)
 
-    @app.get(f"{PATH}/own/{{key}}/spans")
-    def spans(key: str, run: int, after: int = 0) -> Response:
-        shared = _shared.get(key)
-        if shared is None or not 0 <= run < len(shared.runs):
+    @app.get(f"{PATH}/{{key}}/spans")
+    def spans(key: str, after: int = 0) -> Response:
+        run = run_of(key)
+        if run is None or run.spans is None:
             return Response(status_code=404)
-        found = shared.spans(run)
-        found.events.look()
-        return _json({"spans": found.after(after, _MOST_SPANS), "problem": found.events.problem or ""})
+        run.spans.events.look()
+        return _json({"spans": run.spans.after(after, _MOST_SPANS), "problem": run.spans.events.problem or ""})
 
 
 def _json(value: Any) -> "Response":
@@ -134,20 +93,25 @@ def _json(value: Any) -> "Response":
 class OwnPanel(Panel):
     """Tables, or spans: a script that asks for its data while it is on the screen. ``kind`` begins names of events."""
 
-    def __init__(self, title: str, icon: str, kind: str, tables: PageTables) -> None:
+    def __init__(self, title: str, icon: str, kind: str, runs: Sequence[RunView]) -> None:
         # Opening spans requests them of a live run.
         super().__init__(title, icon, is_open=kind == TABLE)
         self._kind = kind
-        self._tables = tables
+        self._runs = runs  # the list that grows: pages of the same runs share their tables
         with self.box:
             self._element = element_of(title.lower())
-        self._element.props["address"] = tables.address
 
     def update(self, shown: PanelData) -> None:
         self.show(any(map(self._has_own, shown.runs)))
         count = len(shown.labels)
-        runs = [[one_line(label), look_of(number, count)[0]] for number, label in enumerate(shown.labels)]
+        runs = [
+            [one_line(label), look_of(number, count)[0], address_of(run, "")]
+            for number, (run, label) in enumerate(zip(shown.runs, shown.labels, strict=True))
+        ]
         if runs != self._element.props.get("runs"):
+            shown.runs[0].tables = shown.runs[0].tables or TableStore(self._runs)
+            for run in shown.runs:
+                run.spans = run.spans or Spans(run)
             self._element.props["runs"] = runs
             self._element.update()
 
