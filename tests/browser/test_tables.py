@@ -10,8 +10,10 @@ from browser import Visit, ui_of, visit
 from helpers import wait_for
 from playwright.sync_api import Browser, Locator
 
-from offloop.bus import Event, Image, Publisher
+import offloop
+from offloop.bus import BASE_EVENTS, Event, Image, Publisher
 from offloop.bus.runs.directory import find_run
+from offloop.bus.types.event import ANY_CUSTOM
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -206,3 +208,23 @@ def test_a_live_run_grows_in_tables_and_spans_and_a_phone_can_show_them(runs_dir
         rows(there).first.click()
         there.page.locator(".tables-detail").wait_for()
         has_nothing_serious(there)
+
+
+def test_actors_have_their_names_in_spans_events_and_rows(runs_dir: Path, browser: Browser) -> None:
+    with (
+        Publisher("many", events=BASE_EVENTS | {ANY_CUSTOM}) as training,
+        offloop.join("many", role="rollout") as actor,
+    ):
+        training.publish(Event.BATCH_END, batch=1, sample=1, loss=1.0)
+        with actor.span("generate"):
+            actor.log_table("completions", [{"text": "a"}])
+        actor.event("rollout_end", reward=0.5)
+        name = actor.name
+    ended("many")
+    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=many") as there:
+        there.page.locator(".tables").scroll_into_view_if_needed()
+        rows(there).first.click()
+        there.page.locator(".tables-detail pre", has_text=name).wait_for()
+        there.page.get_by_text("Spans", exact=True).click()
+        there.page.locator(".spans-plot b", has_text=name).wait_for()
+        there.page.locator(".log", has_text=f"{name} rollout_end: reward 0.5").wait_for()

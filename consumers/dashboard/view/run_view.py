@@ -47,6 +47,7 @@ _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
 _FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
 _KNOWN_OUTCOMES = 1000
 _COUNTING_SECONDS = 0.25
+_NAMED_ACTORS = 1000
 _BATCH_END = Event.BATCH_END
 
 
@@ -80,6 +81,7 @@ class RunView(LoggerDestination):
         self.history: History | None = None  # the recording behind the summary
         self.stream: RunStream | None = None  # the stream that feeds it, known once that begins
         self.own: dict[str, int] = {}  # numbers of events and rows of the training's own, see Summary.own
+        self.actors: dict[int, str] = {}  # names, by the number in the place of a rank
         self.tables: TableStore | None = None  # of all runs of its page, at the first run
         self.spans: Spans | None = None
         self._summary: Summary | None = None
@@ -132,7 +134,10 @@ class RunView(LoggerDestination):
                 self._progress.event(state)
                 self._see_event(state, seconds)
             elif is_actor(state.rank) and ACTOR in body.fields:
-                self._log.add(state.time, 0, "actor", f"{actor_in(body.fields)} joined")
+                actor = actor_in(body.fields)
+                self._log.add(state.time, 0, "actor", f"{actor} joined")
+                if actor is not None and len(self.actors) < _NAMED_ACTORS:
+                    self.actors[state.rank] = actor.name
             if (state.rank == 0 or is_actor(state.rank)) and "logged" in body.fields:
                 self._metrics.logged(body.fields["logged"])
 
@@ -260,7 +265,8 @@ class RunView(LoggerDestination):
         """Add an event of the training's own to the log."""
         with self._lock:
             self.version += 1
-            self._log.add(state.time, state.rank, "event", text)
+            actor = self.actors.get(state.rank)
+            self._log.add(state.time, 0 if actor else state.rank, "event", f"{actor} {text}" if actor else text)
 
     def take_alert(self, identity: str, time: float, text: str) -> None:
         """Add an alert of a consumer to the log, once for each identity."""

@@ -12,7 +12,6 @@ const SECONDS = 30; // shown at first
 const [SHORTEST, LONGEST] = [1e-4, 1e6];
 const COLORS = 8;
 const CLOCKS = 1e-3; // spans are timed by another clock than events: one may seem to begin before the last ended
-const FIRST_ACTOR = 2 ** 20; // in the place of a rank
 
 export default /** @type {Component} */ ({
   template: `
@@ -26,7 +25,7 @@ export default /** @type {Component} */ ({
       <div v-if="spans.length" class="spans-plot" ref="plot" role="img" :aria-label="summary" tabindex="0" @keydown="onKey($event)" @wheel="onWheel($event)"
            @pointerdown="held = [$event.clientX, end ?? plan.last]" @pointermove="onMove($event)" @pointerup="held = null" @pointerleave="held = null">
         <div :style="{height: plan.height + 'px'}">
-          <b v-for="[rank, top] in plan.tops" :key="rank" :style="{top: top + 'px'}">{{ rank < ${FIRST_ACTOR} ? "rank " + rank : "actor " + (rank - ${FIRST_ACTOR}) }}</b>
+          <b v-for="[rank, top] in plan.tops" :key="rank" :style="{top: top + 'px'}">{{ runs[run][3][rank] ?? "rank " + rank }}</b>
           <i v-for="span in drawn" :key="span.number" :style="styleOf(span)" :title="[span.name + '  ' + secondsText(span.seconds), span.text].join('\\n')">{{ span.name }} {{ secondsText(span.seconds) }}</i>
         </div>
       </div>

@@ -92,7 +92,7 @@ export default /** @type {Component} */ ({
                     <template v-if="!row">…</template>
                     <template v-else-if="Array.isArray(row[at + 1])"><img v-for="hash in row[at + 1].slice(0, 4)" :key="hash" :src="imageAt(row.run, hash)" loading="lazy" alt=""></template>
                     <template v-else-if="column[0] === 'run'"><span class="dot" :style="{background: runs[row[at + 1]]?.[1]}" aria-hidden="true"></span>{{ runs[row[at + 1]]?.[0] }}</template>
-                    <template v-else>{{ cellText(column[0], row[at + 1]) }}</template>
+                    <template v-else>{{ cellText(column[0], row[at + 1], row.run) }}</template>
                   </div>
                 </div>
               </div>
@@ -122,7 +122,7 @@ export default /** @type {Component} */ ({
             <div :class="{'tables-pair': opened.isCompared}">
               <template v-for="(cells, side) in sidesOf(opened)" :key="side">
                 <div v-if="cells && Array.isArray(cells[place])" class="tables-images"><img v-for="hash in cells[place]" :key="hash" :src="imageAt(cells[0], hash)" :alt="'Image of ' + name"></div>
-                <pre v-else-if="cells && cells[place] !== null" :title="isShort(place) ? String(cells[place]) : null">{{ cellText(key, cells[place], 6) }}</pre>
+                <pre v-else-if="cells && cells[place] !== null" :title="isShort(place) ? String(cells[place]) : null">{{ cellText(key, cells[place], cells[0], 6) }}</pre>
                 <span v-else class="soft">–</span>
               </template>
             </div>
@@ -366,8 +366,10 @@ export default /** @type {Component} */ ({
       const [from, to] = [bar, bar + 1].map((end) => number(low + ((high - low) * end) / bars.length));
       return `${from} to ${to}: ${grouped(bars[bar])} rows`;
     },
-    cellText(key, value, digits) {
+    cellText(key, value, run, digits) {
       if (typeof value !== "number") return value;
+      // An actor has a name.
+      if (key === "rank") return this.runs[run]?.[3][value] ?? value;
       return key === "time" ? new Date(1000 * value).toLocaleString("en-GB", { dateStyle: "short", timeStyle: "medium" }) : number(value, digits);
     },
     imageAt(run, hash) {

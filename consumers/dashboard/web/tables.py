@@ -105,7 +105,12 @@ class OwnPanel(Panel):
         self.show(any(map(self._has_own, shown.runs)))
         count = len(shown.labels)
         runs = [
-            [one_line(label), look_of(number, count)[0], address_of(run, "")]
+            [
+                one_line(label),
+                look_of(number, count)[0],
+                address_of(run, ""),
+                {str(rank): one_line(name) for rank, name in run.actors.copy().items()},
+            ]
             for number, (run, label) in enumerate(zip(shown.runs, shown.labels, strict=True))
         ]
         if runs != self._element.props.get("runs"):
