@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 
 import offloop
-from offloop.bus import Event
+from offloop.bus import BASE_EVENTS, Event, Publisher
+from offloop.bus.types.event import ANY_CUSTOM, ANY_TABLE
 from offloop.trainer import Trainer
 
 SLEEPER, STOPWATCH = (f"{Path(__file__).with_name('callbacks.py')}:{name}" for name in ("Sleeper", "Stopwatch"))
@@ -373,6 +374,35 @@ def measure_flight(report: Report, runs_dir: Path, quick: bool) -> None:
     report.add("all events of a batch, recorded (record='all')", batches["all"].busy, "us")
 
 
+def measure_own_events(report: Report, runs_dir: Path, quick: bool) -> None:
+    """Measure custom events, spans and rows of tables: unrequested, and recorded."""
+    calls, bursts = (5, 3) if quick else (50, 40)
+    publishers = {
+        "unrequested": Publisher("quiet", runs_dir=runs_dir),
+        "recorded": Publisher("loud", runs_dir=runs_dir, events=BASE_EVENTS | {ANY_CUSTOM, ANY_TABLE}),
+    }
+    row = {"prompt": "What is 2 + 2?", "completion": "4 " * 200, "reward": 1.0}
+
+    def span(publisher: Publisher) -> None:
+        with publisher.span("generate", prompts=8):
+            pass
+
+    acts: dict[str, Callable[[Publisher], None]] = {
+        "event": lambda publisher: publisher.event("rollout_end", reward=0.5),
+        "span": span,
+        "table of 8 rows of 400 bytes": lambda publisher: publisher.log_table("completions", lambda: [row] * 8),
+    }
+    costs = {(name, act): Cost([], []) for name in publishers for act in acts}
+    for _ in report.rounds("own events", bursts):
+        for (name, act), cost in costs.items():
+            burst(lambda publisher=publishers[name], do=acts[act]: do(publisher), calls, cost)
+        time.sleep(0.05)
+    for (name, act), cost in costs.items():
+        report.add(f"{act}, {name}", cost.busy, "us", 2 if name == "unrequested" else None)
+    for publisher in publishers.values():
+        publisher.close()
+
+
 def measure_windows(report: Report, runs_dir: Path, quick: bool) -> None:
     calls, bursts = 128, 3 if quick else 60
     lengths = ("", "128", "1")
@@ -457,6 +487,7 @@ PARTS = {
     "events": measure_events,
     "bridge": measure_bridge,
     "flight": measure_flight,
+    "own-events": measure_own_events,
     "windows": measure_windows,
     "watch": measure_watch,
     **{name.replace(" ", "-").lower(): functools.partial(measure_training, name=name) for name in JOBS},
