@@ -17,8 +17,11 @@ from offloop.bus.index.index import read_entry
 from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.tables import read_rows
 from offloop.bus.types.actor import DERIVED, actor_in, is_actor
+from offloop.bus.types.event import ANY_TABLE
 from offloop.consumers import Callback, Logger
 from offloop.consumers.callbacks import EarlyStopper, ThresholdStopper, TrainerMetrics
+from offloop.consumers.dashboard.view.own_events import OwnEvents
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.loggers import RunLogger
 from offloop.consumers.testing import MemoryStream, replay
 
@@ -157,6 +160,12 @@ def test_results_after_the_end_lie_beside_the_recording_and_change_nothing_else(
     assert frame.metrics("judge/score", to="dict")["judge/score"][:2] == [0.5, 1.0]
     assert frame.tables() == {"verdicts": 20}
     assert read_entry(find_run("r")).metrics["judge/seen"].last == 20
+    view, shown = RunView("r", 1), []
+    view.stream = Recording(run)
+    tables = OwnEvents(view, ANY_TABLE, shown.append)
+    tables.look()
+    wait_until(lambda: not tables.is_behind)
+    assert [one.event.value for one in shown] == ["#verdicts"] * 20
 
 
 def test_results_of_a_name_are_there_once() -> None:

@@ -11,6 +11,7 @@ from offloop.bus.errors import OffloopError, RunError
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
+from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.demand import Demand
@@ -68,6 +69,10 @@ class OwnEvents(Callback):
 
     def run_ended(self, ending: Ending | None) -> None:
         self._has_ended = ending is not None
+        beside = self._view.stream
+        for recording in derived_recordings(beside.run_dir, [beside.attempt]) if ending and beside else ():
+            for state in recording.snapshots([self._event]):
+                self._take(state)
 
     def _follow(self) -> None:
         try:
