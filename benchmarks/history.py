@@ -21,7 +21,7 @@ from offloop.bus import Event, Recording
 from offloop.bus.protocol.frames import END, Topic, event_encoder, pack_map
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.run_state import Reached
-from offloop.bus.recording.summary import Summarizer
+from offloop.bus.recording.summary import Summarizer, Summary
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.writing import RunDirectory
 
@@ -30,7 +30,7 @@ BEGAN = 1_790_000_000_000_000_000
 CONTEXT = {"max_duration": "1000ep", "dataloader_label": "train", "dataloader_len": EPOCH, "world_size": 1}
 
 
-def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None) -> Path:
+def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None, metrics: int = 0) -> Path:
     directory = RunDirectory(runs_dir, name)
     attempt, path = directory.next_attempt()
     context, noise = pack_map(CONTEXT), random.Random(name).gauss
@@ -61,6 +61,11 @@ def record(runs_dir: Path, name: str, events: int, per_chunk: int | None = None)
             rate = 0.1 * (1 + math.cos(math.pi * batch / events)) / 2
             loss = 2 / batch**0.1 + noise(0, 0.05)
             fields = {"loss": loss, "lr": {"SGD": [rate]}, "batch_size": 32}
+            if metrics:
+                values = {
+                    f"moe/layer_{part // 400:02}/expert_{part % 400:03}/load": noise(0, 1) for part in range(metrics)
+                }
+                fields["logged"] = [[batch - 1, values]]
             previous = send(Event.BATCH_END, fields)
             if batch % EPOCH == 0 and seq < events - 3:
                 epoch, began_epoch = epoch + 1, wct
@@ -177,7 +182,35 @@ def measure_small_chunks(report: Report, runs_dir: Path, events: int) -> None:
     measure(report, record(runs_dir, "slow", events, per_chunk=3), "chunks of 3", events, None)
 
 
-PARTS = {"full-chunks": measure_full_chunks, "small-chunks": measure_small_chunks}
+def measure_many_metrics(report: Report, runs_dir: Path, events: int) -> None:
+    events = max(events // 10_000, 100)
+    for metrics in (256, 20_000):
+        report.progress(f"recording {events:,} events of {metrics:,} metrics")
+        recording = Recording(record(runs_dir, f"metrics-{metrics}", events, 1, metrics))
+        summarizer = Summarizer(recording.path, recording.run_name, recording.attempt, recording.run_id)
+        slowest, is_done, begin = 0.0, False, time.process_time()
+        while not is_done:
+            before = time.thread_time()
+            is_done = summarizer.work(time.monotonic() + 0.005, saves=False)
+            slowest = max(slowest, time.thread_time() - before)
+        took, begin = time.process_time() - begin, time.process_time()
+        summarizer.save()
+        saving, begin = time.process_time() - begin, time.process_time()
+        summarizer.close()
+        found = Summary.load(recording.path)
+        loading = time.process_time() - begin
+        if found is None or len(found.metrics) < metrics:
+            raise SystemExit(f"the summary has not all of {metrics:,} metrics")
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        name = f"{metrics:,} metrics x {events:,} batches"
+        report.add(f"{name}: summing up", took / metrics / events * 1e6, "us/value")
+        report.add(f"{name}: the longest part of it", slowest * 1e3, "ms")
+        report.add(f"{name}: saving the summary", saving * 1e3, "ms")
+        report.add(f"{name}: loading the summary", loading * 1e3, "ms")
+        report.add(f"{name}: memory at most", memory, "MiB", 128)
+
+
+PARTS = {"many-metrics": measure_many_metrics, "full-chunks": measure_full_chunks, "small-chunks": measure_small_chunks}
 
 if __name__ == "__main__":
     parser = argument_parser(__doc__, PARTS)

@@ -35,7 +35,7 @@ INPUT_SECONDS = 5.0
 MEMORY_BYTES = 2 << 30
 NAMES = (
     *("frame", "demand", "order", "snapshot", "recording", "records"),
-    *("time", "run_file", "keys", "progress", "checkpoint"),
+    *("time", "run_file", "progress", "checkpoint"),
 )
 # One name for a process: Hypothesis shows the smallest failing input last.
 FOUND = f"crash-{time.strftime('%Y-%m-%d-%H-%M-%S')}"

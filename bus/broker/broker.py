@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import zmq
@@ -103,10 +104,10 @@ class Broker:
                 if flight := self._flight if self.run is None else self.run.flight:
                     flight.report()
                 if has_time and now >= next_summary and self.run is not None:
-                    began = time.monotonic()
-                    self.run.summarize(began + SUMMARIZE_SECONDS)
+                    began = time.thread_time()
+                    self.run.summarize(time.monotonic() + SUMMARIZE_SECONDS)
                     # An event of very many values takes longer, and is followed by a longer rest.
-                    took = time.monotonic() - began
+                    took = time.thread_time() - began
                     next_summary = now + SUMMARIZE_EVERY * max(1.0, took / SUMMARIZE_SECONDS)
         finally:
             self._close()
@@ -315,7 +316,9 @@ class Broker:
         if self._bridge is not None:
             self._bridge.tend()
             if text := self._bridge.report():
-                self._send_all(run, "notice", {"text": text})
+                # One rank of a host is enough: they print to one terminal.
+                for identity, _ in islice(run.connected(), 1):
+                    self.send(identity, "notice", {"text": text})
 
     def _end_run(self, run: BrokerRun) -> None:
         """Close the recording, record the run's status, and release its directory."""

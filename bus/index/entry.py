@@ -63,8 +63,6 @@ class ManyMetrics(Mapping[str, MetricValues]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ManyMetrics) and (self._places, self._rows) == (other._places, other._rows)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 @functools.lru_cache(maxsize=64)
 def _places_of(names: tuple[str, ...]) -> dict[str, int]:

@@ -36,7 +36,7 @@ class StreamChannel:
         self._has_come = threading.Event()
 
     def send(self, kind: str, content: dict[str, Any]) -> bool:
-        """Send a message to the host of the first rank. Without a bridge it is refused."""
+        """Send a message to the host of the first rank. Without a bridge, a message with an id is refused."""
         with suppress(BrokerError):  # the connection has ended, which wait() reports
             self._connection.begin(self._send(kind, content))
         return True
@@ -89,7 +89,9 @@ class StreamChannel:
 
     async def _take(self, message: Msg) -> None:
         if message.headers and message.headers.get("Status") == "503":
-            self._refuse(_NO_BRIDGE, names.split_reply(message.subject)[1])
+            # A demand is sent again and again, and at the start of a run its bridge follows in a moment.
+            if (asked := names.split_reply(message.subject)[1]) is not None:
+                self._refuse(_NO_BRIDGE, asked)
             return
         with suppress(ProtocolError):
             topic, body = split_frame(message.data)

@@ -165,8 +165,9 @@ class Rows:
 
     def add_late(self, place: int, width: int, step: int, value: float) -> bool:
         """Add a value to the bucket of its place; return whether a bucket was added."""
-        numbers = self._numbers = array("d", self.packed())
-        self._stored = None
+        if self._stored is not None:
+            self._numbers, self._stored = array("d", self.packed()), None
+        numbers = self._numbers
         row = bisect_left(range(len(self)), place, key=lambda row: int(numbers[_IN_ROW * row + 1]) // width)
         begin, end = _IN_ROW * row, _IN_ROW * (row + 1)
         is_new = row == len(self) or numbers[begin + 1] // width != place

@@ -21,6 +21,10 @@ def test_a_decoder_takes_anything_and_findings_stay_repaired(name: str) -> None:
     decoders.fuzzed(name, TARGETS[name], examples=20)()
 
 
+def test_all_names_every_target() -> None:
+    assert tuple(TARGETS) == decoders.NAMES
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(120)
 def test_checkpoints_and_live_sockets_take_anything() -> None:

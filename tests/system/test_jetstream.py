@@ -16,6 +16,9 @@ from training import Act, gold_trainer
 
 from offloop.bus import Event, Publisher, Recording
 from offloop.bus.cli.main import bus
+from offloop.bus.jetstream.channel import StreamChannel
+from offloop.bus.jetstream.connection import NatsServers
+from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.protocol.frames import decode_control, encode_control, split_frame
 from offloop.bus.runs.bridged import read_bridge
 from offloop.bus.types.timeouts import Timeouts
@@ -147,6 +150,30 @@ def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_d
         assert list(subscriber) == list(Recording(runs_dir / "variable"))
 
 
+def test_one_rank_of_a_host_says_that_its_run_is_not_copied(runs_dir, tmp_path, caplog):
+    away = NatsServer(tmp_path, start=False)
+    ranks = {"runs_dir": runs_dir, "world_size": 2, "timeouts": Timeouts(copy=0.1)}
+    with (
+        Publisher("r", stream_to=away.address, **ranks) as first,
+        Publisher("r", broker=first.address, rank=1, **ranks) as second,
+    ):
+        publish(first, 10)
+        publish(second, 10)
+
+        def warnings():
+            first.poll()
+            second.poll()
+            return [record for record in caplog.records if "is not copied to NATS" in record.message]
+
+        wait_for(warnings, "the warning", timeout=30)
+        bridge = read_bridge(first.run_dir)
+        for _ in range(20):  # the other rank would say it at the same time
+            first.wait()
+            second.wait()
+        assert len(warnings()) == 1
+    os.kill(bridge.pid, signal.SIGKILL)
+
+
 def test_a_run_whose_servers_never_come_says_what_sends_it_later(runs_dir, tmp_path, caplog):
     away = NatsServer(tmp_path, start=False)
     with Publisher("r", runs_dir=runs_dir, stream_to=away.address, timeouts=Timeouts(copy=60.0)) as publisher:
@@ -184,3 +211,14 @@ def test_a_training_is_the_same_whatever_becomes_of_the_servers(nats_server, run
     nats_server.signal(signal.SIGCONT)
     for name in ("killed", "stopped"):
         wait_for_copy(runs_dir / name)
+
+
+def test_without_a_bridge_a_request_is_refused_and_a_demand_waits_for_it(server):
+    connection = NatsConnection(NatsServers.parse(server.address))
+    channel = StreamChannel(connection)
+    channel.send("demand", {"run": "early", "demand": {}})
+    channel.send("command", {"run": "early", "id": "a"})
+    answer = wait_for(lambda: channel.wait(0.1) and channel.receive(), "the answer to the later one")
+    assert (answer.kind, answer.content["id"]) == ("refused", "a")
+    channel.close()
+    connection.close()
