@@ -4,7 +4,7 @@
 
 A tiny model, made here, learns to repeat the animal in its prompt. In another terminal, while it trains:
 
-    consumer --callbacks tables --log jsonl             completions, from a process that may come and go
+    consumer --callbacks tables --log wandb             completions in a tracker, by a process that may come and go
     offloop ui                                          the run in the browser
 
 Sources: https://huggingface.co/docs/trl/grpo_trainer; the marked lines are ours.

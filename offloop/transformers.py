@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Unpack
 
@@ -98,7 +97,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         self._save_requested = False
         self._tokens_seen = state.num_input_tokens_seen
         self._evaluates = self._predicts = False
-        self._train_span: AbstractContextManager[object] | None = None
+        self._train_span: Any = None
         self._completions: Completions | None = None
         # GRPO and similar trainers give each microbatch the rows of several, for generation.
         self._generates = hasattr(args, "steps_per_generation")
@@ -137,7 +136,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         ]
         decode = getattr(trainer.processing_class, "decode", None)
         kinds = ("chosen", "rejected") if self._sequences == 2 else ()
-        self._samples = None if decode is None else BatchSamples(decode, training.state.device, kinds)
+        self._samples: Any = None if decode is None else BatchSamples(decode, training.state.device, kinds)
         if self._generates:
             self._wrapped.append(Wrapped(trainer, "compute_loss", self._begin_loss))
             if hasattr(trainer, _GENERATION):
@@ -163,7 +162,8 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         self._control = control
-        self._log_samples()
+        if self._samples:
+            self._log_samples()
         seen, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
         is_first = self._training.state.rank == 0
         # Transformers counts the tokens of all ranks, if it counts them.
@@ -209,7 +209,8 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         return {}
 
     def on_train_end(self, *_: Any, **parts: Any) -> None:
-        self._log_samples(wait=True)
+        if self._samples:
+            self._log_samples(wait=True)
         self._training.fit_end()
 
     def _after_commands(self, state: Any, control: Any) -> None:
@@ -236,13 +237,13 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         else:
             samples = (find_batch_size(inputs) or 0) // self._sequences
         training = self._training
-        is_first, step = not training.in_batch, training.batches_done
+        is_first = not training.in_batch
         training.batch_start(inputs, samples, count_tokens(inputs))
         if is_first and self._is_requested(_SAMPLES):
             if self._samples is None:
                 training.leave_out(f"table {_SAMPLES}", "the trainer's processing_class cannot decode tokens")
             else:
-                self._samples.take(inputs, step)
+                self._samples.take(inputs, training.batches_done)
         if not self._generates:
             training.fire(Event.BEFORE_FORWARD)
 
@@ -254,20 +255,18 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
 
     def _end_step(self, loss: Any, *_: Any, **more: Any) -> None:
         self._training.add_loss(loss)
-        self._end_train_span()
+        if self._train_span is not None:
+            self._train_span.__exit__(None, None, None)
+            self._train_span = None
 
     def _fail_step(self, error: BaseException) -> None:
-        self._end_train_span(type(error))
-
-    def _end_train_span(self, error: type[BaseException] | None = None) -> None:
-        span, self._train_span = self._train_span, None
-        if span is not None:
-            span.__exit__(error, None, None)
+        if self._train_span is not None:
+            self._train_span.__exit__(type(error), None, None)
+            self._train_span = None
 
     def _log_samples(self, wait: bool = False) -> None:
-        if self._samples is not None:
-            for step, rows in self._samples.arrived(wait):
-                self.log_table(_SAMPLES, rows, step=step)
+        for step, rows in self._samples.arrived(wait):
+            self.log_table(_SAMPLES, rows, step=step)
 
     def _begin_completions(self, *_: Any, **more: Any) -> None:
         self._completions = None

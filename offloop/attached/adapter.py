@@ -93,18 +93,15 @@ class Wrapped:
         # Not by setattr, which Keras tracks.
         self._attributes, self._name = vars(owner), name
         self._earlier = self._attributes.get(name)
-        self._before, self._after, self._failed, self._within = before, after, failed, within
+        self._before, self._after, self._failed = before, after, failed
+        work = original if within is None else _calling_within(within, original)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._before is not None:
                 self._before(*args, **kwargs)
             try:
-                if self._within is None:
-                    result = original(*args, **kwargs)
-                else:
-                    with self._within():
-                        result = original(*args, **kwargs)
+                result = work(*args, **kwargs)
             except BaseException as error:
                 if self._failed is not None:
                     self._failed(error)
@@ -117,13 +114,23 @@ class Wrapped:
 
     def remove(self) -> None:
         """Stop the calls, and restore the method unless it was wrapped again since."""
-        self._before = self._after = self._failed = self._within = None
+        self._before = self._after = self._failed = None
         if self._attributes.get(self._name) is not self._call:
             return
         if self._earlier is None:
             del self._attributes[self._name]
         else:
             self._attributes[self._name] = self._earlier
+
+
+def _calling_within(
+    within: Callable[[], AbstractContextManager[object]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with within():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class RunEvents(OwnEvents):

@@ -30,6 +30,10 @@ class BatchSamples:
         self._decode, self._device, self._kinds = decode, device, kinds
         self._arriving: deque[tuple[int, list[torch.Size], Any]] = deque()
 
+    def __len__(self) -> int:
+        """Return the number of batches that have not arrived."""
+        return len(self._arriving)
+
     def take(self, batch: Any, step: int) -> None:
         """Begin to read rows of a batch, if it has token ids."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
