@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -163,11 +164,20 @@ def test_its_data_is_only_for_those_who_see_the_page_and_nothing_malformed_ends_
             "[]",
             '{"search":{"table":"no"},"count":1}',
             '{"search":{"table":"completions","sort":"id;"},"count":1}',
+            f'{{"table":"completions","row":{1 << 80}}}',
         ):
             assert answered(f"tables?ask={bad}") == 400, bad
-        for path in ("cell?run=0&image=00", "cell?run=9&image=" + "0" * 32, "nothing"):
+        for path in ("cell?run=0&image=00", f"cell?run={1 << 80}&image=" + "0" * 32, "nothing"):
             assert answered(path) == 404, path
-        assert answered("spans") == 200
+        for fine in ("spans?after=-7", f"spans?after={1 << 80}"):
+            assert answered(fine) == 200, fine
+        long = '{"search":{"table":"completions","until":9,"find":"' + 9000 * "%" + '"},"count":1}'
+        assert answered(f"tables?ask={quote(long)}") == 200
+    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=nothing") as there:
+        there.sees("There is no run 'nothing' now.")
+        there.waits_for(lambda: there.page.get_by_text("Waiting for the first values").count(), "the empty page")
+        assert not there.page.locator(".tables, .spans").filter(visible=True).count()
+        assert not [line for line in served.said if "Error" in line]
 
 
 def test_a_live_run_grows_in_tables_and_spans_and_a_phone_can_show_them(runs_dir: Path, browser: Browser) -> None:

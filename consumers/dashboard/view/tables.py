@@ -32,6 +32,8 @@ _SHORT = 160  # characters of a text in a window
 _BARS = 24
 _MOST_TEXTS = 20
 _MOST_TESTS = 20
+_LONGEST_PATTERN = 1000
+_MOST_RUNS = 1 << 31  # numbers that SQLite takes
 _HASH_BYTES = 16
 NUMBER, TEXT, IMAGE = 1, 2, 4
 """Kinds of cells, as bits."""
@@ -259,6 +261,8 @@ class TableStore:
     def image(self, run: int, content_hash: str) -> tuple[bytes, str] | None:
         """Return the file of an image, and its media type. Pixels become PNG."""
         key = _hash_of({"image": content_hash})
+        if key is None or run >= _MOST_RUNS:
+            return None
         with self._lock:
             found = self._sql.execute("SELECT content FROM images WHERE run = ? AND hash = ?", (run, key)).fetchone()
         if found is None:
@@ -323,6 +327,7 @@ class TableStore:
 
 
 def _pattern(text: str) -> str:
+    text = text[:_LONGEST_PATTERN]
     for special in "\\%_":
         text = text.replace(special, f"\\{special}")
     return f"%{text}%"

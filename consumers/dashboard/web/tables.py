@@ -113,7 +113,7 @@ class OwnPanel(Panel):
             ]
             for number, (run, label) in enumerate(zip(shown.runs, shown.labels, strict=True))
         ]
-        if runs != self._element.props.get("runs"):
+        if runs and runs != self._element.props.get("runs"):
             shown.runs[0].tables = shown.runs[0].tables or TableStore(self._runs)
             for run in shown.runs:
                 run.spans = run.spans or Spans(run)
