@@ -311,3 +311,15 @@ def test_a_link_to_a_run_is_not_followed(three: Path, tmp_path: Path) -> None:
         assert isinstance(told, RunDirectoryError)
     invoke("rm", "--where", "status == finished", "--yes")
     assert sorted(path.name for path in (tmp_path / "a").iterdir() if path.suffix == ".mcap") == ["recording-1.mcap"]
+
+
+def test_metrics_beyond_the_limit_are_counted(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offloop.bus.recording.summary.MAX_METRICS", 3)
+    run = WrittenRun(runs_dir, "many", {})
+    run.send(Event.BATCH_END, {"logged": [[0, {f"part{number}": 1.0 for number in range(10)}]]})
+    run.end()
+    shown = invoke("show", "many")
+    assert "part2" in shown
+    assert "part3" not in shown
+    assert "and 7 beyond the limit of 3" in shown
+    assert described("show", "many")["left_out"] == 7

@@ -19,6 +19,7 @@ from offloop.bus.index import index as indexes
 from offloop.bus.index.annotations import annotate, read_annotations
 from offloop.bus.index.entry import STORED
 from offloop.bus.index.index import RunIndex
+from offloop.bus.index.table import RunTable
 from offloop.bus.runs.directory import find_run
 from offloop.bus.runs.writing import RunDirectory
 
@@ -36,6 +37,33 @@ def forbid_reading(monkeypatch):
         raise AssertionError("a recording was read")
 
     monkeypatch.setattr("offloop.bus.index.index.Summarizer.__init__", refuse)
+
+
+def test_very_many_metrics_of_a_run_are_kept_as_numbers_and_stored(tmp_path, monkeypatch):
+    values = {f"moe/expert_{part:05}/load": float(part) for part in range(20_000)}
+    for name in ("a", "b"):
+        run = WrittenRun(tmp_path, name, {})
+        run.send(Event.BATCH_END, {"logged": [[0, values], [1, {**values, "moe/expert_00007/load": math.nan}]]})
+        run.end()
+    first, _ = refreshed(tmp_path)
+    forbid_reading(monkeypatch)
+    again, _ = refreshed(tmp_path)
+    for entry in (first["a"], first["b"], again["a"]):
+        assert list(entry.metrics) == list(values)
+        assert (entry.metrics["moe/expert_00042/load"].last, entry.metrics["moe/expert_00042/load"].last_step) == (
+            42.0,
+            1,
+        )
+        assert (entry.metrics["moe/expert_00007/load"].high, entry.metrics["moe/expert_00007/load"].high_step) == (
+            7.0,
+            0,
+        )
+    assert again["a"] == first["a"]
+    assert sys.getsizeof(again["a"].metrics._rows._numbers) < 1.3e6
+    assert again["a"].metrics._places is again["b"].metrics._places, "runs share the names"
+    table = RunTable(again)
+    assert table.column("expert_00042/load").value(again["b"]) == 42.0
+    assert table.best(again.values(), "expert_00042/load", "max").run in again
 
 
 def test_it_knows_what_a_run_was_started_with_and_what_came_out_of_it(tmp_path):

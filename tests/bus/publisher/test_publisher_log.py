@@ -42,6 +42,23 @@ def test_logged_metrics_travel_with_the_next_event(runs_dir: Path) -> None:
     assert replayed.rows[-1].metrics == {"test": 0.9}
 
 
+def test_very_many_metrics_of_a_step_arrive_whole_at_once_and_one_by_one(runs_dir: Path) -> None:
+    values = {f"moe/layer_{part // 400:02}/expert_{part % 400:03}/load": part / 3 for part in range(20_000)}
+    with Publisher("r") as publisher:
+        publisher.log(values, step=0)
+        for name, value in values.items():
+            publisher.log({name: value}, step=1)
+        for batch in (3, 4):
+            publisher.log(values)
+            publisher.publish(Event.BATCH_END, batch=batch)
+    found: dict[int, dict[str, float]] = {}
+    for _, _, logged in logged_by(publisher):
+        for step, one in logged or ():
+            found.setdefault(step, {}).update(one)
+    assert list(found) == [0, 1, 2, 3]
+    assert all(one == values for one in found.values())
+
+
 def test_without_a_step_a_repeated_name_starts_the_next_step(runs_dir: Path) -> None:
     with Publisher("r") as publisher:
         publisher.publish(Event.FIT_START, max_duration="3ba")
