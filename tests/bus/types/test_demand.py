@@ -97,7 +97,7 @@ def test_an_invalid_delay_is_refused(delay: Any) -> None:
     "value",
     [
         None,
-        {f"event_{number}": {} for number in range(41)},
+        {f"event_{number}": {} for number in range(257)},
         {"batch_end": []},
         {"batch_end": {"every": 5}},
         {"batch_end": {"every": [2**31 + 1]}},
