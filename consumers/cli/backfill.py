@@ -38,7 +38,7 @@ def backfill(
     \b
     offloop backfill nan --where "task == 'digits'"
     offloop backfill my.py:Judge --name judge run-1 run-2
-    offloop backfill early-stop -o early-stop.monitor=loss ... --where "lr > 0.1" --what-if
+    offloop backfill alert -o "alert.rules=loss > 10" --where "lr > 0.1" --what-if
 
     Exit code: 0 if all was done, 1 if a run failed."""
     from offloop.consumers.cli.old_runs import run_over

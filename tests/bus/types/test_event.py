@@ -24,10 +24,10 @@ def test_an_event_has_the_properties_of_the_reference():
 # What we decide otherwise: a hash that finds the plain value too, and an error that helps.
 OURS = {
     "hash == hash of value": True,
-    "Event('nope')": "ConfigurationError: 'nope' is not an event: names look like batch_end or epoch_start; an event "
-    "of your own begins with '@', a table with '#'",
-    "Event('')": "ConfigurationError: '' is not an event: names look like batch_end or epoch_start; an event "
-    "of your own begins with '@', a table with '#'",
+    "Event('nope')": "ConfigurationError: 'nope' is not an event: names look like batch_end or epoch_start; "
+    "your own events begin with '@', tables with '#'",
+    "Event('')": "ConfigurationError: '' is not an event: names look like batch_end or epoch_start; "
+    "your own events begin with '@', tables with '#'",
 }
 
 
