@@ -225,8 +225,6 @@ class Alert(Callback):
             raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' suits every training")
         if not timeout > 0:
             raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
-        self.act: Callable[[Notice, RunContext], object] = self._report
-        """Reports a notice; may be replaced."""
         self._is_shown = console
         self._command = None if command is None else _checked(_listed(command))
         self._timeout = timeout
@@ -293,7 +291,8 @@ class Alert(Callback):
         for text in sorted(self._unjudged):
             _say(f"rule {text!r} was never judged: 'offloop show {state.run_name}' lists the metrics of the run")
 
-    def _report(self, notice: Notice, run: RunContext) -> None:
+    def act(self, notice: Notice, run: RunContext) -> None:
+        """Report a notice."""
         about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
         note_alert(
             run.run_dir, RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch)

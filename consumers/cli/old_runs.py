@@ -117,7 +117,7 @@ def _actions(task: Task) -> Iterator[str]:
     made, _ = create_selected(task.callbacks, [], task.options)
     for callback in made:
         if isinstance(callback, Alert):
-            callback.act = lambda notice, _: notices.append(notice)
+            callback.act = lambda notice, _: notices.append(notice)  # type: ignore[method-assign]
 
     def keep(state: Snapshot, command: Command) -> None:
         commands.append((state.timestamp.values.batch, command))

@@ -25,7 +25,7 @@ class Told:
     def __init__(self, *rules: str) -> None:
         self.alert = Alert(rules, console=False)
         self.notices: list[Notice] = []
-        self.alert._act = lambda notice, run: self.notices.append(notice)  # type: ignore[method-assign]
+        self.alert.act = lambda notice, run: self.notices.append(notice)  # type: ignore[method-assign]
 
     def losses(self, *losses: float) -> list[tuple[str, int]]:
         return self.over([batch_end(batch, loss=loss) for batch, loss in enumerate(losses, 1)])
