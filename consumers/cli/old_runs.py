@@ -15,6 +15,7 @@ from offloop.bus.recording.derived import derived_path
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import is_locked, read_run
 from offloop.bus.types.commands import Command
+from offloop.consumers.api.logger import RunContext
 from offloop.consumers.callbacks.alert import Alert, Notice
 from offloop.consumers.cli.registry import create_selected
 from offloop.consumers.loggers.run import RunLogger
@@ -115,9 +116,13 @@ def _actions(task: Task) -> Iterator[str]:
     commands: list[tuple[int, Command]] = []
     notices: list[Notice] = []
     made, _ = create_selected(task.callbacks, [], task.options)
+
+    def note(notice: Notice, run: RunContext) -> None:
+        notices.append(notice)
+
     for callback in made:
         if isinstance(callback, Alert):
-            callback.act = lambda notice, _: notices.append(notice)  # type: ignore[method-assign]
+            callback.act = note  # type: ignore[method-assign]
 
     def keep(state: Snapshot, command: Command) -> None:
         commands.append((state.timestamp.values.batch, command))
