@@ -134,9 +134,11 @@ class Metrics:
 
     def find(self, name: str) -> Series:
         """Return the series of a metric, which has all further points. Raises KeyError."""
-        metric = self.others.pop(name, None)
+        metric = self.others.get(name)
         if metric is not None:
+            del self.others[name]
             self._known.clear()
+            self._new_series(name)
             self._load(name, metric)
         return self.series[name]
 

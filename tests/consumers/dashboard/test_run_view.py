@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.summary import Metric, Summary
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
@@ -235,6 +236,13 @@ def test_of_very_many_metrics_those_that_are_looked_at_have_all_points() -> None
     assert (len(series), series.last) == (before + 50, 1850.0)
     with pytest.raises(KeyError):
         view.series("part2000/load")
+
+
+def test_a_metric_of_a_summary_without_points_is_an_empty_series() -> None:
+    view = RunView("run")
+    view.load(Summary(0, "run", 1, None, metrics={f"part{number}": Metric() for number in range(1000)}), 0)
+    assert len(view.series("part7")) == 0
+    assert len(view.names()) == 1000
 
 
 # -- phases and ranks -------------------------------------------------------------------------------------------------
