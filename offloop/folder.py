@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
-from offloop.bus.errors import RunNotFoundError
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.index.annotations import annotate
 from offloop.bus.index.checkpoints import Checkpoint
 from offloop.bus.index.entry import MetricValues, Mode, RunEntry
@@ -290,7 +290,17 @@ class Run:
             require_table(name, self.tables(), self.name)
         columns = dict.fromkeys((*FIXED, *(column for part in parts for column in part.columns)))
         rows = [row for part in parts for row in part.records()]
-        return as_table({column: [row.get(column) for row in rows] for column in columns}, chosen)
+        return as_table({column: [_table_cell(row.get(column)) for row in rows] for column in columns}, chosen)
+
+    def image(self, name: str) -> Any:
+        """Return an image of a table by its hash: the bytes of its file, or an array (height, width, channels).
+
+        Raises ConfigurationError if the run does not have it."""
+        for part in read_rows(self._recordings(None)):
+            if name in part.images:
+                *shape, data = part.images[name]
+                return load("numpy", "an image of pixels").frombuffer(data, "uint8").reshape(shape) if shape else data
+        raise ConfigurationError(f"run {self.name} has no image {name!r}: 'table()' has the hashes of its images")
 
     def events(self, *events: Event | str, attempt: int | None = None) -> Iterator[Snapshot]:
         """Yield the snapshots of these events, by default all, of every rank in recorded order.
@@ -396,6 +406,10 @@ def _read_metrics(recording: Recording, names: Collection[str] | None) -> RunVie
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _table_cell(value: Any) -> Any:
+    return value["image"] if isinstance(value, dict) and value.keys() == {"image"} else value
 
 
 def _cell(column: str, value: Any) -> Any:

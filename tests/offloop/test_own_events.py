@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
@@ -236,6 +237,22 @@ def test_a_frame_has_the_rows_of_all_attempts() -> None:
     assert frame["step"].tolist() == list(range(10))
     with pytest.raises(ConfigurationError, match="no table 'x'"):
         run.table("x")
+
+
+def test_an_image_of_a_table_is_found_by_its_hash() -> None:
+    red = np.zeros((2, 3, 3), np.uint8)
+    red[..., 0] = 255
+    png = b"\x89PNG\r\n\x1a\n.."
+    with offloop.Publisher("images") as publisher:
+        publisher.log_table("first", [{"image": offloop.Image(red)}, {"image": offloop.Image(png)}])
+        publisher.log_table("second", [{"image": offloop.Image(red)}])
+    run = offloop.runs()["images"]
+    pixels, file = run.table("first", to="dict")["image"]
+    assert run.table("second", to="dict")["image"] == [pixels]
+    assert np.array_equal(run.image(pixels), red)
+    assert run.image(file) == png
+    with pytest.raises(ConfigurationError, match="no image 'x'"):
+        run.image("x")
 
 
 def test_spans_are_drawn_within_one_another_and_side_by_side_where_they_overlap() -> None:
