@@ -148,7 +148,10 @@ class Callback:
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> MaybeAwaitable:
         """Handle a requested event; calls the event's method. An override replaces those methods."""
-        return self.method_for(event)(state, logger)
+        # Callbacks written for Composer have this method too, and nothing else of this class.
+        method = self.method_for(event) if event.is_own else getattr(self, event.value)
+        result: MaybeAwaitable = method(state, logger)
+        return result
 
     def method_for(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
         """Return the method that handles an event."""

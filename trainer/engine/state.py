@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakMethod
 
 import torch
 
@@ -74,7 +75,7 @@ class AlgorithmLogger(OwnEvents):
         self._state = state
         self.requested_events: set[Event] = set()
         self._publisher: Publisher | None = None
-        self._send_own: Callable[[Event, dict[str, Any]], None] | None = None
+        self._send_own: WeakMethod[Callable[[Event, dict[str, Any]], None]] | None = None
         self.entries: list[list[Any]] = []
         """Unpublished pairs of step and metrics; always the same list."""
         self.left_out = LeftOut(state.run_name)
@@ -100,13 +101,16 @@ class AlgorithmLogger(OwnEvents):
         return to_builtin(value)
 
     def connect(self, publisher: Publisher, send_own: Callable[[Event, dict[str, Any]], None]) -> None:
-        """Publish custom events and rows of tables from here on, by ``send_own``."""
-        self.requested_events, self._publisher, self._send_own = publisher.requested_events, publisher, send_own
+        """Publish custom events and rows of tables from here on, by ``send_own``, a method."""
+        self.requested_events, self._publisher = publisher.requested_events, publisher
+        # Its object has this logger: a cycle would keep the model of an abandoned trainer.
+        self._send_own = WeakMethod(send_own)
 
     def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
         """Publish a requested custom event or rows of a table."""
-        if self._send_own is not None:
-            self._send_own(event, fields)
+        send_own = None if self._send_own is None else self._send_own()
+        if send_own is not None:
+            send_own(event, fields)
 
     def room_for_rows(self) -> int:
         return 0 if self._publisher is None else self._publisher.room_for_rows()
