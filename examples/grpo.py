@@ -19,7 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 import offloop
@@ -61,7 +61,7 @@ trainer = GRPOTrainer(
         use_cpu=True,
         bf16=False,
         disable_tqdm=True,
-        logging_strategy="no",
+        logging_steps=1,
         save_strategy="no",
         report_to="none",
     ),
@@ -71,6 +71,7 @@ trainer = GRPOTrainer(
 # Without record= they are published while a consumer requests them.
 callback = OffloopCallback(trainer, run_name="grpo", record="#completions,@*")  # <- this
 trainer.add_callback(callback)  # <- this
+trainer.remove_callback(PrinterCallback)
 trainer.train()
 
 run = offloop.runs()[0]
@@ -85,4 +86,5 @@ for event in run.events("@generate", "@score", "@train"):
     _, _, duration = event.span
     seconds[event.event.value[1:]] += duration / 1e9
 print("\nSeconds in", ", ".join(f"{name}: {took:.1f}" for name, took in seconds.items()))
-print(f"\nNext: offloop export {run.name} --to parquet --table completions; offloop export {run.name} --to trace")
+export = f"offloop export {run.name} --to"
+print(f"\nNext: offloop ui; {export} parquet --table completions; {export} trace")
