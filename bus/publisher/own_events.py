@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar, Token
 from itertools import count
 from time import perf_counter_ns
@@ -10,6 +10,7 @@ from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_plain
+from offloop.bus.publisher.logged import checked_step
 from offloop.bus.publisher.table_rows import Rows, TableRows
 from offloop.bus.types.event import ANY_CUSTOM, ANY_TABLE, CUSTOM, TABLE, Event
 from offloop.bus.types.span import SPAN
@@ -114,7 +115,7 @@ class OwnEvents(ABC):
                 return
             if callable(rows):
                 rows = rows()
-            step = self._default_step() if step is None else step
+            step = self._default_step() if step is None else checked_step(step)
             for fields in self._tables.pack(name, rows, columns, step, self.room_for_rows()):
                 self.publish_own(event, fields)
             if self._tables.refused:
@@ -158,7 +159,9 @@ class _Span:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         duration = perf_counter_ns() - self._began
-        _parent.reset(self._token)
+        # A generator may be left in another context than it was entered in.
+        with suppress(ValueError):
+            _parent.reset(self._token)
         owner, fields = self._owner, self._fields
         if kind is not None:
             fields.setdefault("error", kind.__name__)

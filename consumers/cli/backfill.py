@@ -1,6 +1,7 @@
 """The command ``offloop backfill``: run callbacks over runs that have ended."""
 
 import os
+from typing import Any
 
 import click
 
@@ -20,16 +21,7 @@ from offloop.consumers.cli.main import settings_option
     "--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, metavar="N", help="How many at a time."
 )
 @click.option("--what-if", is_flag=True, help="Say where alerts and stoppers would have acted; change nothing.")
-def backfill(
-    callbacks: list[str],
-    runs: tuple[str, ...],
-    where: str | None,
-    runs_dir: str | None,
-    options: tuple[str, ...],
-    name: str,
-    jobs: int,
-    what_if: bool,
-) -> int:
+def backfill(**given: Any) -> int:
     """Run callbacks over each RUN that has ended, and add what they log to it.
 
     CALLBACK is as for 'consumer --callbacks'. Their metrics and tables lie beside the recordings, which do not change;
@@ -43,4 +35,4 @@ def backfill(
     Exit code: 0 if all was done, 1 if a run failed."""
     from offloop.consumers.cli.old_runs import run_over
 
-    return run_over(callbacks, runs, where, runs_dir, options, name=name, jobs=jobs, what_if=what_if)
+    return run_over(**given)

@@ -32,7 +32,6 @@ def run_over(
     where: str | None,
     runs_dir: str | None,
     options: tuple[str, ...],
-    *,
     name: str,
     jobs: int,
     what_if: bool,

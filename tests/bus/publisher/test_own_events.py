@@ -1,6 +1,7 @@
 """Events, spans and tables of one's own: published on request, bounded, recorded exactly once."""
 
 import asyncio
+import contextvars
 import json
 import threading
 from collections.abc import Iterator
@@ -106,6 +107,24 @@ def test_spans_nest_over_threads_and_tasks(publisher: Publisher) -> None:
         "@two_inner": ids["@two"],
     }
     assert found["@one"].duration >= 10_000_000
+
+
+def test_a_span_may_end_in_another_context_than_it_began_in(publisher: Publisher) -> None:
+    def wait() -> Iterator[None]:
+        with publisher.span("generator"):
+            yield
+
+    waiting = wait()
+    contextvars.copy_context().run(next, waiting)
+    assert list(waiting) == []
+    publisher.close()
+    assert len(named(recorded(publisher), "@generator")) == 1
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 2**63])
+def test_a_step_that_cannot_be_read_again_is_refused(publisher: Publisher, step: Any) -> None:
+    with pytest.raises(ConfigurationError, match="step is"):
+        publisher.log_table("t", [{"a": 1}], step=step)
 
 
 def test_an_exception_ends_its_span_and_passes(publisher: Publisher) -> None:
