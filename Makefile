@@ -71,9 +71,9 @@ $(VENV)/composer: tests/support/make_composer.py | $(READY)
 	$(BIN)/python tests/support/make_composer.py $@
 	@touch $@
 
-# The lowest versions that are supported, beside the newest of all else.
+# The lowest versions that are supported, beside the newest of all else, and frameworks that need a GPU or Ray to train.
 $(VENV)/lowest: | $(READY)
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ trl==1.0.0 torchtitan==0.3.0
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ trl==1.0.0 torchtitan==0.3.0 verl==0.9.1 orjson==3.13.0
 
 # No package of these needs a script of its own: ZeroMQ for Node comes built.
 %/node_modules: %/package-lock.json

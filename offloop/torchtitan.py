@@ -10,20 +10,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from offloop.attached.options import as_run_name
-from offloop.attached.training import Framework
+from offloop.attached.logged_run import LoggedRun
 from offloop.bus.errors import BrokerError, ConfigurationError, RunNotFoundError
 from offloop.bus.publisher.actor import Actor, join
-from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.types.actor import JOIN
-from offloop.bus.types.commands import Command
 from offloop.bus.types.deferred import LeftOut
-from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.disabled import is_disabled
 from offloop.bus.types.event import ANY_CUSTOM, Event
-from offloop.bus.types.timestamp import Timestamp
 
-_EVENTS = (Event.INIT, Event.FIT_START, Event.BATCH_END)
 _TRAINING = ("training", "trainer")  # sources of torchtitan's pre-training, and of its reinforcement learning
 _WHERE = "offloop_run"  # file in the output folder, with the directory of the run
 _JOIN_SECONDS = 60.0
@@ -48,10 +42,9 @@ class _Handler(logging.Handler):
     def __init__(self, owner: logging.Logger, source: str, rank: int, output_dir: str) -> None:
         super().__init__()
         self._owner, self._source, self._name, self._where = owner, source, f"{source}-{rank}", Path(output_dir, _WHERE)
-        self._run: Publisher | Actor | None = None
-        self._training: Publisher | None = None
+        self._run: LoggedRun | Actor | None = None
+        self._training: LoggedRun | None = None
         self._left_out = LeftOut(self._name)
-        self._done: int | None = None  # batches
         self._join_until = time.monotonic() + _JOIN_SECONDS
         self._next_try = 0.0
         self._spans: defaultdict[Any, list[tuple[str, AbstractContextManager[Any], dict[str, Any]]]] = defaultdict(list)
@@ -59,21 +52,12 @@ class _Handler(logging.Handler):
             with self._contained():
                 self._run = self._training = self._start(output_dir)
 
-    def _start(self, output_dir: str) -> Publisher:
+    def _start(self, output_dir: str) -> LoggedRun:
         self._where.unlink(missing_ok=True)
-        framework = {"name": "torchtitan", "version": Framework("torchtitan", "torchtitan").version}
-        missing = [one.value for one in Event if one not in _EVENTS]
-        info = {"framework": framework, "unavailable": {"events": missing, "fields": {}}}
-        name, events = as_run_name(Path(output_dir).resolve().name), BASE_EVENTS | {ANY_CUSTOM}
-        run = Publisher(name, info=info, events=events, on_command=self._refuse)
+        run = LoggedRun(Path(output_dir).resolve().name, "torchtitan", {ANY_CUSTOM})
         self._where.parent.mkdir(parents=True, exist_ok=True)
         self._where.write_text(str(run.run_dir))
         return run
-
-    def _refuse(self, command: Command) -> None:
-        if self._training is not None:
-            reached = Timestamp(batch=self._done or 0).values
-            self._training.answer(command, Event.BATCH_END, reached, "torchtitan's logger cannot change the training")
 
     def _join(self) -> Actor | None:
         # The training may not have begun yet, or is on another machine.
@@ -100,10 +84,10 @@ class _Handler(logging.Handler):
                 except ConfigurationError as error:
                     self._left_out.add(record.event_name or record.log_type_name, error)
 
-    def _publish(self, run: Publisher | Actor, record: Any) -> None:
+    def _publish(self, run: LoggedRun | Actor, record: Any) -> None:
         kind, step, task = str(record.log_type_name), record.step, (record.thread, record.task_name)
-        if step is not None:
-            self._reach(step - 1)
+        if step is not None and self._training is not None:
+            self._training.reach(step - 1)
         if record.log_type == "instant":
             if kind == "metric_value":
                 run.log({record.event_name: record.value}, step=None if step is None else step - 1)
@@ -130,14 +114,8 @@ class _Handler(logging.Handler):
             if not open_spans:
                 # Tasks come and go.
                 del self._spans[task]
-            if name == "step" and step is not None:
-                self._reach(step)
-
-    def _reach(self, batches: int) -> None:
-        if self._training is not None:
-            if self._done is not None and batches > self._done:
-                self._training.publish(Event.BATCH_END, batch=batches)
-            self._done = max(batches, self._done or 0)
+            if name == "step" and step is not None and self._training is not None:
+                self._training.reach(step)
 
     @contextlib.contextmanager
     def _contained(self) -> Any:

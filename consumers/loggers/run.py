@@ -1,11 +1,13 @@
 """The run itself as a place for results."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
+from offloop.bus.printing import say
 from offloop.bus.protocol.frames import pack_map
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.publisher.actor import check_actor_name
@@ -13,15 +15,17 @@ from offloop.bus.publisher.publisher import Publisher
 from offloop.bus.publisher.table_rows import TableRows
 from offloop.bus.recording.derived import DerivedWriter, count_derived
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import is_over, read_run
+from offloop.bus.runs.directory import RunInfo, is_over, read_run
 from offloop.bus.types.actor import DERIVED, ActorName
 from offloop.bus.types.event import TABLE, Event
 from offloop.bus.types.timeouts import Timeouts
+from offloop.bus.types.timestamp import TrainingTime
 from offloop.consumers.api.logger import LoggerDestination, Row, RunContext, Table
 
 _JOIN_SECONDS = 10.0
 _SAVE_SECONDS = 5.0
 _CONTEXT = pack_map({})
+_Result: TypeAlias = tuple[Event, int, TrainingTime, dict[str, Any]]
 
 
 class RunLogger(LoggerDestination):
@@ -45,6 +49,7 @@ class RunLogger(LoggerDestination):
         self._context: RunContext | None = None
         self._committed: int | None = None
         self._count = self._skip = 0
+        self._unrecorded: deque[_Result] = deque()
 
     def open(self, context: RunContext) -> None:
         if context.run_dir is None:
@@ -64,7 +69,7 @@ class RunLogger(LoggerDestination):
     def _join(self, run_dir: Path, attempt: int) -> Publisher | None:
         """Return an actor in the run; ``None`` if the attempt has ended."""
         deadline = time.monotonic() + _JOIN_SECONDS
-        while (run := read_run(run_dir)).live and run.last.number == attempt:
+        while run := _live_run(run_dir, attempt):
             try:
                 publisher = Publisher(
                     run.name,
@@ -110,17 +115,37 @@ class RunLogger(LoggerDestination):
         if self._skip:
             self._skip -= 1
             return
-        publisher = self._publisher
-        if publisher is not None and not publisher.closed:
-            while not publisher.closed and publisher.room_for_rows() <= 0:
-                publisher.wait()
-            publisher.send(event, state.timestamp.values, None, fields, _CONTEXT)
-            publisher.poll()
-        elif publisher is not None and self._writer is None:
-            # The run has ended: the rest is beside it.
-            self._write_file()
-        if self._writer is not None:
-            self._writer.put(event, state.time_ns, state.timestamp.values, fields)
+        result = event, state.time_ns, state.timestamp.values, fields
+        if self._publisher is None:
+            self._put_beside(result)
+            return
+        self._unrecorded.append(result)
+        while not self._publisher.closed and self._publisher.room_for_rows() <= 0:
+            self._publisher.wait()
+        self._publisher.send(event, state.timestamp.values, None, fields, _CONTEXT)
+        self._publisher.poll()
+        self._note_recorded(self._publisher)
+
+    def _note_recorded(self, publisher: Publisher) -> None:
+        """Forget what is recorded. If the run has ended, add the rest beside it."""
+        if not publisher.closed:
+            for _ in range(len(self._unrecorded) - publisher.statistics().lag):
+                self._unrecorded.popleft()
+            return
+        self._publisher, deadline = None, time.monotonic() + _SAVE_SECONDS
+        while _live_run(publisher.run_dir, publisher.attempt) and time.monotonic() < deadline:
+            time.sleep(0.05)  # the broker completes the recording
+        missing = self._count - self._write_file()
+        rest = list(self._unrecorded)[-missing:] if missing else []
+        self._unrecorded.clear()
+        for result in rest:
+            self._put_beside(result)
+        if rest:
+            say(f"the run has ended: {len(rest)} results of {self._name} are in {self.where}", err=True)
+
+    def _put_beside(self, result: _Result) -> None:
+        assert self._writer is not None  # it is open
+        self._writer.put(*result)
 
     def state_dict(self) -> dict[str, Any]:
         self._save()
@@ -141,16 +166,26 @@ class RunLogger(LoggerDestination):
                     f"the broker of run {publisher.run_name} does not record the results of {self._name}"
                 )
             publisher.wait()
+        if publisher is not None:
+            self._note_recorded(publisher)
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        publisher, self._publisher = self._publisher, None
-        writer, self._writer = self._writer, None
-        if publisher is not None:
+        if (publisher := self._publisher) is not None:
             publisher.close()
+            # The broker of a run that continues may record the rest later.
+            if publisher.statistics().lag and (publisher.training_ended or is_over(publisher.run_dir)):
+                self._note_recorded(publisher)
+        self._publisher = None
+        writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+def _live_run(run_dir: Path, attempt: int) -> RunInfo | None:
+    run = read_run(run_dir)
+    return run if run.live and run.last.number == attempt else None
 
 
 def _is_number(value: Any) -> bool:

@@ -16,9 +16,12 @@ from offloop.bus import ConfigurationError, Event, Publisher, Recording, find_ru
 from offloop.bus.index.index import read_entry
 from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.tables import read_rows
+from offloop.bus.runs.directory import is_over
 from offloop.bus.types.actor import DERIVED, actor_in, is_actor
+from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import ANY_TABLE
 from offloop.consumers import Callback, Logger
+from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.callbacks import EarlyStopper, ThresholdStopper, TrainerMetrics
 from offloop.consumers.dashboard.view.own_events import OwnEvents
 from offloop.consumers.dashboard.view.run_view import RunView
@@ -166,6 +169,55 @@ def test_results_after_the_end_lie_beside_the_recording_and_change_nothing_else(
     tables.look()
     wait_until(lambda: not tables.is_behind)
     assert [one.event.value for one in shown] == ["#verdicts"] * 20
+
+
+def _open(results: RunLogger) -> Path:
+    run = find_run("r").path
+    results.open(RunContext("r", 1, run, lambda *_, **__: Outcome(Command("dump"), "batch_end", 0)))
+    return run
+
+
+def _add(results: RunLogger, batches: range) -> None:
+    for one in Recording(find_run("r").path):
+        if one.event is Event.BATCH_END and int(one.timestamp.batch) in batches:
+            batch = int(one.timestamp.batch)
+            results.log_rows([Row(batch, one.time, {"score": batch / 2, "seen": batch})], one)
+
+
+def test_results_after_the_broker_finished_lie_beside_the_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    results = RunLogger("judge")
+    with Publisher("r") as publisher:
+        train(publisher, range(1, 7), 0)
+        wait_until(lambda: publisher.statistics().lag == 0, publisher)
+        run = _open(results)
+        _add(results, range(1, 4))
+        results.state_dict()
+    wait_until(lambda: is_over(run))
+    _add(results, range(4, 7))  # the consumer has not heard of the end
+    results.close()
+    assert logged() == [(batch, {"judge/score": batch / 2, "judge/seen": batch}) for batch in range(1, 7)]
+    assert "the run has ended: 1 results of judge are in" in capsys.readouterr().err
+
+
+def test_results_that_broker_and_training_died_with_lie_beside_the_recording() -> None:
+    program = (
+        "from offloop import Publisher; p = Publisher('r')\nfor b in range(1, 7): p.publish('batch_end', batch=b)\n"
+    )
+    training = subprocess.Popen([sys.executable, "-c", program + "while True: p.wait()"])
+    wait_until(lambda: (Path("runs") / "r" / "broker.json").exists())
+    wait_until(lambda: len([one for one in Recording(find_run("r").path) if one.event is Event.BATCH_END]) == 6)
+    results = RunLogger("judge")
+    run = _open(results)
+    _add(results, range(1, 4))
+    results.state_dict()
+    serving = json.loads((run / "broker.json").read_text())["pid"]
+    os.kill(serving, signal.SIGSTOP)
+    training.kill()
+    training.wait()
+    _add(results, range(4, 7))
+    os.kill(serving, signal.SIGKILL)
+    results.close()
+    assert logged() == [(batch, {"judge/score": batch / 2, "judge/seen": batch}) for batch in range(1, 7)]
 
 
 def test_results_of_a_name_are_there_once() -> None:
