@@ -9,12 +9,13 @@ from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
 from offloop.bus.terminal import EXIT_LOST, CliCommand
-from offloop.bus.tools.logs import SOURCES, TENSORBOARD
+from offloop.bus.tools.logs import SOURCES, STORES, TENSORBOARD
 from offloop.bus.tools.rows import FORMATS
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
     from offloop.bus.tools.convert import Written
+    from offloop.bus.tools.imports import Imported
     from offloop.bus.types.time import Time
 
 
@@ -79,7 +80,12 @@ def export_recording(
 @click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "source", required=True, type=click.Choice([TENSORBOARD, *SOURCES]), metavar="TOOL", help="What wrote it."
+    "--from",
+    "source",
+    required=True,
+    type=click.Choice([TENSORBOARD, *STORES, *SOURCES]),
+    metavar="TOOL",
+    help="What wrote it.",
 )
 @options.run_name_option
 @click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")
@@ -89,31 +95,37 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
 
     \b
     tensorboard       a folder of event files, or several; each becomes a run
+    wandb             a folder offline-run-*, or the folder 'wandb' of several
+    mlflow            a database of MLflow, mlflow.db, with all of its runs
+    trackio           a database of Trackio, or the folder of these
     csv               a table with a column of steps: Lightning's metrics.csv
     jsonl             a JSON object per line for each step
     hf-trainer-state  the trainer_state.json of a Hugging Face trainer
 
-    PATH is the file or its folder, and gives the run its name unless --run-name is given. Batch 100 of the run is step
-    100 of the log.
+    PATH is the file or its folder. --run-name names the run; of several, it comes before their own names. Batch 100 of
+    the run is step 100 of the log. Of several runs, those that exist are skipped.
 
     Exit code: 0 if the log was intact, 3 if a part was damaged, 1 if nothing could be imported."""
     from offloop.bus.tools.imports import import_logs
 
     if step_column is not None and source not in ("csv", "jsonl"):
         raise click.UsageError(f"--step-column is for csv and jsonl: the steps of {source} are known")
-    is_damaged = False
-    for done in import_logs(source, path, runs_dir, run_name, step_column):
-        if done.run is None:
-            say(f"{done.path} has no numbers: no run is made from it")
-        else:
-            say(f"imported {done.values:,} values of {done.steps:,} steps of {done.path} as run {done.run}")
-        if done.replaced:
-            say(f"{done.replaced:,} values were replaced by later ones of the same name and step")
-        for line in (*done.notes, *done.damage):
-            say(line)
-        is_damaged = is_damaged or bool(done.damage)
-    if is_damaged:
+    done = import_logs(source, path, runs_dir, run_name, step_column, report=_say_imported)
+    if any(one.damage for one in done):
         click.get_current_context().exit(EXIT_LOST)
+
+
+def _say_imported(done: "Imported") -> None:
+    if done.is_skipped:
+        say(f"run {done.run} exists: {done.log} is skipped")
+    elif done.run is None:
+        say(f"{done.log} has no numbers: no run is made from it")
+    else:
+        say(f"imported {done.values:,} values of {done.steps:,} steps of {done.log} as run {done.run}")
+    if done.replaced:
+        say(f"{done.replaced:,} values were replaced by later ones of the same name and step")
+    for line in (*done.notes, *done.damage):
+        say(line)
 
 
 @click.command(

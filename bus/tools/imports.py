@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgpack
 
 from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectoryError
 from offloop.bus.files import atomic_replace
+from offloop.bus.index.annotations import MAX_NOTE, MAX_TAGS, annotate, check_tag
 from offloop.bus.protocol.frames import END, MAX_FRAME, MAX_TIME, Topic, check_run_name, event_encoder, pack_map
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.run_state import Reached
@@ -21,7 +21,16 @@ from offloop.bus.redaction import redact
 from offloop.bus.runs.directory import IMPORTED_FROM, in_words, runs_dir
 from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.strict_json import plain
-from offloop.bus.tools.logs import Log, LogRow, find_logs, read_log
+from offloop.bus.tools.logs import (
+    TENSORBOARD,
+    Log,
+    LogRow,
+    find_event_files,
+    find_text_log,
+    read_event_files,
+    read_text_log,
+)
+from offloop.bus.tools.stores import BY_NAME
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.source import IMPORTED
@@ -52,9 +61,9 @@ class Imported:
     """Result of importing a log."""
 
     run: str | None
-    """Name of the new run; ``None`` for a log without numbers among several."""
-    path: Path
-    """The log."""
+    """Name of the run; ``None`` for a log without numbers among several."""
+    log: str
+    """Description of the log."""
     steps: int
     """Steps with values."""
     values: int
@@ -65,6 +74,8 @@ class Imported:
     """Unsupported content that was left out, one per line."""
     damage: tuple[str, ...]
     """Unreadable content, one per line."""
+    is_skipped: bool = False
+    """Whether the run was there already."""
 
 
 def import_logs(
@@ -73,39 +84,76 @@ def import_logs(
     where: str | os.PathLike[str] | None = None,
     name: str | None = None,
     step_column: str | None = None,
+    report: Callable[[Imported], object] = lambda done: None,
 ) -> list[Imported]:
-    """Make a finished run from a log; from a folder of TensorBoard logs one run for each.
+    """Make a finished run from a log; of a folder of TensorBoard logs, or a database, one for each run.
 
     Args:
-        source: One of :data:`offloop.bus.tools.logs.SOURCES`, or ``tensorboard``.
+        source: One of :data:`offloop.bus.tools.logs.SOURCES` or :data:`~offloop.bus.tools.logs.STORES`, or
+            ``tensorboard``.
         path: The log.
         where: The runs directory.
-        name: Name of the run; by default of the log's folder or file. Several runs append their folders' names.
+        name: Name of the run; by default that of the run in the log, or of its folder or file. Several runs append
+            theirs.
         step_column: Column of steps in CSV and JSON lines.
+        report: Called with each run as it is done.
 
-    Raises ConfigurationError if it is not such a log, has no numbers, or a run of that name exists; RunDirectoryError
-    if the run cannot be written; OSError if the log cannot be read."""
-    logs = find_logs(source, path)
+    Of several runs, those that exist are skipped. Raises ConfigurationError if it is not such a log, has no numbers, or
+    nothing new; RunDirectoryError if a run cannot be written; OSError if the log cannot be read."""
+    logs = _find_logs(source, path)
     root = runs_dir(where)
-    names = [_run_name(log, name, len(logs) > 1) for log in logs]
-    for one, count in Counter(names).items():
-        if count > 1:
-            raise ConfigurationError(f"two of the logs in {path} would be run {one!r}: import each by its own path")
-        if os.path.lexists(root / one):
-            raise ConfigurationError(f"run {one!r} exists in {in_words(root)}: choose another name with '--run-name'")
-    done = [_import(source, log, root, one, step_column) for log, one in zip(logs, names, strict=True)]
+    names: list[str] = []
+    for log in logs:
+        names.append(_run_name(log, name, len(logs) > 1, names))
+    done = []
+    for log, one in zip(logs, names, strict=True):
+        if not os.path.lexists(root / one):
+            done.append(_import(source, log, root, one, step_column))
+        elif len(logs) > 1:
+            done.append(Imported(one, str(log), 0, 0, 0, (), (), is_skipped=True))
+        else:
+            raise ConfigurationError(_exists(one, root))
+        report(done[-1])
     if all(one.run is None for one in done):
-        raise ConfigurationError(f"{done[0].path} has no numbers: nothing is imported")
+        raise ConfigurationError(f"{done[0].log} has no numbers: nothing is imported")
+    if all(one.run is None or one.is_skipped for one in done):
+        raise ConfigurationError(f"nothing new in {path}: {_exists(names[0], root)}")
     return done
 
 
-def _run_name(log: Log, given: str | None, is_one_of_several: bool) -> str:
+def _exists(run: str, root: Path) -> str:
+    return f"run {run!r} exists in {in_words(root)}: choose another name with '--run-name'"
+
+
+def _find_logs(source: str, path: Path) -> list[Log]:
+    if not path.exists():
+        raise ConfigurationError(f"no file or folder {path}: name the log to import")
+    if source == TENSORBOARD:
+        return find_event_files(path)
+    return BY_NAME[source][0](path) if source in BY_NAME else find_text_log(source, path)
+
+
+def _read_log(source: str, log: Log, step_column: str | None) -> Iterator[LogRow]:
+    if source == TENSORBOARD:
+        return read_event_files(log)
+    return BY_NAME[source][1](log) if source in BY_NAME else read_text_log(source, log, step_column)
+
+
+def _run_name(log: Log, given: str | None, is_one_of_several: bool, taken: list[str]) -> str:
     if given is not None and not is_one_of_several:
         return check_run_name(given)
     own = _UNNAMED.sub("-", log.name).strip("-._")
     name = f"{given}-{own}" if given is not None else own[:_LONGEST_NAME]
     if not name:
-        raise ConfigurationError(f"{log.path} has no name that a run may have: choose one with '--run-name'")
+        raise ConfigurationError(f"{log} has no name that a run may have: choose one with '--run-name'")
+    number, first = 1, name
+    while name in taken:
+        if not log.key:
+            raise ConfigurationError(f"{log} would be another run {name!r}: import each by its own path")
+        # The order of the logs is that of their starts, so the next import finds the same names.
+        number += 1
+        end = f"-{number}"
+        name = first[: _LONGEST_NAME - len(end)] + end
     return check_run_name(name)
 
 
@@ -115,23 +163,24 @@ _Latest = dict[str, tuple[float, float | None]]
 def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
     counts = 0, 0, 0
     try:
-        steps, replaced = _gather(read_log(source, log, step_column))
+        steps, replaced = _gather(_read_log(source, log, step_column))
         if steps:
             counts = len(steps), sum(map(len, steps.values())), replaced
             with atomic_replace(root / name, is_new=True) as draft:
                 directory = RunDirectory(draft.parent, name)
                 try:
                     _write(directory, steps, log, source)
+                    _annotate(draft, log)
                 finally:
                     directory.release()
     except UnicodeError as error:
-        raise ConfigurationError(f"{log.path} is not text in UTF-8 ({error})") from None
+        raise ConfigurationError(f"{log} is not text in UTF-8 ({error})") from None
     except RecursionError:
-        raise ConfigurationError(f"{log.path} has values that are nested too deep") from None
+        raise ConfigurationError(f"{log} has values that are nested too deep") from None
     except CheckpointError as error:
         raise RunDirectoryError(str(error)) from None
     notes, damage = (tuple(found.lines()) for found in (log.notes, log.damage))
-    return Imported(name if steps else None, log.path, *counts, notes, damage)
+    return Imported(name if steps else None, str(log), *counts, notes, damage)
 
 
 def _gather(rows: Iterable[LogRow]) -> tuple[dict[int, _Latest], int]:
@@ -180,8 +229,11 @@ def _write(directory: RunDirectory, steps: Mapping[int, _Latest], log: Log, sour
     """Write recording and ``run.json``."""
     places = _places(dict.fromkeys(name for latest in steps.values() for name in latest))
     times = [time for latest in steps.values() for _, time in latest.values() if time is not None]
+    if log.started is not None:
+        times.append(log.started)
     # A log without times has the time of its files.
     began = _nanoseconds(min(times)) if times else max(path.stat().st_mtime_ns for path in log.files)
+    ending = Ending(log.status)
     description = {
         "framework": {"name": f"{IMPORTED} ({source})", "version": None},
         "unavailable": {"events": [event.value for event in Event if event not in _EVENTS], "fields": {}},
@@ -193,13 +245,28 @@ def _write(directory: RunDirectory, steps: Mapping[int, _Latest], log: Log, sour
         stream.send(Event.FIT_START, _facts(log, places))
         for step, latest in steps.items():
             stream.step(step, latest)
-        stream.send(Event.FIT_END, {})
-        stream.end()
-    info = {**description, IMPORTED_FROM: {"source": source, "path": str(log.path.absolute())}}
+        if log.status in ("finished", "stopped"):
+            stream.send(Event.FIT_END, {})
+        if log.status != "lost":
+            stream.end(ending)
+    key = {"key": log.key} if log.key else {}
+    info = {**description, IMPORTED_FROM: {"source": source, "path": str(log.path.absolute()), **key}}
     directory.begin_attempt(recording, number, info, 1, began / 10**9)
     at = stream.at
     reached = Reached(at.epoch, at.batch, at.sample, None)
-    directory.end_attempt(Ending("finished"), reached=reached, ended=stream.time / 10**9)
+    ended = max(stream.time / 10**9, log.ended or 0)
+    directory.end_attempt(ending, reached=reached, ended=ended)
+
+
+def _annotate(path: Path, log: Log) -> None:
+    tags = []
+    for tag in log.tags:
+        try:
+            tags.append(check_tag(tag))
+        except ConfigurationError as error:
+            log.notes.add(f"a tag is left out: {error}")
+    if tags or log.note:
+        annotate(path, add=tags[:MAX_TAGS], note=log.note[:MAX_NOTE])
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -278,8 +345,8 @@ class _Stream:
         self.at = self.at._replace(total_wct=(self.time - self._began) // 1000)
         self._append(event.value, self.at, fields, label)
 
-    def end(self) -> None:
-        self._append(END, TrainingTime(*[0] * 14), Ending("finished").to_fields(), None)
+    def end(self, ending: Ending) -> None:
+        self._append(END, TrainingTime(*[0] * 14), ending.to_fields(), None)
 
     def _append(self, name: str, at: TrainingTime, fields: dict[str, Any], label: str | None) -> None:
         if name not in self._topics:

@@ -19,6 +19,7 @@ from offloop.bus.protocol.frames import MAX_TIME
 from offloop.bus.strict_json import flatten
 
 TENSORBOARD = "tensorboard"
+STORES = ("wandb", "mlflow", "trackio")  # of several runs, see bus.tools.stores
 
 _STEPS = ("step", "global_step", "trainer/global_step", "_step", "batch", "iteration", "iter")
 _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
@@ -29,6 +30,7 @@ _LONGEST_RECORD = 64 << 20  # maximum bytes of a record of an event file
 # A smaller number counts seconds from another moment than 1970.
 _EARLIEST = 1_000_000_000
 _TEXT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_TYPED = "/_type"
 _OF_A_TRAINER = ("max_steps", "num_train_epochs", "train_batch_size", "logging_steps", "eval_steps", "save_steps")
 
 
@@ -41,36 +43,44 @@ class LogRow(NamedTuple):
 
 @dataclass
 class Log:
-    """The log of one run, in files of another tool."""
+    """The log of one run, in files of another tool. Everything behind ``key`` is complete once all rows were read."""
 
     name: str  # suggested name of the run; any text
     path: Path
     files: tuple[Path, ...]
-    hyperparameters: dict[str, Any] = field(default_factory=dict)  # complete once all rows were read
+    started: float | None = None  # seconds since 1970
+    key: str = ""  # id of the run in a file of several
+    ended: float | None = None
+    status: str = "finished"
+    tags: list[str] = field(default_factory=list)
+    note: str = ""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
     notes: Damage = field(default_factory=Damage)  # unsupported content, one per line
     damage: Damage = field(default_factory=Damage)  # unreadable content, one per line
 
+    def __str__(self) -> str:
+        return f"run {self.name!r} of {self.path}" if self.key else str(self.path)
 
-def find_logs(source: str, path: Path) -> list[Log]:
-    """Return the logs at a file or folder, several only for TensorBoard. Raises ConfigurationError without any."""
-    if not path.exists():
-        raise ConfigurationError(f"no file or folder {path}: name the log to import")
-    if source == TENSORBOARD:
-        return _find_event_files(path)
-    default, _ = SOURCES[source]
-    file = path / default if path.is_dir() else path
+
+def find_file(path: Path, usual: str) -> Path:
+    """Return a file, or the one with its usual name in a folder. Raises ConfigurationError if there is none."""
+    file = path / usual if path.is_dir() else path
     if not file.is_file():
-        raise ConfigurationError(f"no {default} in {path}: name the file to import")
+        raise ConfigurationError(f"no {usual} in {path}: name the file to import")
+    return file
+
+
+def find_text_log(source: str, path: Path) -> list[Log]:
+    usual, _ = SOURCES[source]
+    file = find_file(path, usual)
     parent = file.absolute().resolve().parent
-    return [Log(parent.name if file.name == default else file.stem, file, (file,))]
+    return [Log(parent.name if file.name == usual else file.stem, file, (file,))]
 
 
-def read_log(source: str, log: Log, step_column: str | None = None) -> Iterator[LogRow]:
-    """Yield the rows of a log. Raises ConfigurationError if the log is malformed, or a package is missing; OSError."""
-    if source == TENSORBOARD:
-        return _read_event_files(log)
+def read_text_log(source: str, log: Log, step_column: str | None) -> Iterator[LogRow]:
+    """Yield the rows of a log. Raises ConfigurationError if it is malformed; OSError."""
     _, read = SOURCES[source]
-    return _rows(log, read(log), "step" if source == "hf-trainer-state" else step_column)
+    return rows_of(log, read(log), "step" if source == "hf-trainer-state" else step_column)
 
 
 _PARTS = frozenset(("train", "training", "val", "valid", "validation", "eval", "evaluation", "test"))
@@ -80,7 +90,7 @@ _CHECKED_BYTES = 4096
 _START = 1
 
 
-def _find_event_files(path: Path) -> list[Log]:
+def find_event_files(path: Path) -> list[Log]:
     if path.is_file():
         return [Log(path.absolute().resolve().parent.name, path, (path,))]
     files = sorted(file for file in path.rglob("*tfevents*") if file.is_file())
@@ -111,7 +121,7 @@ def _run_folder(folder: Path, top: Path, with_files: set[Path]) -> Path:
     return folder
 
 
-def _read_event_files(log: Log) -> Iterator[LogRow]:
+def read_event_files(log: Log) -> Iterator[LogRow]:
     require("'--from tensorboard'", "tensorboard", "tensorboard")
     # TensorBoard's own reader loads TensorFlow where that is installed.
     from google.protobuf.message import DecodeError
@@ -188,10 +198,10 @@ def _scalar(value: Any) -> float | None:
     return float(number) if type(number) in (int, float) else None
 
 
-_Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]  # each record of a log after a description of its place
+Records: TypeAlias = Iterator[tuple[str, dict[str, Any]]]  # each record of a log after a description of its place
 
 
-def _rows(log: Log, records: _Records, step_column: str | None) -> Iterator[LogRow]:
+def rows_of(log: Log, records: Records, step_column: str | None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigurationError if no record has a step, or a step is not a whole number."""
     column: str | None = None
     known: dict[str, None] = {}
@@ -212,6 +222,10 @@ def _rows(log: Log, records: _Records, step_column: str | None) -> Iterator[LogR
             )
         values: dict[str, float] = {}
         time = None
+        # Pictures, histograms and the like are maps with a type.
+        if typed := [name.removesuffix(_TYPED) for name in record if name.endswith(_TYPED)]:
+            media = {name: None for name in record if name.startswith(tuple(f"{one}/" for one in typed))}
+            record = record | media | dict.fromkeys(typed, "")
         for name, value in record.items():
             if value is None or name == column:
                 continue
@@ -253,7 +267,7 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _read_csv(log: Log) -> _Records:
+def _read_csv(log: Log) -> Records:
     path = log.path
     with open(open_file(path, follow=True), encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file)
@@ -266,14 +280,14 @@ def _read_csv(log: Log) -> _Records:
                 if len(cells) > len(header):
                     raise ConfigurationError(f"{path}, {where}: it has {len(cells)} cells, the header {len(header)}")
                 # A column without a name counts the rows, as pandas writes it.
-                record = {name: _of_cell(cell) for name, cell in zip(header, cells, strict=False) if name}
+                record = {name: of_cell(cell) for name, cell in zip(header, cells, strict=False) if name}
                 if any(value is not None for value in record.values()):
                     yield where, record
         except csv.Error as error:
             raise ConfigurationError(f"{path}, line {lines.line_num}: it is not CSV ({error})") from None
 
 
-def _of_cell(text: str) -> float | str | None:
+def of_cell(text: str) -> float | str | None:
     if not text:
         return None
     for kind in (int, float):
@@ -284,7 +298,7 @@ def _of_cell(text: str) -> float | str | None:
     return text
 
 
-def _read_jsonl(log: Log) -> _Records:
+def _read_jsonl(log: Log) -> Records:
     path = log.path
     with open(open_file(path, follow=True), encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -306,7 +320,7 @@ def _read_jsonl(log: Log) -> _Records:
                 yield where, flatten(record)
 
 
-def _read_trainer_state(log: Log) -> _Records:
+def _read_trainer_state(log: Log) -> Records:
     path = log.path
     with open(open_file(path, follow=True), encoding="utf-8") as file:
         try:
@@ -323,7 +337,7 @@ def _read_trainer_state(log: Log) -> _Records:
         yield f"entry {number} of 'log_history'", flatten(entry)
 
 
-SOURCES: Mapping[str, tuple[str, Callable[[Log], _Records]]] = {
+SOURCES: Mapping[str, tuple[str, Callable[[Log], Records]]] = {
     "csv": ("metrics.csv", _read_csv),
     "jsonl": ("metrics.jsonl", _read_jsonl),
     "hf-trainer-state": ("trainer_state.json", _read_trainer_state),

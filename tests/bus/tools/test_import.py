@@ -3,7 +3,13 @@
 import json
 import math
 import os
+import sqlite3
 import struct
+import subprocess
+import sys
+import time
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +19,15 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from paths import DATA
 from torch.utils.tensorboard import SummaryWriter
 from transformers.trainer_callback import TrainerState
 
-from offloop.bus import ConfigurationError, Event, Recording, RunDirectoryError, find_run
+from offloop.bus import ConfigurationError, Event, Recording, RunDirectoryError, RunInfo, find_run
 from offloop.bus.cli.main import bus
+from offloop.bus.index.annotations import read_annotations
 from offloop.bus.index.index import RunIndex
 from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.tools import imports
@@ -178,7 +188,6 @@ def test_each_folder_of_a_folder_is_a_run_but_train_and_validation_are_one(runs_
     assert first == f"{tmp_path / 'logs' / 'crashed'} has no numbers: no run is made from it"
     assert replayed("keras").metrics["metrics/validation/epoch_loss"] == [(3, 16.0)]
     assert replayed("keras").metrics["train/epoch_loss"] == [(3, 11.0)]
-    # All or none, as far as can be seen before.
     text = run_bus("import", "--from", "tensorboard", tmp_path / "logs", code=1).exception
     assert "exists" in str(text)
     run_bus("import", "--from", "tensorboard", tmp_path / "logs", "--run-name", "again")
@@ -270,12 +279,17 @@ def test_wandb_s_history(runs_dir, tmp_path):
     path = write_jsonl(
         tmp_path / "history.jsonl",
         {"_step": 0, "_timestamp": 1_700_000_000.25, "_runtime": 1.5, "train/loss": 2, "nested": {"a": True}},
-        {"_step": 1, "_timestamp": 1_700_000_001.25, "train/loss": "NaN", "picture": {"_type": "image-file"}},
+        {
+            "_step": 1,
+            "_timestamp": 1_700_000_001.25,
+            "train/loss": "NaN",
+            "picture": {"_type": "image-file", "width": 8},
+        },
         {"summary": "done"},
     )
     (done,) = import_logs("jsonl", path)
     assert done.notes == (
-        "'picture/_type' is left out where it is not a number, as in line 2",
+        "'picture' is left out where it is not a number, as in line 2",
         "rows without a step are left out: 1",
     )
     states = list(Recording(find_run("history").recording))
@@ -284,6 +298,127 @@ def test_wandb_s_history(runs_dir, tmp_path):
     assert states[2].fields["logged"] == [[0, {"_runtime": 1.5, "nested/a": 1.0}]]
     assert states[3].loss is not None
     assert math.isnan(states[3].loss)
+
+
+WANDB = """
+import math, wandb
+settings = wandb.Settings(console="off", x_disable_stats=True)
+with wandb.init(project="digits", name="nice name", config={"lr": 0.1, "opt": {"name": "adam"}}, tags=["a"],
+                notes="why", settings=settings) as run:
+    for step in range(300):
+        run.log({"loss": 1 / (step + 1), "val/acc": step / 4, "nested": {"x": step}, "bad": math.nan})
+    run.log({"loss": 0.25, "histogram": wandb.Histogram([1, 2]), "text": "hi"}, step=500)
+    run.config.update({"later": 5})
+run = wandb.init(project="digits", name="nice name", settings=settings)
+run.log({"loss": 3})
+run.finish(exit_code=1)
+"""
+
+
+LOGGED_ELSEWHERE = {"loss/train/total", "metrics/val/acc", "nested/x", "bad"}
+
+
+def test_runs_that_wandb_wrote_offline(runs_dir, tmp_path):
+    own = {f"WANDB_{kind}_DIR": str(tmp_path / kind) for kind in ("CACHE", "CONFIG", "DATA", "ARTIFACT")}
+    environment = {**os.environ, **own, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
+    began = time.time()
+    subprocess.run([sys.executable, "-c", WANDB], env=environment, check=True, timeout=200)
+    output = run_bus("import", "--from", "wandb", tmp_path / "wandb").output
+    assert "imported 1,201 values of 301 steps of run 'nice name' of" in output
+    assert "'histogram' is left out" in output
+    assert "'text' is left out" in output
+    logged = replayed("nice-name")
+    assert logged.metrics["loss/train/total"] == [*((step, 1 / (step + 1)) for step in range(300)), (500, 0.25)]
+    assert logged.metrics["metrics/val/acc"] == [(step, step / 4) for step in range(300)]
+    assert logged.metrics["nested/x"] == [(step, step) for step in range(300)]
+    assert all(math.isnan(value) for _, value in logged.metrics["bad"])
+    assert {name for name in logged.metrics if not name.startswith("time/")} == LOGGED_ELSEWHERE
+    assert logged.hyperparameters == {"config/lr": 0.1, "config/opt/name": "adam", "config/later": 5}
+    first, second = find_run("nice-name"), find_run("nice-name-2")
+    assert (first.status, second.status) == ("finished", "failed")
+    assert began < first.started <= first.last.ended < time.time() + 1
+    assert annotations(first) == (("a", "digits"), "why")
+    assert Recording(first.recording).damage is None
+
+    # Each is imported once.
+    again = run_bus("import", "--from", "wandb", tmp_path / "wandb", code=1)
+    assert "nothing new in" in str(again.exception)
+    # A run that has not ended, or a damaged file, is used up to there.
+    file = min((tmp_path / "wandb").glob("offline-*/run-*.wandb"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    output = run_bus("import", "--from", "wandb", file, "--run-name", "half", code=3).output
+    assert "it is damaged or ends here, the rest is left out" in output
+    assert find_run("half").status == "lost"
+    losses = replayed("half").metrics["loss/train/total"]
+    assert 100 < len(losses) < 200
+    assert losses == logged.metrics["loss/train/total"][: len(losses)]
+
+
+def annotations(run: RunInfo) -> tuple[tuple[str, ...], str]:
+    said = read_annotations(run.path)
+    return said.tags, said.note
+
+
+def test_the_runs_of_a_database_of_mlflow(runs_dir, tmp_path):
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("digits", f"file://{tmp_path / 'artifacts'}")
+    moment, identities = 1_700_000_000_000, {}
+    for number, (name, status) in enumerate(
+        (("one", "FINISHED"), ("one", "FAILED"), ("日本", "KILLED"), ("gone", None))
+    ):
+        run = client.create_run(experiment, moment + number, {"team": "vision", "mlflow.note.content": "why"}, name)
+        identities[name] = run.info.run_id
+        client.log_param(run.info.run_id, "lr", 0.1)
+        client.log_param(run.info.run_id, "net", "<b>")
+        values = [0.5, math.nan, math.inf, -math.inf]
+        rows = [Metric("loss", value, moment + 1000 * step, step) for step, value in enumerate(values)]
+        client.log_batch(
+            run.info.run_id, [*rows, Metric("val_acc", 0.75, moment + 2500, 2), Metric("x", 1, moment, -1)]
+        )
+        if status:
+            client.set_terminated(run.info.run_id, status, moment + 9000)
+    client.delete_run(identities["gone"])
+    assert len(run_bus("import", "--from", "mlflow", tmp_path).output.splitlines()) == 6
+    runs = [find_run(name) for name in ("one", "one-2", identities["日本"])]
+    assert [run.status for run in runs] == ["finished", "failed", "stopped"]
+    assert (runs[0].started, runs[0].last.ended) == (1_700_000_000, 1_700_000_009)
+    assert annotations(runs[0]) == (("digits", "team=vision"), "why")
+    logged = replayed("one")
+    assert all(same(one, other) for (_, one), other in zip(logged.metrics["loss/train/total"], values, strict=True))
+    assert logged.metrics["metrics/val/acc"] == [(2, 0.75)]
+    assert logged.hyperparameters == {"config/lr": 0.1, "config/net": "<b>"}
+    # A new run joins the imported ones.
+    late = client.create_run(experiment, moment + 99, run_name="late")
+    client.log_metric(late.info.run_id, "loss", 1)
+    output = run_bus("import", "--from", "mlflow", tmp_path / "mlflow.db").output
+    assert output.count("skipped") == 3
+    assert output.endswith("as run late\n")
+    assert find_run("late").status == "lost"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_runs_of_a_database_of_trackio(runs_dir, tmp_path, is_old):
+    """The database of today, and one from when a run had no id."""
+    with closing(sqlite3.connect(tmp_path / "digits.db")) as database:
+        database.executescript((DATA / "trackio.sql").read_text())
+        if is_old:
+            database.executescript(
+                "CREATE TABLE old AS SELECT run_name, config FROM configs; DROP TABLE configs;"
+                "ALTER TABLE old RENAME TO configs; ALTER TABLE metrics DROP COLUMN run_id"
+            )
+    output = run_bus("import", "--from", "trackio", tmp_path).output
+    assert "'fig' is left out where it is not a number" in output
+    logged = replayed("nice-name")
+    assert logged.metrics["loss/train/total"] == [(0, 1.0), (1, 0.5), (2, 1 / 3), (10, 0.25)]
+    assert logged.metrics["metrics/val/acc"] == [(0, 0), (1, 0.25), (2, 0.5)]
+    assert {name for name in logged.metrics if not name.startswith("time/")} == LOGGED_ELSEWHERE
+    assert logged.hyperparameters == {"config/lr": 0.1, "config/opt/name": "adam", "config/opt/betas": [0.9, 0.99]}
+    run = find_run("nice-name")
+    assert datetime.fromtimestamp(run.started, UTC).isoformat() == "2026-11-27T17:04:20.075226+00:00"
+    assert annotations(run) == (("digits",), "")
+    assert len(list(runs_dir.iterdir())) == 2
 
 
 def test_any_table_with_a_column_of_steps(runs_dir, tmp_path):
@@ -402,6 +537,10 @@ def test_every_number_is_in_the_run_under_its_step_and_the_last_one_counts(tmp_p
         ("jsonl", b'{"step": 1, "\\ud800": 2}\n', "UTF-8"),
         ("hf-trainer-state", b'{"log_history": [1]}', "'log_history'"),
         ("tensorboard", b"PNG" * 100, "no numbers"),
+        ("wandb", b"PNG" * 100, "not a file of W&B"),
+        ("wandb", b":W&B\xe1\xbe\x00", "no numbers"),
+        ("mlflow", b"PNG" * 100, "as a database of MLflow: file is not a database"),
+        ("trackio", b"", "as a database of Trackio: no such table"),
     ],
 )
 def test_another_file_is_refused_and_leaves_nothing(runs_dir, tmp_path, source, content, message):
@@ -438,7 +577,7 @@ def test_names_of_runs(runs_dir, tmp_path):
     for folder in ("a/b", "a-b"):
         with SummaryWriter(twins / folder) as writer:
             writer.add_scalar("loss", 1.0, 1)
-    with pytest.raises(ConfigurationError, match=r"two of the logs in .* would be run 'a-b'"):
+    with pytest.raises(ConfigurationError, match=r"would be another run 'a-b'"):
         import_logs("tensorboard", twins)
     assert len(list(runs_dir.iterdir())) == 1
 
