@@ -11,6 +11,7 @@ import zmq
 from offloop.bus.broker.bridging import BridgeProcess
 from offloop.bus.broker.control import MAX_REASON, ControlHandler
 from offloop.bus.broker.flight import FlightRecorder
+from offloop.bus.broker.health import HealthProcess
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, BrokerStatistics
 from offloop.bus.errors import ProtocolError, RunDirectoryError
@@ -22,6 +23,7 @@ from offloop.bus.protocol.frames import ALL, BASE, Topic, decode_frame_batch, en
 from offloop.bus.protocol.order import Ending, base_step
 from offloop.bus.runs.directory import SOCKET_FILES
 from offloop.bus.runs.writing import RunDirectory, socket_address
+from offloop.bus.types.health import HEALTH
 from offloop.bus.types.timestamp import Timestamp, wall_clock
 
 _log = logging.getLogger("offloop.broker")
@@ -53,6 +55,7 @@ class Broker:
         self.statistics = BrokerStatistics()
         self.publishers: dict[bytes, LiveRank] = {}  # ranks by the connections of their publishers
         self._bridge = BridgeProcess(directory.path, bridge_to) if bridge_to else None
+        self._health = HealthProcess(directory.path)
         self._clock = wall_clock()
         self._heard = 0.0
         self._stopping = False
@@ -101,6 +104,7 @@ class Broker:
                         self._send_heartbeat(self.run)
                         self._look_at_publishers(self.run, now)
                         self._tend_bridge(self.run)
+                        self._health.tend(HEALTH in self.run.reported[0].events and not self.run.over)
                 if flight := self._flight if self.run is None else self.run.flight:
                     flight.report()
                 if has_time and now >= next_summary and self.run is not None:
@@ -357,6 +361,7 @@ class Broker:
             self._flight.finish()
         if self._bridge is not None:
             self._bridge.leave()
+        self._health.leave()
         # Needed if no run came; otherwise it is released already.
         self.directory.release()
         self._context.destroy()

@@ -16,6 +16,7 @@ from offloop.bus.runs.directory import Attempt, read_run
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Health
 from offloop.bus.types.source import Source
 
 PHASES_EVERY = 10  # one of so many batches of a window is measured, as often as the callback ``phases`` measures
@@ -69,8 +70,9 @@ class _Watching:
         self._append(self._windows.finish())
 
     async def follow(self) -> None:
-        demand = Demand({Event.BATCH_END: EventDemand(1, {"phases": PHASES_EVERY})})
-        async with Subscriber(self._path, events=[Event.INIT, Event.BATCH_END], demand=demand) as subscriber:
+        demand = Demand({HEALTH: EventDemand(), Event.BATCH_END: EventDemand(1, {"phases": PHASES_EVERY})})
+        events = [Event.INIT, Event.BATCH_END, HEALTH]
+        async with Subscriber(self._path, events=events, demand=demand) as subscriber:
             waiting = asyncio.create_task(self._wait())
             try:
                 async for snapshot in subscriber:
@@ -90,6 +92,8 @@ class _Watching:
             self._has_gpu |= snapshot.get("device_name") not in (None, "cpu")
         elif snapshot.event is Event.BATCH_END:
             self._append(self._windows.take(snapshot))
+        elif snapshot.event is HEALTH:
+            self._windows.health = Health.of(snapshot.fields)
 
     async def _wait(self) -> None:
         """Close late windows while no rank publishes anything."""
@@ -117,6 +121,5 @@ def windows_demand(batches: int, has_gpu: bool, never: Collection[str] = ()) -> 
     fields: dict[str, int | str] = {"phases": min(batches, PHASES_EVERY), "gradient_norm": batches}
     if has_gpu:
         fields["memory_stats"] = batches
-    return Demand(
-        {Event.BATCH_END: EventDemand(1, {name: every for name, every in fields.items() if name not in never})}
-    )
+    requested = {name: every for name, every in fields.items() if name not in never}
+    return Demand({HEALTH: EventDemand(), Event.BATCH_END: EventDemand(1, requested)})

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from offloop.bus.protocol import host_windows
 from offloop.bus.protocol.host_windows import HostWindow, Quantity, is_finite, summarize
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.health import Health
 from offloop.bus.types.phases import PHASES, read_phases
 
 LATE_NS = 5_000_000_000  # how long to wait for other ranks after the first one has finished a window
@@ -66,6 +67,7 @@ class HostWindows:
         self._mark: tuple[int, int] | None = None
         self._ended: deque[_Window] = deque()
         self._lengths: deque[int] = deque(maxlen=_STEADY)
+        self.health: Health | None = None  # for the next window
         self.batches: int | None = None
         """Usual number of batches in a window, a power of two, once known.
 
@@ -153,7 +155,9 @@ class HostWindows:
             tuple(self._ranks[rank].batch for rank in ranks),
             tuple(rank for rank in ranks if self._ranks[rank].batch < last),
             {name: _summary(name, ranks, of_ranks) for name, of_ranks in values.items()},
+            self.health,
         )
+        self.health = None
         self._closed = last
         for known in self._ranks.values():
             kept = max((batch for batch in known.batches if batch <= last), default=0)

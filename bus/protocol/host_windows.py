@@ -8,6 +8,7 @@ import msgpack
 import msgspec
 
 from offloop.bus.errors import ProtocolError
+from offloop.bus.types.health import Health
 
 MAX_WINDOW = 256 * 1024  # limit of a message, in bytes
 _GREATEST = 3.4028234663852886e38
@@ -57,6 +58,7 @@ class HostWindow(msgspec.Struct, array_like=True, frozen=True):
     batches: tuple[_Count, ...]  # number of batches that each rank had trained at its end
     late: tuple[_Count, ...] = ()  # ranks that had not finished batch ``last`` when the window was sent
     quantities: Annotated[Mapping[str, Quantity], msgspec.Meta(max_length=MAX_QUANTITIES)] = {}
+    health: Health | None = None  # measured since the window before
 
 
 _decode = msgspec.msgpack.Decoder(HostWindow).decode

@@ -35,6 +35,7 @@ from offloop.bus.recording.records import FileSource
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import OWN, TABLE, Event
+from offloop.bus.types.health import HEALTH
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
 from offloop.bus.types.metrics import Mode, is_of_evaluation
@@ -375,6 +376,8 @@ class Summary(msgspec.Struct, array_like=True):
     def count(self, topic: Topic, recorded: bytes) -> None:
         """Count an event of the training's own. A repeated one changes nothing."""
         name, seq, rows = topic.name, decode_head(recorded).seq, 1
+        if name == HEALTH.value:
+            return
         if name[0] == TABLE:
             rows = len(_decode_rows(recorded).fields.rows)
         if seq > self.counted.get(topic.rank, 0) and (name in self.own or len(self.own) < MAX_OWN):

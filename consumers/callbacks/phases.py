@@ -14,6 +14,7 @@ from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Health, find_cause, recent_health
 from offloop.bus.types.phases import PARTS, read_phases
 from offloop.bus.types.units import SECONDS, number_text
 from offloop.consumers.api.callback import Callback
@@ -121,23 +122,35 @@ class Phases(Callback):
         self._arrivals = HostArrivals()
         self._arrived: deque[LastArrival] = deque(maxlen=window)
         self._has_hosts = False
+        # By the host of a window; the run's own events are those of one host, without a name.
+        self._health = recent_health()
 
     def demand(self) -> Demand:
-        others = (Event.FIT_START, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)
+        others = (Event.FIT_START, Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL, HEALTH)
         return Demand({Event.BATCH_END: EventDemand(1, {"phases": self.every}), **dict.fromkeys(others, EventDemand())})
 
     def state_dict(self) -> dict[str, Any]:
         samples = [list(sample) for sample in self._samples]
-        return super().state_dict() | {"samples": samples, "reports": self._reports.state_dict()}
+        health = msgspec.to_builtins([*self._health[""]])
+        return super().state_dict() | {"samples": samples, "reports": self._reports.state_dict(), "health": health}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._samples.extend(msgspec.convert(state["samples"], list[Sample]))
         self._reports.load_state_dict(state["reports"], Report)
+        self._health[""].extend(msgspec.convert(state["health"], list[Health]))
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
         self._has_hosts = True
+        for window in windows:
+            if window.health is not None:
+                self._health[window.host].append(window.health)
         self._arrived.extend(self._arrivals.add(one for one in windows if len(one.ranks) < one.world_size))
+
+    @Callback.on(HEALTH.value)
+    def health(self, state: Snapshot, logger: Logger) -> None:
+        if (health := Health.of(state.fields)) is not None:
+            self._health[""].append(health)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         self._resumed[state.rank] = state.time_ns
@@ -225,6 +238,8 @@ class Phases(Callback):
             longer = fmean(sample.longer if sample.longer_in == phase else 0.0 for sample in late)
             if longer >= found.waited / 2:
                 text += f"; it takes {number_text(longer, SECONDS, 3)} longer for {phase}"
+        if (cause := find_cause(self._health[found.host], found.rank)) is not None:
+            who, text = f"{who} with a cause", f"{text}; {one_line(cause)}"
         # A straggler costs all ranks time, so its threshold is lower.
         yield Verdict(found.costs(len(compared)), self._threshold / 3, f"straggler {who}", text)
 

@@ -18,12 +18,14 @@ from training import Act
 
 import offloop
 from offloop.attached.samples import BatchSamples
+from offloop.bus import Publisher, Subscriber
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import find_run
 from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Health
 from offloop.consumers import Callback
 from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver
 from offloop.trainer import Classifier, State
@@ -237,6 +239,16 @@ def test_steps_with_all_fields_and_checkpoints_never_wait_and_publish_what_was_c
         weights = seen.weights[tree["timestamp"][2] - 1]
         assert all(torch.equal(value, weights[name].cpu()) for name, value in tree["model"].items())
     assert (facts["accelerators"], "cuda" in facts) == ((1, True) if device == "gpu" else (0, False))
+
+
+@pytest.mark.gpu
+def test_the_health_of_the_gpu_is_measured_and_its_rank_known(runs_dir: Path) -> None:
+    torch.ones(1, device="cuda")
+    with Publisher("r", runs_dir=runs_dir), Subscriber("r", runs_dir=runs_dir, events=[HEALTH]) as subscriber:
+        health = Health.of(next(iter(subscriber)).fields)
+    assert health is not None
+    assert [0] in [gpu.ranks for gpu in health.gpus]
+    assert health.gpus[0].values.keys() >= {"utilization_percent", "memory_used_bytes", "clock_hertz", "throttled"}
 
 
 @pytest.mark.gpu

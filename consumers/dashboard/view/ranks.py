@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +11,7 @@ from offloop.bus.hosts.windows import HostWindows
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, GRADIENT_NORM, LOSS, MEMORY, PHASE, STEP, THROUGHPUT, HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.types.health import Health, find_cause, recent_health
 from offloop.bus.types.units import SECONDS, number_text
 from offloop.consumers.callbacks.arrivals import HostArrivals, LastArrival, find_straggler
 
@@ -57,6 +58,7 @@ class HostView(NamedTuple):
 class Waiting(NamedTuple):
     cell: int
     seconds: float  # mean of a batch
+    cause: str | None = None  # what slows it down, if its host's health shows it
 
 
 class FirstNan(NamedTuple):
@@ -74,6 +76,7 @@ class RankMap:
         silent: seconds since the last window of each host, where those are more than usual.
         compared: the last rank to arrive in each of the last windows of batches.
         first_nan: the first value that was not finite.
+        health: the last measurements of each host.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class RankMap:
         silent: Sequence[float | None] = (),
         compared: Sequence[LastArrival] = (),
         first_nan: FirstNan | None = None,
+        health: Mapping[str, Sequence[Health]] = {},
     ) -> None:
         self.hosts = tuple(
             HostView(one.host, one.ranks, one.last, seconds) for one, seconds in zip(windows, silent, strict=True)
@@ -105,7 +109,8 @@ class RankMap:
             self._last_shares = {rank: count / len(compared) for rank, count in counts.items()}
             slow = find_straggler(compared, _OFTEN * len(compared))
             if slow is not None and slow.waited > _WAITED_SHARE * slow.step and slow.rank in self.ranks:
-                self.waiting = Waiting(self.ranks.index(slow.rank), slow.waited)
+                cause = find_cause(health.get(slow.host, ()), slow.rank)
+                self.waiting = Waiting(self.ranks.index(slow.rank), slow.waited, cause)
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -193,10 +198,9 @@ class RankMap:
             named = [f"{one_line(host.name)} for {host.silent:.0f} s" for host in self.silent]
             found.append(("silent", f"{every}: {_some_of(named)}"))
         if self.waiting is not None:
-            cell, seconds = self.waiting
-            found.append(
-                ("waiting", f"the others wait for {self.name(cell)}: {number_text(seconds, SECONDS, 3)} a batch")
-            )
+            cell, seconds, cause = self.waiting
+            waits = f"the others wait for {self.name(cell)}: {number_text(seconds, SECONDS, 3)} a batch"
+            found.append(("waiting", waits if cause is None else f"{waits}; {one_line(cause)}"))
         if self.late:
             found.append(("late", f"behind the others: {_some_of([self.name(cell) for cell in self.late])}"))
         if len(self) < self.world_size:
@@ -249,6 +253,7 @@ class RankTiming:
         self._first_nan: FirstNan | None = None
         self._arrivals = HostArrivals()
         self._compared: deque[LastArrival] = deque(maxlen=_COMPARED)
+        self._health = recent_health()
         self._made: tuple[object, RankMap] | None = None
 
     def batch_end(self, snapshot: Snapshot) -> None:
@@ -276,6 +281,8 @@ class RankTiming:
                 # Windows after a restart count from zero again.
                 continue
             host.window, host.heard = window, now
+            if window.health is not None:
+                self._health[window.host].append(window.health)
             if window.ranks != before:
                 self._count = count
                 self._ordered = sorted(self._hosts.values(), key=lambda one: (one.window.ranks, one.window.host))
@@ -285,6 +292,11 @@ class RankTiming:
                     if self._first_nan is None or batch < self._first_nan.batch:
                         self._first_nan = FirstNan(name, batch, rank, window.host)
             self._compared.extend(self._arrivals.add((window,)))
+
+    def add_health(self, health: Health) -> None:
+        """Add a measurement of the host, in a run on one host."""
+        self._taken += 1
+        self._health[""].append(health)
 
     @property
     def count(self) -> int:
@@ -296,7 +308,7 @@ class RankTiming:
         key = self._taken, None if now is None else int(now)
         if self._made is None or self._made[0] != key:
             windows, silent = [host.window for host in self._ordered], [host.silent(now) for host in self._ordered]
-            self._made = key, RankMap(windows, silent, self._compared, self._first_nan)
+            self._made = key, RankMap(windows, silent, self._compared, self._first_nan, self._health)
         return self._made[1]
 
 

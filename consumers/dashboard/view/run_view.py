@@ -25,6 +25,7 @@ from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.actor import ACTOR, actor_in, is_actor
 from offloop.bus.types.commands import Argument, Outcome
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import Health
 from offloop.bus.types.hyperparameters import MOST
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.phases import read_phases
@@ -40,6 +41,7 @@ from offloop.consumers.dashboard.view.series import Axis, Series
 
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.history import History
+    from offloop.consumers.dashboard.view.own_events import OwnEvents
     from offloop.consumers.dashboard.view.spans import Spans
     from offloop.consumers.dashboard.view.tables import TableStore
 
@@ -84,6 +86,7 @@ class RunView(LoggerDestination):
         self.actors: dict[int, str] = {}  # names, by the number in the place of a rank
         self.tables: TableStore | None = None  # of all runs of its page, at the first run
         self.spans: Spans | None = None
+        self.health: OwnEvents | None = None  # once a page has shown that a rank delays the others
         self._summary: Summary | None = None
         self._counted_bytes = -1
         self._counting = threading.Lock()
@@ -267,6 +270,12 @@ class RunView(LoggerDestination):
             self.version += 1
             actor = self.actors.get(state.rank)
             self._log.add(state.time, 0 if actor else state.rank, "event", f"{actor} {text}" if actor else text)
+
+    def take_health(self, state: Snapshot) -> None:
+        health = Health.of(state.fields)
+        with self._lock:
+            if health is not None:
+                self._ranks.add_health(health)
 
     def take_alert(self, identity: str, time: float, text: str) -> None:
         """Add an alert of a consumer to the log, once for each identity."""

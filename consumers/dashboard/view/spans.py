@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import ANY_CUSTOM
+from offloop.bus.types.health import HEALTH
 from offloop.bus.types.span import SPAN, read_span
 from offloop.consumers.dashboard.view.own_events import OwnEvents
 from offloop.consumers.dashboard.view.run_view import RunView
@@ -44,6 +45,8 @@ class Spans:
             return [self._spans[place] for place in range(first, min(first + most, len(self._spans)))]
 
     def _take(self, state: Snapshot) -> None:
+        if state.event is HEALTH:
+            return
         name, span = state.event.value[1:], read_span(state.fields)
         text = _in_words(state._body.fields)  # without the context of the training
         if span is None:

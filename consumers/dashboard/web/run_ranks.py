@@ -9,7 +9,9 @@ import msgspec
 
 from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
+from offloop.bus.types.health import HEALTH
 from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
+from offloop.consumers.dashboard.view.own_events import OwnEvents
 from offloop.consumers.dashboard.view.ranks import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
@@ -66,6 +68,10 @@ def ranks_frame(runs: Sequence[RunView], labels: Sequence[str], look: RanksLook)
     number = look.run if look.run in chosen else chosen[0]
     view = runs[number]
     ranks = view.rank_map()
+    if ranks.waiting is not None and not ranks.has_hosts:
+        # In a run on several hosts their windows have it.
+        view.health = view.health or OwnEvents(view, HEALTH, view.take_health)
+        view.health.look()
     names = ranks.quantities
     quantity = look.quantity if look.quantity in names else usual_quantity(names) if names else None
     some_speak = len(ranks.silent) < len(ranks.hosts)

@@ -8,6 +8,7 @@ from helpers import wait_for
 
 from offloop.bus import Event, Publisher
 from offloop.bus.hosts.watch import watch_host
+from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.runs.directory import read_run
 
 STEP_NS = 3 * 10**8
@@ -41,4 +42,8 @@ def test_gradient_norms_are_requested_once_a_window_where_they_are_available(run
         wait_for(lambda: "phases" in asked(), "the demand")
         assert asked() == {"phases", "gradient_norm"} - never.keys()
         assert not publisher.demand.due_fields(Event.BATCH_END, 3, None)
+        windows = GrowingWindows(windows_path(attempt.recording, 1))
+        measured = wait_for(lambda: asked() and [one.health for one in windows.windows() if one.health], "the health")
+        assert measured[0].values["memory_percent"] > 0
+        windows.close()
     watching.join()

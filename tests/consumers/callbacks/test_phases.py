@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from callback_calls import goes_on_alike
 from consumers_stream import Collector
@@ -16,7 +17,9 @@ from timeline_stream import RankStream
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
+from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Gpu, Health
 from offloop.consumers.api.logger import Text
 from offloop.consumers.callbacks.arrivals import Arrival, last_to_arrive
 from offloop.consumers.callbacks.phases import Phases
@@ -161,6 +164,28 @@ def test_a_straggler_is_named_with_what_it_costs_and_why() -> None:
     assert last(heard)["data"] == 5
 
 
+def health(stream: Sequence[Snapshot], after: int, *gpus: Gpu) -> list[Snapshot]:
+    """The stream with a measurement of its host behind so many events."""
+    fields: dict[str, Any] = msgspec.to_builtins(Health("node17", gpus=list(gpus)))
+    measured = Snapshot.build(HEALTH, rank=FIRST_ACTOR, time_ns=stream[after - 1].time_ns, **fields)
+    return [*stream[:after], measured, *stream[after:]]
+
+
+def test_a_stragglers_cause_is_named_where_the_health_of_its_host_shows_it() -> None:
+    stream = ranks_of(10, [1, 1, 13])
+    cold, hot = Gpu(1, ranks=[1], reasons=["heat"]), Gpu(3, ranks=[2], reasons=["heat"])
+    expected = (
+        "straggling rank 2: arrived last in 5 of 5 batches, the others wait 12 ms; it takes 12 ms longer for data"
+    )
+    caused = expected + "; GPU 3 of node17 is throttled by heat"
+    assert verdicts(logged(health(stream, 3, cold), window=10)) == [expected]
+    assert verdicts(logged(health(stream, 3, hot), window=10)) == [caused]
+    # It is named as soon as it is known.
+    late = verdicts(logged(health(stream, 27, hot), window=10))
+    assert (late[0], late[1].endswith("GPU 3 of node17 is throttled by heat"), len(late)) == (expected, True, 2)
+    goes_on_alike(lambda: Phases(every=1, window=10), health(stream, 3, hot), 4)
+
+
 class WithWindows(RunStream):
     """A stream with what hosts say of their ranks: of so many windows one before each further batch."""
 
@@ -193,6 +218,12 @@ def heard_beside(windows: Iterable[Sequence[HostWindow]]) -> list[str]:
 def test_a_straggler_is_sought_over_all_hosts_where_they_say_who_is_late() -> None:
     told = heard_beside([many_hosts(8, 8, number, slow=59) for number in range(1, 5)])[-1]
     assert re.fullmatch(r"straggling host node007, rank 59: arrives last, the others wait (39|40)\S* ms", told)
+    measured = Health("node007", gpus=[Gpu(3, ranks=[59], xids=[79])])
+    windows = [
+        [msgspec.structs.replace(one, health=measured if one.host == "node007" else None) for one in heard]
+        for heard in (many_hosts(8, 8, number, slow=59) for number in range(1, 5))
+    ]
+    assert heard_beside(windows)[-1].endswith(" ms; GPU 3 of node007 has reported XID 79")
     # A host of which nothing comes is not waited for.
     windows = [one for number in range(1, 15) for one in many_hosts(8, 8, number, slow=59, without=(3,))]
     assert heard_beside([windows])[-1].startswith("straggling host node007, rank 59: ")

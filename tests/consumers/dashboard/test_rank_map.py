@@ -6,6 +6,7 @@ import pytest
 from many_hosts import many_hosts
 
 from offloop.bus.protocol.host_windows import ARRIVAL, LOSS, MEMORY, STEP, THROUGHPUT, summarize
+from offloop.bus.types.health import Gpu, Health
 from offloop.consumers.dashboard.view.ranks import FirstNan, RankTiming, Waiting
 
 
@@ -44,6 +45,12 @@ def test_the_rank_that_the_others_wait_for_is_named_once_it_is_late_often_enough
     assert waiting.cell == 77
     assert waiting.seconds == pytest.approx(0.04, abs=0.005)
     assert ranks_of(6, slow=77).map().row(77).last_share == 1
+    assert waiting.cause is None
+    ranks = ranks_of(6, slow=77)
+    measured = Health("node009", gpus=[Gpu(5, ranks=[77], reasons=["heat\x1b"])])
+    ranks.add_windows([msgspec.structs.replace(many_hosts(16, 8, 7, slow=77)[9], health=measured)])
+    [(_, text)] = ranks.map().facts()
+    assert text.endswith(" ms a batch; GPU 5 of node009 is throttled by heat\\x1b")
     # One of many is always the last: where that costs little, it is not worth a word.
     assert ranks_of(20).map().waiting is None
 
