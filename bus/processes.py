@@ -40,6 +40,21 @@ def is_running(pid: Any, began: Any = None) -> bool:
     return True
 
 
+def state(pid: int) -> str:
+    """Return the state of a process as one letter, as in ``ps``; empty if it is unknown."""
+    return (_stat(pid) or [""])[0]
+
+
+def catches(pid: int, number: int, *masks: str) -> bool:
+    """Return whether the process handles a signal, or has it in other ``masks`` of ``/proc/PID/status``."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    found = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigCgt:", *masks))]
+    return any(mask >> (number - 1) & 1 for mask in found)
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields after the name in ``/proc/PID/stat``, see ``proc_pid_stat(5)``; the name may contain anything."""
     try:

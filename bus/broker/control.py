@@ -20,7 +20,7 @@ from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError, Pr
 from offloop.bus.protocol.frames import PROTOCOL_VERSION, Control, check_run_name
 from offloop.bus.runs.directory import is_name_for
 from offloop.bus.tensors.segments import read_piece
-from offloop.bus.types.commands import DUMP, Command, check_command, new_command_id
+from offloop.bus.types.commands import DUMP, STACKS, Command, check_command, new_command_id
 from offloop.bus.types.demand import Demand
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class ControlHandler:
         # A container may have its host's name, but different processes.
         is_seen = hello.host == socket.gethostname() and processes.is_running(hello.pid, hello.started)
         rank.pid, rank.started = (hello.pid, hello.started) if is_seen else (None, None)
+        rank.stacks = hello.stacks
         if hello.flight is not None and (problem := run.flight.attach(rank, hello.flight)) is not None:
             _log.warning("run %s: %s", run.name, problem)
             self._send(identity, "notice", {"text": problem})
@@ -237,8 +238,8 @@ class ControlHandler:
         run, command = self._find(content["run"]), Command.from_wire(content)
         check_command(command.name, command.arguments)
         command = command if command.id else msgspec.structs.replace(command, id=new_command_id())
-        if command.name == DUMP:
-            self._dump(request._replace(id=command.id), run, command)
+        if command.name in (DUMP, STACKS):
+            self._ask_recorder(request._replace(id=command.id), run, command)
             return
         if self._senders.get(command.id, request.identity) != request.identity:
             raise BrokerError(f"another command has the id {command.id!r}: choose another")
@@ -253,14 +254,17 @@ class ControlHandler:
             self._send(publisher, "command", command.to_wire())
         self._reply(request._replace(id=command.id), "accepted", {"ranks": len(publishers)})
 
-    def _dump(self, request: _Request, run: BrokerRun, command: Command) -> None:
-        """Write the flight recorder's dump, without the training."""
+    def _ask_recorder(self, request: _Request, run: BrokerRun, command: Command) -> None:
+        """Write the flight recorder's dump or the ranks' stacks, without the training."""
 
         def answer(done: str | None, error: str | None) -> None:
             outcome = {"id": command.id, "event": None, "batch": None, "error": error, "done": done}
             self._send(request.identity, "applied", outcome)
 
         self._reply(request, "accepted", {"ranks": len(run.trainers)})
+        if command.name == STACKS:
+            run.flight.ask_stacks(run.trainers, command.reason or "", answer)
+            return
         reason = str(command.arguments[0]) if command.arguments else ASKED
         run.flight.ask(reason, command.reason or "", answer)
 

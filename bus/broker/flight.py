@@ -3,7 +3,6 @@
 import heapq
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from offloop.bus.broker.rank import LiveRank
+from offloop.bus.broker.stacks import write_stacks
 from offloop.bus.errors import BrokerError, OffloopError, ProtocolError
-from offloop.bus.files import sync
+from offloop.bus.files import atomic_replace
 from offloop.bus.protocol import frames
 from offloop.bus.protocol.flight_ring import FlightRingReader
 from offloop.bus.protocol.frames import EventBody, Topic, decode_whole_event, split_frame
@@ -24,7 +24,7 @@ from offloop.bus.protocol.order import base_step
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.alerts import FIRING, RunAlert, note_alert
 from offloop.bus.runs.directory import new_run_id
-from offloop.bus.runs.flight import MOST_DUMPS, dump_path
+from offloop.bus.runs.flight import DUMPS, MOST_DUMPS, STACKS, free_path
 from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -42,6 +42,7 @@ _AT_REST = frozenset(
 _MOST_DETAIL = 1000
 
 Answer = Callable[[str | None, str | None], object]  # receives the result, or the reason why nothing was written
+_Work = Callable[[Path], str]  # writes a file, and returns its description
 _Record: TypeAlias = tuple[int, int, bytes, int, int, bytes]
 _DEMAND = Demand(
     {event: EventDemand(1, {"phases": 1}) if event is Event.BATCH_END else EventDemand() for event in Event}
@@ -64,7 +65,7 @@ class RankRing:
 
 
 class FlightRecorder:
-    """Writes the rings of one attempt's ranks to files. Only dumps and alerts are written in its thread."""
+    """Writes the rings of one attempt's ranks, and their stacks, to files. Only its thread writes files and alerts."""
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self.rings: dict[int, RankRing] = {}
@@ -76,8 +77,8 @@ class FlightRecorder:
         self._looked = -math.inf
         self._stalled: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "offloop-flight")
-        self._writing: dict[int, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
-        """Running dumps by number."""
+        self._writing: dict[Path, tuple[Future[tuple[str | None, str | None]], Answer | None]] = {}
+        """Files that are being written."""
 
     def attach(self, rank: LiveRank, wire: dict[str, Any]) -> str | None:
         """Open the ring named in a rank's ``hello``; return why that failed, if it did."""
@@ -128,7 +129,9 @@ class FlightRecorder:
                     self._stalled.add(number)
                     # Synchronized ranks stall together: one dump is enough.
                     if STALLED not in self._met:
-                        self._dump(STALLED, f"rank {number} has done nothing for {STALLED_SECONDS:g} s")
+                        why = f"rank {number} has done nothing for {STALLED_SECONDS:g} s"
+                        self._dump(STALLED, why)
+                        self._start(STACKS, self._stacks_of([one.rank for one in self.rings.values()], why))
 
     def ask(self, reason: str, detail: str, answer: Answer) -> None:
         """Write the rings for a peer's request, or raise BrokerError if that is impossible."""
@@ -146,9 +149,18 @@ class FlightRecorder:
         if reason == "alert":
             self._alerted = now
 
+    def ask_stacks(self, ranks: list[LiveRank], detail: str, answer: Answer) -> None:
+        """Write the stacks of ranks for a peer's request, or raise BrokerError if that is impossible."""
+        if (problem := self._start(STACKS, self._stacks_of(ranks, detail), answer)) is not None:
+            raise BrokerError(problem)
+
+    def _stacks_of(self, ranks: list[LiveRank], detail: str) -> _Work:
+        head = f"run {self._run}, attempt {self._attempt}"
+        return lambda path: write_stacks(path, head, detail[:_MOST_DETAIL], ranks)
+
     @property
     def is_writing(self) -> bool:
-        """A dump is being written, or its answer is pending."""
+        """A file is being written, or its answer is pending."""
         return bool(self._writing)
 
     def _dump(self, reason: str, detail: str, answer: Answer | None = None) -> str | None:
@@ -156,40 +168,37 @@ class FlightRecorder:
         if not self.rings:
             return None
         self._met.add(reason)
-        for number in range(1, MOST_DUMPS + 1):
-            if number not in self._writing and not os.path.lexists(
-                dump_path(self._directory.path, self._attempt, number)
-            ):
-                break
-        else:
-            problem = (
-                f"attempt {self._attempt} of run {self._run!r} has {MOST_DUMPS} dumps of its flight recorder, the "
-                "maximum: remove some"
-            )
+        about = {"flight": reason, "flight_detail": detail[:_MOST_DETAIL], "flight_time": str(time.time_ns())}
+        rings = dict(self.rings)
+        return self._start(DUMPS, lambda path: write_dump(path, self._run, self._attempt, about, rings), answer)
+
+    def _start(self, kind: str, write: _Work, answer: Answer | None = None) -> str | None:
+        """Start to write a file, or return why it is not allowed."""
+        path = free_path(self._directory.path, kind, self._attempt, self._writing)
+        if path is None:
+            files = kind.format(self._attempt, "N")
+            problem = f"run {self._run!r} has {MOST_DUMPS} files {files}, the maximum: remove some"
             _log.warning("%s", problem)
             return problem
-        detail = detail[:_MOST_DETAIL]
-        about = {"flight": reason, "flight_detail": detail, "flight_time": str(time.time_ns())}
-        self._writing[number] = self._thread.submit(self._write, number, about, dict(self.rings)), answer
+        self._writing[path] = self._thread.submit(self._write, path, write), answer
         return None
 
-    def _write(self, number: int, about: dict[str, str], rings: dict[int, RankRing]) -> tuple[str | None, str | None]:
-        """Write a dump, in the thread; return the result and the error."""
-        path = dump_path(self._directory.path, self._attempt, number)
+    def _write(self, path: Path, write: _Work) -> tuple[str | None, str | None]:
+        """Write a file, in the thread; return the result and the error."""
         try:
-            done = f"{path.name}: {write_dump(path, self._run, self._attempt, about, rings)}"
-        except Exception as error:  # noqa: BLE001  any error ends only this dump
+            done = f"{path.name}: {write(path)}"
+        except Exception as error:  # noqa: BLE001  any error ends only this file
             why = error if isinstance(error, OSError | OffloopError) else repr(error)
             failure = f"{path.name} cannot be written: {why}"
             _log.error("run %s: %s", self._run, failure)
             return None, failure
-        _log.info("run %s, %s: %s", self._run, about["flight"], done)
+        _log.info("run %s: %s", self._run, done)
         return done, None
 
     def report(self) -> None:
-        for number, (writing, answer) in tuple(self._writing.items()):
+        for path, (writing, answer) in tuple(self._writing.items()):
             if writing.done():
-                del self._writing[number]
+                del self._writing[path]
                 if answer is not None:
                     answer(*writing.result())
 
@@ -215,18 +224,9 @@ def write_dump(path: Path, run: str, attempt: int, about: Mapping[str, str], rin
         had_room = ", ".join(f"rank {one.number}: {one.batches} of {one.ring.reader.batches}" for one in short)
         about = {**about, "flight_short": f"batches that the memory had room for: {had_room}"}
         _log.warning("run %s, %s: %s", run, path.name, about["flight_short"])
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        draft.unlink(missing_ok=True)
-        with closing(RecordingWriter(draft, run, attempt, new_run_id(), about)) as writer:
-            for time_ns, _, topic, seq, base_seq, body in heapq.merge(*streams):
-                writer.append(topic, seq, base_seq, time_ns, body)
-        os.rename(draft, path)
-        sync(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    with atomic_replace(path) as draft, closing(RecordingWriter(draft, run, attempt, new_run_id(), about)) as writer:
+        for time_ns, _, topic, seq, base_seq, body in heapq.merge(*streams):
+            writer.append(topic, seq, base_seq, time_ns, body)
     batches, events = max((one.batches for one in streams), default=0), sum(len(one.frames) for one in streams)
     ranks = f"{len(streams)} rank{'s' if len(streams) != 1 else ''}"
     return f"{events:,} events of {ranks}, {batches:,} whole batches"

@@ -7,6 +7,7 @@ import msgspec
 from offloop.bus.errors import ProtocolError
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Path: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 # Sums of missing events must stay numbers that can be sent.
@@ -14,6 +15,17 @@ EventNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 
 ActorText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")]
+
+
+class StackMemory(msgspec.Struct):
+    """Memory to which a process appends the stacks of its threads at a signal."""
+
+    signal: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    fd: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+    token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    thread: Count  # thread of the training, as :func:`threading.get_ident` returns it
+    nccl: Annotated[list[Path], msgspec.Meta(min_length=2, max_length=2)]
+    """Beginnings of the paths of torch's NCCL dumps, and of the pipes that request them; empty if not set."""
 
 
 class HelloMessage(msgspec.Struct):
@@ -36,6 +48,7 @@ class HelloMessage(msgspec.Struct):
     info: dict[str, Any] = {}
     demand: dict[str, Any] | None = None  # demand to continue with
     flight: dict[str, Any] | None = None  # memory of its flight recorder
+    stacks: StackMemory | None = None
 
 
 class ResumeMessage(msgspec.Struct, rename={"first": "from"}):

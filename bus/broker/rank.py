@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from offloop.bus.broker.messages import StackMemory
 from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.protocol.frames import CHECKPOINT, COMMAND, DEMAND, END, EventBody, split_frame
 from offloop.bus.protocol.order import SEVERITY, base_seq_problem
@@ -38,6 +39,7 @@ class LiveRank:
     identity: bytes | None = None  # its connection; ``None`` after a restart of the broker, until it reconnects
     pid: int | None = None  # its process, if that is visible on this machine
     started: int | None = None  # start time of the process, see ``offloop.bus.processes.start_time``
+    stacks: StackMemory | None = None  # of the process, if it shows its stacks
     seq: int = 0  # last event accepted, or known to be lost
     base_seq: int = 0  # ``base_seq`` of the last accepted event
     base_seq_at: int = 0  # ``seq`` of the last accepted event

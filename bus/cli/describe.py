@@ -25,7 +25,7 @@ from offloop.bus.recording.source import RecordSource, is_mark
 from offloop.bus.recording.summary import Summarizer
 from offloop.bus.runs.bridged import bridge_of, how_to_send, read_bridge
 from offloop.bus.runs.directory import IMPORTED_FROM, RunInfo, changed_in_words
-from offloop.bus.runs.flight import list_dumps
+from offloop.bus.runs.flight import STACKS, list_dumps, read_verdict
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import chosen_first, value_text
@@ -42,6 +42,8 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
         described["bridge"] = asdict(bridge)
     if dumps := list_dumps(run.path):
         described["dumps"] = [_dump(path) for path in dumps]
+    if stacks := list_dumps(run.path, STACKS):
+        described["stacks"] = [[path.name, read_verdict(path)] for path in stacks]
     try:
         described |= describe_recording(run.recording)
     except RecordingError as error:
@@ -244,6 +246,8 @@ def _all_lines(described: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         yield "silent", f"{', '.join(silent[:_LISTED])}{more}: no bridge answers there" if silent else ""
     for name, *why in described.get("dumps", ()):
         yield "flight", one_line(f"{name}, {': '.join(filter(None, why))}")
+    for name, verdict in described.get("stacks", ()):
+        yield "stacks", one_line(f"{name}: {verdict}")
     yield from _statistics_lines(described.get("statistics") or {})
     yield "trouble", described.get("trouble")
 

@@ -20,6 +20,7 @@ from offloop.bus.publisher.description import Info, describer
 from offloop.bus.publisher.launch import BrokerProcess, error_by_name
 from offloop.bus.publisher.outbox import Outbox
 from offloop.bus.publisher.session_state import Action, Hello, Say, SessionState
+from offloop.bus.publisher.stacks import register_stacks
 from offloop.bus.runs.directory import SOCKET_FILES, absolute_runs_dir, new_run_name
 from offloop.bus.runs.writing import socket_address
 from offloop.bus.types.actor import ActorName
@@ -244,6 +245,7 @@ def connect(
         # Identity across restarts of the broker: another process must not continue this one's numbers.
         "publisher_id": os.urandom(16).hex(),
         "flight": flight,
+        "stacks": register_stacks(),
         "new_attempt": attempt,
         "new": is_new,
         **({} if actor is None else {"role": actor.role, "name": actor.name or None, "exclusive": actor.is_exclusive}),

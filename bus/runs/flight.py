@@ -1,21 +1,37 @@
-"""The dumps of a run's flight recorder."""
+"""Files in a live run's directory that a broker writes on request: dumps of the flight recorder, and stacks."""
 
 import os
 import re
+from collections.abc import Container
 from pathlib import Path
 
-MOST_DUMPS = 20  # maximum number of files for an attempt
+from offloop.bus.files import open_file
 
-_FILE = re.compile(r"flight-([1-9][0-9]{0,8})-([1-9][0-9]{0,2})\.mcap")
+MOST_DUMPS = 20  # maximum number of files of a kind for an attempt
+DUMPS, STACKS = "flight-{}-{}.mcap", "stacks-{}-{}.txt"
+
+_VERDICT_BYTES = 2000
 
 
-def dump_path(run: Path, attempt: int, number: int) -> Path:
-    return run / f"flight-{attempt}-{number}.mcap"
+def free_path(run: Path, kind: str, attempt: int, taken: Container[Path] = ()) -> Path | None:
+    """Return the path of the next file of a kind, or ``None`` if the attempt has the maximum."""
+    paths = (run / kind.format(attempt, number) for number in range(1, MOST_DUMPS + 1))
+    return next((path for path in paths if path not in taken and not os.path.lexists(path)), None)
 
 
-def list_dumps(run: Path) -> list[Path]:
+def list_dumps(run: Path, kind: str = DUMPS) -> list[Path]:
+    file = re.compile(re.escape(kind).replace(r"\{\}", "([0-9]{1,9})"))
     try:
-        found = [match for name in os.listdir(run) if (match := _FILE.fullmatch(name))]
+        found = [match for name in os.listdir(run) if (match := file.fullmatch(name))]
     except OSError:
         return []
-    return [run / match[0] for match in sorted(found, key=lambda one: (int(one[1]), int(one[2])))]
+    return [run / match[0] for match in sorted(found, key=lambda one: tuple(map(int, one.groups())))]
+
+
+def read_verdict(stacks: Path) -> str:
+    """Return the first line of a file of stacks, which says which ranks are where; empty if it cannot be read."""
+    try:
+        with open(open_file(stacks), "rb") as file:
+            return file.readline(_VERDICT_BYTES).decode(errors="backslashreplace").strip()
+    except OSError:
+        return ""

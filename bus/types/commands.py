@@ -17,9 +17,11 @@ COMMANDS: Mapping[str, str] = {
     "resume": "continues after 'pause'",
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
     "dump": "writes the flight recorder's batches, even while the loop hangs",
-}  # commands and their effects, as `offloop send --help` shows them. All but dump take effect between two batches
+    "stacks": "writes where all ranks are, even while the loop hangs",
+}  # commands and their effects, as `offloop send --help` shows them. Dump and stacks do not wait for the training
 
 DUMP = "dump"
+STACKS = "stacks"
 DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
 """Reasons for writing a flight recording: the argument of ``dump``."""
 

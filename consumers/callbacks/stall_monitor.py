@@ -6,7 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from offloop.bus.errors import ConfigurationError, check_at_least
+from offloop.bus.errors import ConfigurationError, OffloopError, check_at_least
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
@@ -41,18 +41,23 @@ class StallMonitor(Callback):
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
     recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
-    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`."""
+    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`.
+
+    Args:
+        factor, min_seconds: see above.
+        stacks: end an alert with the places where the ranks are, as ``offloop send RUN stacks`` finds them."""
 
     events = BASE_EVENTS | _EVALUATION_BATCHES
     resumes = False
     keeps = ("_seen",)
 
-    def __init__(self, factor: float = 10.0, min_seconds: float = 30.0) -> None:
+    def __init__(self, factor: float = 10.0, min_seconds: float = 30.0, stacks: bool = True) -> None:
         check_at_least("factor", factor, 1)
         if not min_seconds > 0:
             raise ConfigurationError(f"min_seconds is {min_seconds}: use a number of seconds above 0")
         self._factor = factor
         self._min_seconds = min_seconds
+        self._asks_stacks = stacks
         self._seen = _Seen()
         self._phase = ""
         self._batch = 0
@@ -130,13 +135,26 @@ class StallMonitor(Callback):
             arrived = self._arrived
             # Events delayed by another slow callback arrive during this pause.
             await asyncio.sleep(min(1.0, self._min_seconds / 10))
+            if arrived != self._arrived:
+                continue
+            text = (
+                f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
+                f"{self._seen.limit:.0f} s: the training hangs {self._phase}"
+            )
+            text += await self._places()
             if arrived == self._arrived:
                 self._alerted = True
-                self._alert(
-                    FIRING,
-                    f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
-                    f"{self._seen.limit:.0f} s: the training hangs {self._phase}",
-                )
+                self._alert(FIRING, text)
+
+    async def _places(self) -> str:
+        """Return where the ranks are, and the file with their stacks, as the end of an alert."""
+        if not self._asks_stacks or self._context.command is None:
+            return ""
+        try:
+            outcome = await asyncio.to_thread(self._context.command, "stacks", reason="stall")
+        except OffloopError as error:
+            return f"; no stacks: {error}"
+        return f"; {outcome.done}" if outcome.done else f"; no stacks: {outcome.error}" if outcome.error else ""
 
     def _alert(self, status: AlertStatus, text: str) -> None:
         say(text, err=True)
