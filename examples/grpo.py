@@ -74,7 +74,7 @@ trainer.add_callback(callback)  # <- this
 trainer.remove_callback(PrinterCallback)
 trainer.train()
 
-run = offloop.runs()[0]
+run = offloop.runs().sort("-started")[0]
 table = run.table("completions", to="pandas")
 columns = ["step", "prompt", "completion", "repeats", "short", "advantage"]
 print("\nCompletions of the first and the last step:\n")

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 LARGEST = 200_000
@@ -60,6 +61,13 @@ ACT = """async () => {
     await wait();
     [...document.querySelectorAll(".tables-row")].filter((row) => row.innerText.includes("sums-1")).at(-1).click();
 }"""
+OPENED = """async () => {
+    document.querySelector(".tables").closest(".panel").scrollIntoView();
+    await new Promise((done) => setTimeout(done, 1500));
+    document.querySelector(".tables-scroll").scrollTop = 1e6;
+    await new Promise((done) => setTimeout(done, 1500));
+    [...document.querySelectorAll(".tables-row")].at(-1).click();
+}"""
 COMPARED = [f"digits-{rate}-seed-1" for rate in RATES]
 GROUPED = [f"digits-{rate}-seed-{seed}" for rate in RATES for seed in SEEDS]
 VIEWS = (
@@ -68,6 +76,7 @@ VIEWS = (
     View("run", f"{runs_at(LIVE)}#smoothing=0.3", PLOTS, 1250),
     View("compare", f"{runs_at(*COMPARED)}#smoothing=0.3", PLOTS, scheme="dark"),
     View("groups", f"{runs_at(*GROUPED)}&group=config/lr", PLOTS),
+    View("grpo", runs_at("grpo"), "document.querySelector('.tables')", 640, act=OPENED),
     View("tables", runs_at("sums-1", "sums-2"), "document.querySelector('.tables')", 640, act=ACT),
 )
 
@@ -181,6 +190,9 @@ def main() -> None:
         train(runs)
         if not (runs / "sums-2").exists():
             sample()
+        if not (runs / "grpo").exists():
+            with tempfile.TemporaryDirectory() as folder:
+                subprocess.run([sys.executable, EXAMPLES / "grpo.py"], check=True, cwd=folder)
         opened.enter_context(training(runs))
         url = opened.enter_context(served(runs))
         playwright = opened.enter_context(sync_playwright())
