@@ -18,6 +18,7 @@ from offloop.bus.types.hyperparameters import is_of_the_training, value_text
 from offloop.bus.types.units import number_text
 
 if TYPE_CHECKING:
+    from offloop.bus.index.entry import RunEntry
     from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference
     from offloop.bus.types.metrics import Mode
 
@@ -88,27 +89,17 @@ def compare_runs(
 
 
 def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
-    from offloop.bus.cli.describe import describe_metrics
     from offloop.bus.index.index import read_entry
-    from offloop.bus.index.table import differences
     from offloop.bus.runs.directory import find_run
-    from offloop.bus.types.metrics import MetricNames, goals_in
+    from offloop.bus.types.metrics import MetricNames
 
     if file := next((run for run in runs if Path(run).is_file()), None):
         raise click.UsageError(f"{file} is a recording and has no results: add --events to compare its events")
-    infos = [find_run(run, runs_dir) for run in runs]
-    entries = [read_entry(info) for info in infos]
-    names = [info.name for info in infos]
-    metrics = [describe_metrics(entry.metrics) for entry in entries]
-    goals = goals_in(entry.hyperparameters for entry in entries)
-    compared = {name: _compared(metrics, name, goals) for name in dict.fromkeys(chain.from_iterable(metrics))}
-    differing = {
-        name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
-    }
+    described = describe_comparison([read_entry(find_run(run, runs_dir)) for run in runs], everything=everything)
     if as_json:
-        described: dict[str, Any] = {"runs": names, "hyperparameters": differing, "metrics": compared}
         click.echo(json.dumps(plain(described), indent=2))
         return
+    names, differing, compared = described.values()
     rows: list[tuple[str, ...]] = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]
     rows.append(("hyperparameters" if differing else "the same hyperparameters", "", *("" for _ in names)))
     for name, values in differing.items():
@@ -119,6 +110,23 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     for name, one in compared.items():
         rows += _compared_rows(short(name), one)
     say_table(rows)
+
+
+def describe_comparison(entries: "Sequence[RunEntry]", *, everything: bool = False) -> dict[str, Any]:
+    """Return the names of runs, the hyperparameters that differ, and the metrics, each with a value for every run."""
+    from offloop.bus.cli.describe import describe_metrics
+    from offloop.bus.index.table import differences
+    from offloop.bus.types.metrics import goals_in
+
+    metrics = [describe_metrics(entry.metrics) for entry in entries]
+    goals = goals_in(entry.hyperparameters for entry in entries)
+    return {
+        "runs": [entry.run for entry in entries],
+        "hyperparameters": {
+            name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
+        },
+        "metrics": {name: _compared(metrics, name, goals) for name in dict.fromkeys(chain.from_iterable(metrics))},
+    }
 
 
 def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: dict[str, "Mode"]) -> dict[str, Any]:

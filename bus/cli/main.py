@@ -26,7 +26,7 @@ _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui"),
     "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
     "Recordings": ("export", "import", "convert"),
-    "Services": ("server",),
+    "Services": ("mcp", "server"),
 }  # the commands under each heading of the help
 
 

@@ -235,7 +235,7 @@ class Alert(Callback):
         self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
-        self._unjudged = {rule.text for rule in self._rules}
+        self.unjudged = {rule.text for rule in self._rules}  # rules whose metric has not had a value
 
     def demand(self) -> Demand:
         fields = EventDemand(fields=dict.fromkeys(self.fields, self.every))
@@ -251,7 +251,7 @@ class Alert(Callback):
                 for rule, holding in zip(self._rules, self._holding, strict=True)
             },
             "sources": [source.state_dict() for source in self._sources],
-            "unjudged": sorted(self._unjudged),
+            "unjudged": sorted(self.unjudged),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -265,7 +265,7 @@ class Alert(Callback):
         for source, one in zip(self._sources, state["sources"], strict=True):
             source.load_state_dict(one)
         judged = state["rules"].keys() - set(state["unjudged"])
-        self._unjudged = {rule.text for rule in self._rules} - judged
+        self.unjudged = {rule.text for rule in self._rules} - judged
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         values = LoggedNumbers()
@@ -276,7 +276,7 @@ class Alert(Callback):
         began = (state.previous_timestamp if event is Event.BATCH_END else None) or state.timestamp
         for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
             for name, value in _values_for(rule, values.numbers, state):
-                self._unjudged.discard(rule.text)
+                self.unjudged.discard(rule.text)
                 rule_state = holding.pop(name, None) or RuleState()
                 status = rule_state.take_in(rule, value, began, state)
                 if rule_state.since is not None:
@@ -288,7 +288,7 @@ class Alert(Callback):
                     self.act(notice, logger.context)
 
     def close(self, state: Snapshot, logger: Logger) -> None:
-        for text in sorted(self._unjudged):
+        for text in sorted(self.unjudged):
             _say(f"rule {text!r} was never judged: 'offloop show {state.run_name}' lists the metrics of the run")
 
     def act(self, notice: Notice, run: RunContext) -> None:

@@ -157,10 +157,13 @@ class StallMonitor(Callback):
         return f"; {outcome.done}" if outcome.done else f"; no stacks: {outcome.error}" if outcome.error else ""
 
     def _alert(self, status: AlertStatus, text: str) -> None:
-        say(text, err=True)
         identity, attempt = f"stall-{self._context.attempt}-{time.time_ns()}", self._context.attempt
-        alert = RunAlert(identity, status, "stall", text, time.time(), attempt, self._batch)
-        note_alert(self._context.run_dir, alert)
+        self.act(RunAlert(identity, status, "stall", text, time.time(), attempt, self._batch), self._context)
+
+    def act(self, alert: RunAlert, run: RunContext) -> None:
+        """Report an alert."""
+        say(alert.text, err=True)
+        note_alert(run.run_dir, alert)
 
     def _left(self) -> float:
         """Return the seconds to the next check; 0 when an event is overdue."""

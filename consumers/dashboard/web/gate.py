@@ -4,14 +4,17 @@ import contextlib
 import functools
 import html
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from offloop.consumers.dashboard.web.access import Role, Tokens, is_loopback
+from offloop.consumers.dashboard.web.access import Listening, Role, Tokens, is_loopback
+
+if TYPE_CHECKING:
+    import uvicorn
 
 ROLE = "offloop.role"  # key of the Role in a request's scope
 
@@ -37,8 +40,8 @@ class Gate:
     """Admits every request and WebSocket with a role, or refuses it.
 
     On loopback everyone may command; then the ``Host`` header has to name this machine, so that no other web page gets
-    here by a name that resolves to 127.0.0.1. With tokens, one in the address becomes a cookie. A request from a page
-    of another site, by its ``Origin``, is always refused."""
+    here by a name that resolves to 127.0.0.1. With tokens, one in the address becomes a cookie; programs send theirs as
+    ``Authorization: Bearer``. A request from a page of another site, by its ``Origin``, is always refused."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None, host: str, cookie: str, secure: bool) -> None:
         self._app = app
@@ -73,7 +76,9 @@ class Gate:
         if self._tokens is not None:
             if request.scope["type"] == "http" and (token := request.query_params.get("token")):
                 return self._admission(request, self._tokens, token)
-            role = self._tokens.role_of(request.cookies.get(self._cookie, ""))
+            kind, _, bearer = headers.get("authorization", "").partition(" ")
+            token = bearer if kind.lower() == "bearer" else request.cookies.get(self._cookie, "")
+            role = self._tokens.role_of(token)
         if role is None:
             return _refusal(401, _HOW_TO_ENTER)
         request.scope[ROLE] = role
@@ -89,6 +94,23 @@ class Gate:
         response = RedirectResponse(location, 303, {"cache-control": "no-store"})
         response.set_cookie(self._cookie, token, secure=self._secure, httponly=True, samesite="lax")
         return response
+
+
+def guarded_server(app: ASGIApp, listening: Listening, tokens: Tokens | None, port: int) -> "uvicorn.Server":
+    """Return a server of an application behind the gate."""
+    import uvicorn
+
+    gate = Gate(app, tokens, listening.host, f"offloop_dashboard_{port}", listening.certificate is not None)
+    config = uvicorn.Config(
+        gate,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.certificate_key,
+    )
+    return uvicorn.Server(config)
 
 
 def _parts(address: str) -> SplitResult:

@@ -1,6 +1,5 @@
 """The server of the web dashboard, in a thread with a separate event loop, and its pages."""
 
-import errno
 import socket
 import threading
 import webbrowser
@@ -11,7 +10,7 @@ from urllib.parse import urlencode
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line, say
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
+from offloop.consumers.dashboard.web.access import Listening, Opening, Role, Tokens, listen
 from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
@@ -28,7 +27,6 @@ ALL_RUNS = "/all"  # the path of the table of all runs
 CHOSEN_RUNS = "/runs"  # the path of the page of the runs in its address: ?run=A&run=B
 
 _LONGEST = 200
-_PORTS_TRIED = 100
 _PATIENCE_SECONDS = 30.0
 _RECONNECT_SECONDS = 10.0
 _ICON = (
@@ -48,7 +46,7 @@ class Site:
     def __init__(
         self, listening: Listening, place: Place | None = None, runs: Sequence[RunView] | None = None, every: int = 10
     ) -> None:
-        listening.check()
+        listening.check_for_page()
         self._listening = listening
         self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
         self._server: uvicorn.Server | None = None
@@ -75,7 +73,7 @@ class Site:
         if not self._running.acquire(blocking=False):
             raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
         try:
-            listener = _listen(self._listening)
+            listener = listen(self._listening)
         except BaseException:
             self._running.release()
             raise
@@ -108,27 +106,9 @@ class Site:
 
     def _serve(self, listener: socket.socket, port: int) -> None:
         try:
-            import uvicorn
+            from offloop.consumers.dashboard.web.gate import guarded_server
 
-            from offloop.consumers.dashboard.web.gate import Gate
-
-            gate = Gate(
-                self._application(),
-                self._tokens,
-                self._listening.host,
-                f"offloop_dashboard_{port}",
-                self._listening.certificate is not None,
-            )
-            config = uvicorn.Config(
-                gate,
-                lifespan="on",
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=1,
-                ssl_certfile=self._listening.certificate,
-                ssl_keyfile=self._listening.certificate_key,
-            )
-            self._server = uvicorn.Server(config)
+            self._server = guarded_server(self._application(), self._listening, self._tokens, port)
             self._server.should_exit = self._stopping  # it may be stopped before the server exists
             self._server.run(sockets=[listener])
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting thread raises it
@@ -198,29 +178,3 @@ class Site:
         if len(asked) > MOST_COMPARED:
             problems.append(f"The first {MOST_COMPARED} of {len(asked):,} runs are shown.")
         Page(runs, opening, self._home, problems).build()
-
-
-def _listen(listening: Listening) -> socket.socket:
-    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-    first = FIRST_PORT if listening.port is None else listening.port
-    last = min(first + _PORTS_TRIED - 1, 65_535) if listening.port is None else first
-    for port in range(first, last + 1):
-        try:
-            return socket.create_server((listening.host, port), family=family, backlog=128)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or (port == last and listening.port is not None):
-                raise ConfigurationError(_cannot_listen(listening, port, error)) from None
-    raise ConfigurationError(f"the ports {first} to {last} of {listening.host} are in use: choose another one")
-
-
-def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        free = listening.option("port", str(port + 1 if port + 1 < 1 << 16 else FIRST_PORT))
-        return (
-            f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
-            "leave it out to have a free one found"
-        )
-    why = error.strerror or error
-    return (
-        f"cannot listen at {listening.host} port {port}: {why}; use an address of this machine, and a port from 1024 on"
-    )

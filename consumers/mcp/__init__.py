@@ -1,0 +1,1 @@
+"""The command ``offloop mcp``: runs for agents, by the Model Context Protocol. Start with :mod:`.tools`."""

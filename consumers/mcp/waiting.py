@@ -1,0 +1,107 @@
+"""Follows runs for agents that wait: rules about metrics, stalls, and the end."""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from offloop.bus.errors import OffloopError
+from offloop.bus.protocol.order import Ending
+from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.runs.alerts import RunAlert
+from offloop.bus.subscriber.subscriber import Subscriber
+from offloop.bus.types.event import Event
+from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.callbacks.alert import Alert, Notice
+from offloop.consumers.callbacks.stall_monitor import StallMonitor
+from offloop.consumers.runner.entries import Subscription
+from offloop.consumers.runner.places import FoundRun
+from offloop.consumers.runner.runner import Runner
+
+KEEP_SECONDS = 300.0  # a run is followed so long after the last look, so that the next one continues
+_MOST_FINDINGS = 1000  # of a run; the newest are kept
+_AT_ONCE = 30  # findings of an answer
+
+
+class _Rules(Alert):
+    def __init__(self, run: "WatchedRun", rules: Sequence[str]) -> None:
+        super().__init__(rules)
+        self._run = run
+
+    def act(self, notice: Notice, run: RunContext) -> None:
+        names = ("status", "rule", "metric", "value", "epoch", "batch", "time")
+        self._run.add(0.25, {name: getattr(notice, name) for name in names})
+
+
+class _Stalls(StallMonitor):
+    def __init__(self, run: "WatchedRun", seconds: float) -> None:
+        super().__init__(min_seconds=seconds, stacks=False)  # read-only
+        self._run = run
+
+    def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        super().run_event(event, state, logger)
+        # The rules have seen it.
+        self._run.place, self._run.batch = float(state.seq), state.timestamp.values.batch
+        if time.monotonic() > self._run.looked + KEEP_SECONDS:
+            self._run.stop()
+
+    def act(self, alert: RunAlert, run: RunContext) -> None:
+        self._run.add(0.5, {"status": alert.status, "rule": "stall", "text": alert.text, "time": alert.time})
+        self._run.place += 0.5
+
+
+class WatchedRun(threading.Thread):
+    """Follows one attempt of a run from its start, and keeps what the rules find."""
+
+    def __init__(self, run: FoundRun, rules: Sequence[str], stall_seconds: float) -> None:
+        super().__init__(name="offloop-watched", daemon=True)
+        self.place = 0.0  # number of the newest event
+        self.batch = 0
+        self.looked = time.monotonic()
+        self._followed = run
+        self._findings: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_FINDINGS)
+        # The stalls last: they set the place.
+        self._rules = [_Rules(self, rules)] if rules else []
+        self._stalls = _Stalls(self, stall_seconds)
+        self._runner: Runner | None = None
+        self.ending: Ending | None = None
+        self._problem: str | None = None
+
+    def add(self, after: float, finding: dict[str, Any]) -> None:
+        """Add a finding between the newest event and the next one."""
+        self._findings.append((self.place + after, finding))
+
+    def look(self, cursor: str) -> dict[str, Any]:
+        """Return findings after a cursor, how the run is, and the next cursor."""
+        # The end first: then the place is the last one.
+        self.looked, ending, until = time.monotonic(), self.ending, self.place
+        attempt, _, after = cursor.partition(":")
+        begin = float(after) if attempt == str(self._followed.attempt) else 0.0
+        found = [one for one in tuple(self._findings) if begin < one[0] <= until]
+        if len(found) > _AT_ONCE:
+            found = found[:_AT_ONCE]
+            until = found[-1][0]
+        known = {
+            "findings": [finding for _, finding in found],
+            "ended": ending and str(ending),
+            "problem": self._problem,
+            "rules without a value": sorted(text for rules in self._rules for text in rules.unjudged),
+        }
+        shown = {name: one for name, one in known.items() if one}
+        return {"batch": self.batch, "cursor": f"{self._followed.attempt}:{until}", **shown}
+
+    def run(self) -> None:
+        callbacks = [*self._rules, self._stalls]
+        try:
+            stream = self._followed.attach(Subscription.of(callbacks))
+            with contextlib.closing(stream) if isinstance(stream, Subscriber) else contextlib.nullcontext():
+                self._runner = Runner(stream, callbacks)
+                self.ending = self._runner.run().ending
+        except OffloopError as error:
+            self._problem = str(error)
+
+    def stop(self) -> None:
+        if self._runner is not None:
+            self._runner.stop()
