@@ -153,8 +153,7 @@ class _Gpus:
         self._psutil = psutil
         self._nvml = nvml
         self._path = path
-        self._events: Any = None
-        self._xids: deque[tuple[float, str, int]] = deque(maxlen=64)
+        self._xids: deque[tuple[float, int, int]] = deque(maxlen=64)  # time, index of the GPU, error
         try:
             nvml.nvmlInit()
             self._devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
@@ -163,11 +162,14 @@ class _Gpus:
             raise ConfigurationError(f"no GPU can be seen through NVML: {error}") from None
         if not self._devices:
             raise ConfigurationError("no GPU can be seen through NVML: it shows none")
-        # Not every GPU has errors to wait for.
-        with contextlib.suppress(nvml.NVMLError):
-            self._events = nvml.nvmlEventSetCreate()
-            for device in self._devices:
-                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, self._events)
+        # One for each: a GPU that has fallen off the bus has no identity any more.
+        self._events: dict[int, Any] = {}
+        for index, device in enumerate(self._devices):
+            # Not every GPU reports its errors.
+            with contextlib.suppress(nvml.NVMLError):
+                events = nvml.nvmlEventSetCreate()
+                nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
+                self._events[index] = events
 
     def measure(self) -> dict[str, Any]:
         self._take_xids()
@@ -176,7 +178,7 @@ class _Gpus:
         ranks, others = self._users(on)
         found = []
         for index, (values, reasons) in enumerate(gpus):
-            xids = [xid for _, uuid, xid in self._xids if uuid == self._uuids[index]]
+            xids = [xid for _, of, xid in self._xids if of == index]
             values |= {"throttled": float(bool(reasons)), "xid_errors": float(len(xids))}
             found.append(Gpu(index, values, sorted(ranks[index]), reasons, xids, sorted(others[index])))
         return {"gpus": found}
@@ -208,10 +210,10 @@ class _Gpus:
         nvml, now = self._nvml, time.monotonic()
         while self._xids and now > self._xids[0][0] + _XID_SECONDS:
             self._xids.popleft()
-        with contextlib.suppress(nvml.NVMLError):  # at last a timeout
-            while self._events is not None:
-                event = nvml.nvmlEventSetWait_v2(self._events, 0)
-                self._xids.append((now, str(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
+        for index, events in self._events.items():
+            with contextlib.suppress(nvml.NVMLError):  # at last a timeout
+                while True:
+                    self._xids.append((now, index, int(nvml.nvmlEventSetWait_v2(events, 0).eventData)))
 
     def _users(self, on: list[set[int]]) -> tuple[list[set[int]], list[set[int]]]:
         """Return the ranks and the foreign processes on each GPU, of all processes ``on`` it."""

@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from offloop.bus.errors import ConfigurationError, OffloopError, check_at_least
-from offloop.bus.printing import say
+from offloop.bus.printing import one_line, say
+from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Health, find_cause, recent_health
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
 
 _WINDOW = 51
+_MOST_CAUSES = 3
 _EVALUATION_BATCHES = {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
 _STARTS = {Event.EVAL_START, Event.PREDICT_START}
 _ENDS = {Event.EVAL_END, Event.PREDICT_END}
@@ -40,14 +44,15 @@ class StallMonitor(Callback):
     only logs: its speed says nothing about the training.
 
     Evaluations and predictions are followed batch by batch, a training from the end of a batch to the next; the flight
-    recorder shows where within a batch it hangs. A training that hangs keeps back the events of its last 50 ms unless
-    it was started with ``max_delay=0``, see :class:`offloop.bus.Publisher`.
+    recorder shows where within a batch it hangs. An alert also names what the health of the hosts shows, such as an XID
+    error of a GPU. A training that hangs keeps back the events of its last 50 ms unless it was started with
+    ``max_delay=0``, see :class:`offloop.bus.Publisher`.
 
     Args:
         factor, min_seconds: see above.
         stacks: end an alert with the places where the ranks are, as ``offloop send RUN stacks`` finds them."""
 
-    events = BASE_EVENTS | _EVALUATION_BATCHES
+    events = BASE_EVENTS | _EVALUATION_BATCHES | {HEALTH}
     resumes = False
     keeps = ("_seen",)
 
@@ -65,8 +70,18 @@ class StallMonitor(Callback):
         self._arrived = 0.0
         self._alerted = False
         self._context = RunContext("run", 1, None)
+        self._health = recent_health()
+
+    def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
+        for window in windows:
+            if window.health is not None:
+                self._health[window.host].append(window.health)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
+        if event is HEALTH:
+            if (health := Health.of(state.fields)) is not None:
+                self._health[""].append(health)
+            return
         self._context, seen = logger.context, self._seen
         waited = (state.time_ns - seen.last_ns - self._paused(seen.last_ns, state.time_ns)) / 1e9
         # A recording has the batches of evaluations only on request.
@@ -141,10 +156,15 @@ class StallMonitor(Callback):
                 f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
                 f"{self._seen.limit:.0f} s: the training hangs {self._phase}"
             )
-            text += await self._places()
+            text += self._causes() + await self._places()
             if arrived == self._arrived:
                 self._alerted = True
                 self._alert(FIRING, text)
+
+    def _causes(self) -> str:
+        # In a run on several hosts the first one's come twice.
+        causes = dict.fromkeys(find_cause(known, None) for known in self._health.values())
+        return "".join(f"; {one_line(cause)}" for cause in [*filter(None, causes)][:_MOST_CAUSES])
 
     async def _places(self) -> str:
         """Return where the ranks are, and the file with their stacks, as the end of an alert."""

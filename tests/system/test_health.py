@@ -19,6 +19,10 @@ from offloop.bus import Publisher, Snapshot, Subscriber, find_run
 from offloop.bus.runs.directory import host_name, read_run
 from offloop.bus.types.health import HEALTH, Health
 from offloop.consumers.callbacks.system_monitor import SystemMonitor
+from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.tap import RunFollower
+from offloop.consumers.dashboard.web.run_ranks import RanksLook, ranks_frame
+from offloop.consumers.runner.places import FolderRuns
 from offloop.consumers.testing import replay
 
 
@@ -40,11 +44,20 @@ class Training:
 
 
 @pytest.fixture
-def training(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Training]:
-    """A training whose host has the GPUs of the parameter, see ``support/nvml``."""
+def gpus() -> Any:
+    return None
+
+
+@pytest.fixture
+def fake_gpus(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, gpus: Any) -> None:
+    """The GPUs that the processes of the test see, see ``support/nvml``."""
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(runs_dir))
     monkeypatch.setenv("PYTHONPATH", str(TESTS / "support" / "nvml"), prepend=os.pathsep)
-    monkeypatch.setenv("FAKE_GPUS", json.dumps(getattr(request, "param", None)))
+    monkeypatch.setenv("FAKE_GPUS", json.dumps(gpus))
+
+
+@pytest.fixture
+def training(fake_gpus: None) -> Iterator[Training]:
     made = Training()
     yield made
     made.publisher.close()
@@ -88,7 +101,7 @@ def health_in(snapshot: Snapshot) -> Health:
     return found
 
 
-@pytest.mark.parametrize("training", [[{"uuid": "GPU-a", "reasons": 0x40, "pids": [os.getpid()]}]], indirect=True)
+@pytest.mark.parametrize("gpus", [[{"uuid": "GPU-a", "reasons": 0x40, "pids": [os.getpid()]}]])
 def test_the_gpu_of_a_rank_is_known_and_another_broker_measures_on(training: Training) -> None:
     with Subscriber("r", events=[HEALTH]) as subscriber:
         measurements = iter(subscriber)
@@ -102,7 +115,7 @@ def test_the_gpu_of_a_rank_is_known_and_another_broker_measures_on(training: Tra
         assert health_in(further).cause(0) is not None
 
 
-@pytest.mark.parametrize("training", ["hang"], indirect=True)
+@pytest.mark.parametrize("gpus", ["hang"])
 def test_where_nvml_hangs_everything_else_goes_on(training: Training) -> None:
     with Subscriber("r", events=[HEALTH]) as subscriber:
         health = health_in(next(iter(subscriber)))
@@ -114,3 +127,36 @@ def test_where_nvml_hangs_everything_else_goes_on(training: Training) -> None:
         assert time.monotonic() - began < 4  # an actor that does not leave is waited for five seconds
         assert read_run(find_run("r").path).status == "finished"
     wait_for(lambda: not process.is_running(), "the end of the measuring process")
+
+
+@pytest.mark.parametrize("gpus", [[{"uuid": "GPU-a", "reasons": 0x80, "pids": [os.getpid()]}]])
+def test_a_page_that_shows_a_straggler_requests_the_cause(runs_dir: Path, fake_gpus: None, gpus: Any) -> None:
+    now = 10**18
+
+    def clock() -> int:
+        return now
+
+    first = Publisher("r", world_size=2, clock=clock)
+    second = Publisher("r", broker=first.address, rank=1, world_size=2, clock=clock)
+    view, batch = RunView("r"), 0
+    follower = RunFollower(view, lambda: FolderRuns(runs_dir).find("r"), 1)
+    follower.start()
+
+    def text() -> str:
+        nonlocal now, batch
+        now, batch = now + 300_000_000, batch + 1
+        for rank, publisher in enumerate((first, second)):
+            spans = [["backward", 50_000_000 * (1 + rank), 100_000_000]]
+            phases = {"began": now - 300_000_000, "spans": spans, "device": False}
+            publisher.publish("batch_end", batch=batch, loss=1.0, phases=phases)
+        time.sleep(0.02)
+        facts = ranks_frame([view], ["r"], RanksLook()).get("facts", ())
+        return "".join(text for kind, text in facts if kind == "waiting")
+
+    fact = wait_for(text, "a straggler")
+    assert fact == "the others wait for rank 1: 50 ms a batch"
+    caused = f"{fact}; GPU 0 of {host_name()} is throttled by the power supply"
+    wait_for(lambda: text() == caused, "the cause")
+    second.close()
+    first.close()
+    follower.join()

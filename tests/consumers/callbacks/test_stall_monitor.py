@@ -5,7 +5,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from callback_calls import calls_of, goes_on_alike
 from consumers_stream import Collector
@@ -13,8 +15,10 @@ from consumers_stream import Collector
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.runs.alerts import FIRING, RESOLVED, read_alerts
+from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Gpu, Health
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, Logger, Runner
 from offloop.consumers.callbacks.stall_monitor import StallMonitor
@@ -117,12 +121,17 @@ class Hanging(RunStream):
 def test_it_says_once_what_the_training_hangs_in_and_keeps_it_with_the_run(
     last: Snapshot, phase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stream = Hanging([*steps(0.01, 0.01), last], capsys, [at(Event.BATCH_END, 0.61, 18), at(Event.FIT_END, 0.62, 18)])
+    lost: dict[str, Any] = msgspec.to_builtins(Health("node17", gpus=[Gpu(3, xids=[79])]))
+    measured = Snapshot.build(HEALTH, rank=FIRST_ACTOR, time_ns=last.time_ns, **lost)
+    then = [measured, at(Event.BATCH_END, 0.61, 18), at(Event.FIT_END, 0.62, 18)]
+    stream = Hanging([*steps(0.01, 0.01), last, measured], capsys, then)
     stream.run_dir, collector = tmp_path, Collector()
     Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)], [collector]).run()
     hangs, goes_on = read_alerts(tmp_path)
     assert (hangs.status, goes_on.status, hangs.about, hangs.batch) == (FIRING, RESOLVED, goes_on.about, 17)
-    assert hangs.text.endswith(f"the training hangs {phase}; stacks-1-1.txt: rank 0 is in f (a.py:1)")
+    assert hangs.text.endswith(
+        f"the training hangs {phase}; GPU 3 of node17 has reported XID 79; stacks-1-1.txt: rank 0 is in f (a.py:1)"
+    )
     [line] = stream.said.splitlines()
     assert line == hangs.text
     assert "the training continues, after" in capsys.readouterr().err

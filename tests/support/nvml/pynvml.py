@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, nvmlEventTypeXidCriticalError = 0, 1, 8
 _gpus: list[dict[str, Any]] = []
-_events: list[tuple[int, int]] = []
 
 
 class NVMLError(Exception):
@@ -29,7 +28,6 @@ def nvmlInit() -> None:
     if found == "hang":
         time.sleep(3600)
     _gpus[:] = found
-    _events[:] = [(number, xid) for number, gpu in enumerate(_gpus) for xid in gpu.get("xids", ())]
 
 
 def nvmlDeviceGetCount() -> int:
@@ -76,16 +74,13 @@ def nvmlDeviceGetComputeRunningProcesses(gpu: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid) for pid in _of(gpu, "pids")]
 
 
-def nvmlEventSetCreate() -> str:
-    return "events"
+def nvmlEventSetCreate() -> list[int]:
+    return []
 
 
-def nvmlDeviceRegisterEvents(_gpu: int, _kinds: int, _events: str) -> None:
-    pass
+def nvmlDeviceRegisterEvents(gpu: int, _kinds: int, events: list[int]) -> None:
+    events += _of(gpu, "xids")
 
 
-def nvmlEventSetWait_v2(_set: str, _milliseconds: int) -> SimpleNamespace:
-    if not _events:
-        _refuse("Timeout")
-    gpu, xid = _events.pop(0)
-    return SimpleNamespace(device=gpu, eventData=xid)
+def nvmlEventSetWait_v2(events: list[int], _milliseconds: int) -> SimpleNamespace:
+    return SimpleNamespace(eventData=events.pop(0) if events else _refuse("Timeout"))
