@@ -108,7 +108,7 @@ Exit code: 0 if it took effect, 1 if it was refused or its outcome is unknown, 3
 )
 @click.argument("run")
 @click.argument("command", type=click.Choice(list(COMMANDS)), metavar="COMMAND")
-@click.argument("arguments", nargs=-1, metavar="[NAME VALUE]")
+@click.argument("arguments", nargs=-1, metavar="[ARGUMENTS]")
 @click.option("--reason", metavar="TEXT", help="Reason, for the training's output, 'offloop show' and dashboards.")
 @click.option(
     "--timeout",
@@ -118,6 +118,7 @@ Exit code: 0 if it took effect, 1 if it was refused or its outcome is unknown, 3
     metavar="SECONDS",
     help="Maximum wait until it takes effect.",
 )
+@options.ranks_option
 @options.place_options
 def send(
     run: str,
@@ -125,6 +126,7 @@ def send(
     arguments: tuple[Any, ...],
     reason: str | None,
     timeout: float,
+    ranks: tuple[int, ...],
     runs_dir: str | None,
     stream: str | None,
 ) -> int:
@@ -132,7 +134,7 @@ def send(
     from offloop.bus.subscriber.commands import perform, send_command, sent_by
     from offloop.bus.types.commands import check_command
 
-    arguments = (*arguments[:1], *map(_plain_value, arguments[1:]))
+    arguments = (*arguments[:1], *map(_plain_value, arguments[1:]), *([",".join(map(str, ranks))] if ranks else ()))
     why = sent_by("offloop send", reason)
     if stream is not None:
         from offloop.bus.jetstream.channel import StreamChannel

@@ -1,4 +1,4 @@
-"""Files in a live run's directory that a broker writes on request: dumps of the flight recorder, and stacks."""
+"""Files in a live run's directory that are written on request: dumps of the flight recorder, stacks, profiles."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 from offloop.bus.files import open_file
 
 MOST_DUMPS = 20  # maximum number of files of a kind for an attempt
-DUMPS, STACKS = "flight-{}-{}.mcap", "stacks-{}-{}.txt"
+DUMPS, STACKS, PROFILES = "flight-{}-{}.mcap", "stacks-{}-{}.txt", "profile-{}-{}-{}.json.gz"
+"""Names: attempt and number, of a profile attempt, rank, and batch before it."""
 
 _VERDICT_BYTES = 2000
 

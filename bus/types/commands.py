@@ -3,6 +3,7 @@
 sender -> broker -> publishers -> applied between two batches -> recorded in the stream -> reported to the sender"""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -18,8 +19,11 @@ COMMANDS: Mapping[str, str] = {
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
     "dump": "writes the flight recorder's batches, even while the loop hangs",
     "stacks": "writes where all ranks are, even while the loop hangs",
+    "profile": "5ba [--ranks 0,1]: writes what torch.profiler finds in that many batches",
 }  # commands and their effects, as `offloop send --help` shows them. Dump and stacks do not wait for the training
 
+PROFILE = "profile"
+MOST_PROFILED = 50  # batches of a profile
 DUMP = "dump"
 STACKS = "stacks"
 DUMP_REASONS = ("asked", "alert", "failed", "lost", "nan", "stalled")
@@ -127,6 +131,8 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
     elif name == DUMP and arguments:
         if len(arguments) > 1 or arguments[0] not in DUMP_REASONS:
             raise ConfigurationError(f"'dump' takes a reason or nothing: {', '.join(DUMP_REASONS)}")
+    elif name == PROFILE:
+        parse_profile(arguments)
     elif arguments:
         raise ConfigurationError(f"{name!r} takes no arguments, not {' '.join(map(str, arguments))!r}")
     for one in arguments:
@@ -137,6 +143,17 @@ def check_command(name: str, arguments: tuple[Any, ...], reason: str | None = No
                 "characters"
             )
     return Command(name, arguments, reason=None if reason is None else str(reason)[:MAX_TEXT])
+
+
+def parse_profile(arguments: tuple[Any, ...]) -> tuple[int, list[int]]:
+    """Return number of batches and ranks of the command ``profile``. Raises ConfigurationError for anything else."""
+    found = re.fullmatch(r"(\d{1,3})ba(?: (\d{1,9}(?:,\d{1,9})*))?", " ".join(map(str, arguments)), re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= MOST_PROFILED:
+        raise ConfigurationError(
+            f"'profile' takes a number of batches up to {MOST_PROFILED}ba, and ranks: use 'profile 5ba', or "
+            "'profile 5ba --ranks 0,1'"
+        )
+    return int(found[1]), sorted({int(rank) for rank in (found[2] or "0").split(",")})
 
 
 def new_command_id() -> str:

@@ -501,6 +501,7 @@ class AttachedTraining:
     def close(self, error: BaseException | None = None) -> None:
         """End the run: failed with an error, stopped after Ctrl-C or a command. Waits briefly until all is recorded."""
         _open.discard(self)
+        self._control.end_profile()
         self.publish_kept()
         status, text, reason = ending_for(error)
         if error is None and self.state.stopped:
@@ -512,6 +513,7 @@ class AttachedTraining:
 
     def detach(self, error: BaseException) -> None:
         _open.discard(self)
+        self._control.end_profile()
         # The error that detaches is reported already.
         with contextlib.suppress(Exception):
             self.publish_kept()

@@ -224,6 +224,13 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
         assert commanded["done"] == [["heat 2", 3], ["evaluate", 3], ["checkpoint", 3]]
         for part in ("watched", "failing", "alone"):
             assert (one[part]["losses"], one[part]["weights"]) == (one["plain"]["losses"], one["plain"]["weights"])
+    folder = tmp_path / "runs" / "commanded"
+    profiles = [one for one in Recording(folder).read_commands() if one.command.name == "profile"]
+    assert [one.error or one.done for one in profiles] == [
+        "a profile is being made, until batch 5: send it later",
+        str(folder / "profile-1-1-4.json.gz"),
+    ]
+    assert [one.name for one in folder.glob("profile*")] == ["profile-1-1-4.json.gz"]
 
     ends = [one for one in Recording(tmp_path / "runs" / "watched") if one.event is Event.BATCH_END]
     assert sorted((one.rank, one.timestamp.sample.value) for one in ends) == [

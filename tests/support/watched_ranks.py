@@ -90,6 +90,7 @@ def main(folder: Path) -> None:
             folder,
             commands={
                 3: taking(("set", "heat", 2), ("set", "eval", "now"), ("checkpoint",), ("set", "lr", 0.2)),
+                4: taking(("profile", "1ba", "1"), ("profile", "1ba", "0,2")),
                 5: pause_for_a_while,
                 8: taking(("stop",)),
             },

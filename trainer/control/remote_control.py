@@ -5,12 +5,14 @@ publisher -> waiting -> a boundary of the loop -> applied, on every rank -> answ
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.publisher.publisher import Publisher
-from offloop.bus.types.commands import Command, Outcome
+from offloop.bus.types.commands import PROFILE, Command, Outcome
 from offloop.bus.types.event import Event
+from offloop.trainer.control.profiling import Profile
 from offloop.trainer.control.settings import Settings
 from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.state import State
@@ -20,6 +22,7 @@ IDLE_SECONDS_OF_RANKS = 0.25
 MAX_WAITING = 100
 
 LATER = object()  # returned by checkpoint if the framework writes the file a little later
+_AGAIN = object()  # returned while a command is to be applied at the next boundary, too
 
 
 class RemoteControl:
@@ -47,6 +50,7 @@ class RemoteControl:
 
         It may return the path of the file, or :data:`LATER` for a file that is yet to be written."""
         self._unwritten: list[tuple[Command, Event]] = []
+        self._profile: Profile | None = None
         self._publisher: weakref.ref[Publisher] | None = None
         self._state = state
         self._settings = settings
@@ -87,6 +91,7 @@ class RemoteControl:
 
     def reject_pending(self) -> None:
         """Reject the commands that are still pending when the training has finished."""
+        self.end_profile()
         waiting, self._unwritten = self._unwritten, []
         for command, event in waiting:
             self._answer(command, event, "the training finished before the checkpoint was written")
@@ -120,7 +125,10 @@ class RemoteControl:
         # A user's setting may raise anything, and must not end the training.
         except Exception as trouble:  # noqa: BLE001
             error = f"{type(trouble).__name__}: {trouble}"
-        if done is LATER:
+        if done is _AGAIN:
+            if self._state.rank == 0:
+                self.waiting.append(command)
+        elif done is LATER:
             self._unwritten.append((command, event))
         else:
             self._answer(command, event, error, _path_text(done))
@@ -149,11 +157,47 @@ class RemoteControl:
             if self.checkpoint is None:
                 raise ConfigurationError("no training is running")
             return self.checkpoint()
+        elif command.name == PROFILE:
+            return self._profile_batches(command)
         elif command.name == "set":
             self._settings.apply(self._state, *command.arguments)
         else:
             raise ConfigurationError(f"command {command.name!r} is unknown to this training: update its offloop")
         return None
+
+    def _profile_batches(self, command: Command) -> object:
+        """Begin a profile, or continue it at the end of a batch. All ranks know its end, and report to each other."""
+        profile, batch = self._profile, self._state.timestamp.values.batch
+        publisher = None if self._publisher is None else self._publisher()
+        if publisher is None or not self._state.fitting:
+            raise ConfigurationError("no training is running")
+        if profile is None:
+            profile = self._profile = Profile(command, batch, self._state.world_size)
+            try:
+                self._each(lambda: profile.begin(publisher, self._state.rank), profile.ranks)
+            except OffloopError:
+                self.end_profile()
+                raise
+        elif profile.id != command.id:
+            raise ConfigurationError(f"a profile is being made, until batch {profile.until}: send it later")
+        elif batch < profile.until:
+            profile.batch_end()
+        else:
+            self._profile = None
+            return [path for path in self._each(profile.write, profile.ranks) if path]
+        return _AGAIN
+
+    def _each(self, do: Callable[[], object], among: Sequence[int]) -> list[Any]:
+        return [do()] if self._ranks is None else self._ranks.each(do, among)
+
+    def end_profile(self) -> None:
+        """End a running profile without a result."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            try:
+                profile.end()
+            except OffloopError as error:
+                self._say(str(error))
 
     def _idle(self) -> None:
         stop = self._state.stop_requested
@@ -169,6 +213,8 @@ class RemoteControl:
 
 
 def _path_text(path: object) -> str | None:
+    if isinstance(path, list):
+        return ", ".join(path)
     if not isinstance(path, str | os.PathLike) or not os.path.exists(path):
         return None
     return os.path.abspath(os.fsdecode(path)).encode(errors="backslashreplace").decode()
