@@ -23,6 +23,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import ANY_TABLE, Event
 from offloop.trainer.control.remote_control import LATER
 from offloop.trainer.data.spec import count_tokens
+from offloop.trainer.fields.norms import NORM_FIELDS
 
 try:
     from transformers import Trainer, TrainerCallback, __version__
@@ -33,10 +34,7 @@ except ModuleNotFoundError as error:
 
 _EVENTS = ALWAYS | EVALUATION_BATCHES | PREDICTION | STEP
 _WITHOUT = {"outputs": "the trainer does not pass on the model's outputs"}
-_OF_WEIGHTS = (
-    *("gradient_norm", "gradient_norms", "parameter_norm", "parameter_norms", "moment_norms", "update_norms"),
-    *("optimizer_norms", "weights", "weights_checkpoint"),
-)
+_WHOLE = ("weights", "weights_checkpoint")
 _IN_EVENTS = ("loss", "learning_rate", "epoch")  # logged values that every event already has
 _IN_CHECKPOINT = "offloop"
 _PAIRS = re.compile("DataCollatorFor(Vision)?Preference")
@@ -106,8 +104,10 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
         precision = trainer.accelerator.mixed_precision
         in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
-        is_divided = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        without = {**_WITHOUT, **(dict.fromkeys(_OF_WEIGHTS, "each rank has only a part") if is_divided else {})}
+        lacks = _WHOLE if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else ()
+        if lacks and not getattr(trainer.accelerator, "is_fsdp2", False):
+            lacks += tuple(NORM_FIELDS)
+        without = {**_WITHOUT, **dict.fromkeys(lacks, "each rank has only a part")}
         self._training = training = AttachedTraining(
             Framework(*(("TRL", "trl") if is_trl else ("Transformers", "transformers")), _EVENTS, without),
             {**self._options, "run_name": name or self._options.get("run_name") or as_run_name(args.run_name)},

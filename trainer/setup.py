@@ -36,7 +36,6 @@ from offloop.trainer.loop.loop import TrainingLoop
 from offloop.trainer.loop.optimization import Optimization
 from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.loop.step import TrainStep, check_microbatch_size
-from offloop.trainer.stream.description import describe_unavailable
 from offloop.trainer.stream.run_stream import TrainingStream
 
 
@@ -126,7 +125,7 @@ class Setup:
 
     def _describe(self, run_name: str) -> dict[str, Any]:
         self._use_name(run_name)
-        return describe_unavailable(self.forward_pass.is_sharded)
+        return {}
 
     def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
         """Start the run and its consumers, then bring the state to the start of the training."""

@@ -88,7 +88,7 @@ class Callback:
     ``False`` is for a state of one attempt, such as a position in its file."""
 
     keeps: ClassVar[Collection[str]] = ()
-    """Attributes that make up :meth:`state_dict`: plain values, or dataclasses of plain values."""
+    """Attributes that make up :meth:`state_dict`: plain values, dataclasses of them, or objects with these methods."""
 
     owns_terminal: ClassVar[bool] = False
     """The callback draws on the whole terminal, so the command ``consumer`` logs nothing there."""
@@ -179,7 +179,11 @@ class Callback:
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events, at least
         once a second in a busy run, so keep it small. By default the attributes in :attr:`keeps`."""
-        return {name.lstrip("_"): msgspec.to_builtins(getattr(self, name)) for name in self.keeps}
+        kept = {name.lstrip("_"): getattr(self, name) for name in self.keeps}
+        return {
+            name: value.state_dict() if hasattr(value, "state_dict") else msgspec.to_builtins(value)
+            for name, value in kept.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; tuples are lists by then.
@@ -188,6 +192,9 @@ class Callback:
         and ``AFTER_LOAD``."""
         for name in self.keeps:
             before, value = getattr(self, name), state[name.lstrip("_")]
+            if hasattr(before, "load_state_dict"):
+                before.load_state_dict(value)
+                continue
             setattr(self, name, msgspec.convert(value, type(before)) if is_dataclass(before) else value)
 
     @property

@@ -18,6 +18,7 @@ from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.strict_json import plain
+from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames
@@ -27,6 +28,7 @@ from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
 from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
+from offloop.consumers.callbacks.shards import WholeNorms, of_rank
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
@@ -231,6 +233,8 @@ class Alert(Callback):
         asked = (rule.field for rule in self._rules)
         self.fields = tuple(dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE))  # type: ignore[misc]
         self.every = every  # type: ignore[misc]
+        self._norms = {name: WholeNorms(name) for name in self.fields}
+        self.all_ranks = bool(self.fields)  # type: ignore[misc]
         self._dumps = dump
         self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
         # For each rule, the metrics for which it holds.
@@ -252,6 +256,7 @@ class Alert(Callback):
             },
             "sources": [source.state_dict() for source in self._sources],
             "unjudged": sorted(self.unjudged),
+            "norms": {name: norms.state_dict() for name, norms in self._norms.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -264,25 +269,31 @@ class Alert(Callback):
         ]
         for source, one in zip(self._sources, state["sources"], strict=True):
             source.load_state_dict(one)
+        for name in self._norms.keys() & state["norms"].keys():
+            self._norms[name].load_state_dict(state["norms"][name])
         judged = state["rules"].keys() - set(state["unjudged"])
         self.unjudged = {rule.text for rule in self._rules} - judged
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         values = LoggedNumbers()
         values.begin(state)
-        for source in self._sources:
+        # Norms of sharded weights are known with the event of any rank; all else is the first one's.
+        is_other = 0 < state.rank < FIRST_ACTOR
+        fields = {} if is_other else dict(state.fields)
+        fields |= {name: norms.whole(state) for name, norms in self._norms.items()}
+        for source in () if is_other else self._sources:
             if event in source.demand().events:
                 source.run_event(event, state, values)
         began = (state.previous_timestamp if event is Event.BATCH_END else None) or state.timestamp
         for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
-            for name, value in _values_for(rule, values.numbers, state):
+            for name, value in _values_for(rule, values.numbers, fields):
                 self.unjudged.discard(rule.text)
                 rule_state = holding.pop(name, None) or RuleState()
                 status = rule_state.take_in(rule, value, began, state)
                 if rule_state.since is not None:
                     holding[name] = rule_state
                 if status is not None:
-                    identity = f"{state.run_name}-{state.attempt}-{state.seq}-{number}-{name}"
+                    identity = f"{state.run_name}-{state.attempt}-{state.seq}{of_rank(state)}-{number}-{name}"
                     at = state.timestamp.values.epoch, state.timestamp.values.batch, state.time
                     notice = Notice(identity, status, rule.text, name, value, state.run_name, state.attempt, *at)
                     self.act(notice, logger.context)
@@ -341,7 +352,7 @@ def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
     return f"exit code {process.returncode}" if process.returncode else None
 
 
-def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Iterable[tuple[str, float]]:
+def _values_for(rule: Rule, logged: Mapping[str, float], fields: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     if rule.name is None:
         return [(name, value) for name, value in logged.items() if name.startswith((_LOSSES, _METRICS))]
     if rule.key is None and rule.name in logged:
@@ -349,7 +360,7 @@ def _values_for(rule: Rule, logged: Mapping[str, float], state: Snapshot) -> Ite
     # An evaluation has no training loss, and `loss` would match the loss of the evaluation.
     if rule.key is None and rule.name != "loss" and (found := MetricNames(logged).matches(rule.name)):
         return [(name, logged[name]) for name in found]
-    name, value = rule.name, state.fields.get(rule.name)
+    name, value = rule.name, fields.get(rule.name)
     if rule.key is not None:
         name, value = f"{name}[{rule.key}]", value.get(rule.key) if isinstance(value, Mapping) else None
     return [(name, value)] if isinstance(value, float | int) else []

@@ -22,9 +22,10 @@ class Together(Generic[T]):
     ``fit(reset_time=True)`` restarts the count: a lower number at a later time of the same source. No two clocks are
     compared. When more than ``most_open`` batches wait for reports, the oldest waits no longer."""
 
-    def __init__(self, most_open: int) -> None:
+    def __init__(self, most_open: int, kind: type[T]) -> None:
         self.open: dict[Place, dict[Hashable, T]] = {}  # batches that wait for reports, with the reports by source
         self._most_open = most_open
+        self._kind = kind  # of the reports
         self._newest: dict[Hashable, tuple[int, int, int]] = {}
         self._settled: Place = 0, 0
 
@@ -59,9 +60,9 @@ class Together(Generic[T]):
             "settled": list(self._settled),
         }
 
-    def load_state_dict(self, state: dict[str, Any], kind: type[T]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         for restarts, batch, source, report in state["open"]:
-            self.open.setdefault((restarts, batch), {})[source] = msgspec.convert(report, kind)
+            self.open.setdefault((restarts, batch), {})[source] = msgspec.convert(report, self._kind)
         self._newest = {source: (restarts, batch, time_ns) for source, restarts, batch, time_ns in state["newest"]}
         restarts, batch = state["settled"]
         self._settled = restarts, batch
@@ -152,7 +153,7 @@ class HostArrivals:
     train together reach together: no two clocks are compared."""
 
     def __init__(self) -> None:
-        self._windows: Together[HostWindow] = Together(_MOST_OPEN)
+        self._windows: Together[HostWindow] = Together(_MOST_OPEN, HostWindow)
 
     def add(self, windows: Iterable[HostWindow]) -> list[LastArrival]:
         found: list[LastArrival] = []

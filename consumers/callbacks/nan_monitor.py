@@ -12,8 +12,7 @@ from offloop.bus.strict_json import plain
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-
-_GRADIENTS = ("gradient_norm", "gradient_norms")
+from offloop.consumers.callbacks.shards import WholeNorms, of_rank
 
 
 class NaNMonitor(Callback):
@@ -28,7 +27,9 @@ class NaNMonitor(Callback):
     The first bad batch of the run is logged as the table ``nan/first_bad_batch``: its number, loss, learning rates and
     gradient norms.
 
-    With ``amp_fp16`` gradients are not checked: the scaler skips steps that are not finite to find its scale.
+    Gradients of sharded weights are checked when all ranks have reported theirs, see :class:`OptimizerMonitor`: a stop
+    may then come a batch later. With ``amp_fp16`` gradients are not checked: the scaler skips steps that are not finite
+    to find its scale.
 
     Args:
         action: ``alert``, or ``stop`` to ask for the end of the training as well.
@@ -37,7 +38,7 @@ class NaNMonitor(Callback):
     """
 
     barrier_events = (Event.BATCH_END,)
-    keeps = ("_bad_batches", "_in_episode")
+    keeps = ("_bad_batches", "_in_episode", "_bad_loss_at", "_norms")
 
     def __init__(
         self, action: Literal["alert", "stop"] = "alert", check_gradients: bool = True, per_parameter: bool = False
@@ -48,14 +49,26 @@ class NaNMonitor(Callback):
         self._action = action
         if action != "stop":
             self.barrier_events = ()  # type: ignore[assignment, misc]  # nothing to wait for
-        self.fields = (_GRADIENTS[per_parameter],) if check_gradients else ()  # type: ignore[misc]
+        self._norms = WholeNorms("gradient_norms" if per_parameter else "gradient_norm")
+        self.fields = (self._norms.field,) if check_gradients else ()  # type: ignore[misc]
+        self.all_ranks = check_gradients  # type: ignore[misc]
         self._bad_batches = 0
         self._in_episode = False
+        self._bad_loss_at = -1  # a batch that is reported before its gradients are known
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        loss = state.loss
-        gradients = self._gradients(state)
+        norms, batch = self._norms.whole(state) if self.fields else None, state.timestamp.values.batch
+        loss = state.loss if state.rank == 0 else None
         bad_loss = loss is not None and not math.isfinite(loss)
+        if norms is None and (state.rank > 0 or (self._norms.open and not bad_loss)):
+            return
+        if state.rank > 0 and batch == self._bad_loss_at:
+            return
+        if bad_loss:
+            self._bad_loss_at = batch
+            if norms is None and isinstance(own := state.get(self._norms.field), dict):
+                norms = own.get("shards")
+        gradients = _by_name(norms, state)
         bad_gradients = [name for name, norm in gradients.items() if not math.isfinite(norm)]
         was_in_episode, self._in_episode = self._in_episode, bool(bad_loss or bad_gradients)
         self._bad_batches += self._in_episode
@@ -70,21 +83,21 @@ class NaNMonitor(Callback):
         if self._in_episode and self._action == "stop":
             state.stop_training(f"nan: {' and '.join(_what(state, bad_loss, bad_gradients))}")
 
-    def _gradients(self, state: Snapshot) -> dict[str, float]:
-        if state.fields.get("precision") == "amp_fp16":
-            return {}
-        norms: Any = next((state.fields[name] for name in self.fields if name in state.fields), {})
-        return dict(norms) if isinstance(norms, Mapping) else {"all": norms}
-
     def _tell(self, what: list[str], state: Snapshot, logger: Logger) -> None:
         rates = ", ".join(f"{name} {' '.join(f'{rate:g}' for rate in rates)}" for name, rates in state.lr.items())
         then = "; the training is asked to stop" if self._action == "stop" else ""
         where = f"run {state.run_name}, batch {state.timestamp.batch.value}"
         text = f"{' and '.join(what)}; learning rates {rates}{then}"
         say(f"{where}: {text}", err=True)
-        batch, identity = state.timestamp.values.batch, f"nan-{state.attempt}-{state.seq}"
+        batch, identity = state.timestamp.values.batch, f"nan-{state.attempt}-{state.seq}{of_rank(state)}"
         alert = RunAlert(identity, FIRING, identity, text, state.time, state.attempt, batch)
         note_alert(logger.context.run_dir, alert)
+
+
+def _by_name(norms: Any, state: Snapshot) -> dict[str, float]:
+    if norms is None or state.get("precision") == "amp_fp16":
+        return {}
+    return dict(norms) if isinstance(norms, Mapping) else {"all": norms}
 
 
 def _log_batch(state: Snapshot, gradients: Mapping[str, float], logger: Logger) -> None:

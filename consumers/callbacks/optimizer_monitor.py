@@ -7,6 +7,7 @@ from offloop.bus.errors import check_at_least
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
+from offloop.consumers.callbacks.shards import WholeNorms
 
 _GLOBAL = "l2_norm/grad/global"
 
@@ -24,12 +25,20 @@ class OptimizerMonitor(Callback):
     The trainer computes the norms in requested batches only. Gradients are those that the optimizer uses: of the whole
     batch, unscaled, and clipped where an algorithm clips.
 
+    Of sharded weights (FSDP2, tensor parallelism) each rank computes the norms of its shards, and they are added up
+    here, as far as the ranks are on one host. The optimizer's report is then ``l2_norm/moment/PARAMETER`` and
+    ``l2_norm/param/PARAMETER``.
+
     Args:
         log_optimizer_metrics: log the optimizer's report.
         batch_log_interval: how often, in batches: 10 for the batches 10, 20, ...
         only_global: log ``l2_norm/grad/global`` alone.
 
     Reference: ``composer/callbacks/optimizer_monitor.py``."""
+
+    all_ranks = True
+    resumes = False
+    keeps = ("_norms",)
 
     def __init__(
         self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10, only_global: bool = False
@@ -40,12 +49,13 @@ class OptimizerMonitor(Callback):
             self._field = "gradient_norm"
         elif log_optimizer_metrics:
             self._field = "optimizer_norms"
+        self._norms = WholeNorms(self._field)
         # The request of this object.
         self.fields = (self._field,)  # type: ignore[misc]
         self.every = batch_log_interval  # type: ignore[misc]
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
-        norms = state.fields.get(self._field)
+        norms = self._norms.whole(state)
         if norms is not None:
             logger.log_metrics(self._metrics(norms))
 

@@ -105,7 +105,7 @@ class Phases(Callback):
 
     all_ranks = True
     resumes = False
-    keeps = ("_verdict", "_resumed", "_evaluation")
+    keeps = ("_verdict", "_resumed", "_evaluation", "_reports")
     fields = ("phases",)
 
     def __init__(self, every: int | str = 10, window: int = 10, threshold: float = 0.3) -> None:
@@ -116,7 +116,7 @@ class Phases(Callback):
         self._threshold = threshold
         self._samples: deque[Sample] = deque(maxlen=window)
         self._verdict: str | None = None
-        self._reports: Together[Report] = Together(_UNSETTLED)
+        self._reports: Together[Report] = Together(_UNSETTLED, Report)
         self._resumed: dict[int, int] = {}  # start of the current batch on each rank
         self._evaluation = _Evaluation()
         self._arrivals = HostArrivals()
@@ -130,14 +130,12 @@ class Phases(Callback):
         return Demand({Event.BATCH_END: EventDemand(1, {"phases": self.every}), **dict.fromkeys(others, EventDemand())})
 
     def state_dict(self) -> dict[str, Any]:
-        samples = [list(sample) for sample in self._samples]
-        health = msgspec.to_builtins([*self._health[""]])
-        return super().state_dict() | {"samples": samples, "reports": self._reports.state_dict(), "health": health}
+        samples, health = [list(sample) for sample in self._samples], msgspec.to_builtins([*self._health[""]])
+        return super().state_dict() | {"samples": samples, "health": health}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._samples.extend(msgspec.convert(state["samples"], list[Sample]))
-        self._reports.load_state_dict(state["reports"], Report)
         self._health[""].extend(msgspec.convert(state["health"], list[Health]))
 
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 from training import gold_trainer
 
-from offloop.bus import Event, Recording
 from offloop.bus.errors import OffloopError
 from offloop.trainer import Classifier, Evaluator, RankBatchSampler, Trainer
 from offloop.trainer.algorithms import GradientClipping
@@ -222,14 +221,6 @@ def saved_again(folder: Path) -> dict[str, Any]:
     return {"expected": weights(trainer), "found": weights(loaded)}
 
 
-def never_given(folder: Path) -> list[str]:
-    """Return the fields that a training says it will never have, in the stream's first event."""
-    with comparable(fsdp_config={}, publish=True, run_name="sharded", runs_dir=folder / "runs") as trainer:
-        trainer.fit()
-    snapshots = Recording(folder / "runs" / "sharded").snapshots([Event.INIT])
-    return sorted({name for one in snapshots for name in one.fields["unavailable"]["fields"]})
-
-
 def main(path: str) -> None:
     """Run everything on this rank."""
     torch.set_num_threads(1)
@@ -245,7 +236,6 @@ def main(path: str) -> None:
         "evaluated": evaluated(),
         "tied": tied(),
         "saved again": saved_again(folder),
-        "never given": never_given(folder),
         "refused": refused(folder),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -1,7 +1,7 @@
 """Norms of gradients, weights, moments and updates, in a few steps of the device each."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,13 +13,10 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import BATCH_RESULTS, Field, hook_optimizers
 
 _MOMENTS = ("exp_avg", "momentum_buffer")
-_GLOBAL = "l2_norm/grad/global"
+_GRADIENT = "l2_norm/grad/"
+_GLOBAL = f"{_GRADIENT}global"
 
-SHARDED = (
-    "with fsdp_config each rank has a part of the weights, and their norms need all ranks at once: log them from "
-    "an algorithm"
-)
-"""The reason why a training with sharded weights has none of these fields."""
+_Layout: TypeAlias = tuple[Any, tuple[Any, ...]]  # a DeviceMesh, and the placements of a tensor on it
 
 
 @torch.no_grad()
@@ -28,8 +25,6 @@ def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
 
     Tensors of one dtype and device are processed together. Norms of half precision and of whole numbers are float32.
     For sparse gradients, of which only the values count, the host waits for the GPU."""
-    tensors = list(tensors)
-    _refuse_sharded(tensors)
     dense = [_dense(one) for one in tensors]
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, one in enumerate(dense):
@@ -48,14 +43,49 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.float()
 
 
-def _is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "device_mesh")
+def _layout(tensor: Any) -> _Layout | None:
+    # Not by its class, whose import takes seconds.
+    return (tensor.device_mesh, tuple(tensor.placements)) if hasattr(tensor, "device_mesh") else None
 
 
-def _refuse_sharded(tensors: Iterable[Tensor]) -> None:
-    if any(map(_is_sharded, tensors)):
-        # The ranks receive the demand at different times; a rank that computes alone would wait for the others.
-        raise ConfigurationError(SHARDED)
+@torch.no_grad()
+def _of_ranks(state: State, tensors: Mapping[str, Tensor], norms: Callable[[Mapping[str, Tensor]], Any]) -> Any:
+    """Return the norms of whole tensors; of sharded ones those of this rank's shards, for consumers to add up.
+
+    ``None`` on a rank without shards that count. No other rank is asked: the ranks receive the demand at different
+    times, and one that computes alone would wait for the others."""
+    layouts = {name: _layout(one) for name, one in tensors.items()}
+    if not any(layouts.values()):
+        if state.world_size > 1 and any(hasattr(one, "_fsdp_flattened") for one in state.model.parameters()):
+            raise ConfigurationError("FullyShardedDataParallel flattens the weights: use torch's fully_shard (FSDP2)")
+        return norms(tensors)
+    meshes = (layout[0] for layout in map(_layout, state.model.parameters()) if layout)
+    if all(mesh.size() < state.world_size for mesh in meshes):
+        raise ConfigurationError(
+            f"no parameter is spread over all {state.world_size} ranks, as in a pipeline: its norms cannot be added up"
+        )
+    owners = {layout: _owners(*layout) if layout else {0} for layout in layouts.values()}
+    ranks = set().union(*owners.values())
+    if state.rank not in ranks:
+        return None
+    own: dict[str, Any] = {name: one for name, one in tensors.items() if state.rank in owners[layouts[name]]}
+    local = {name: one.to_local() if layouts[name] else one for name, one in own.items()}
+    shards = norms({name: one for name, one in local.items() if one.numel()})
+    # All owners are known to the first rank, which is one of them.
+    return {"shards": shards, "ranks": 0 if state.rank else len(ranks)}
+
+
+def _owners(mesh: Any, placements: tuple[Any, ...]) -> set[int]:
+    """Return the ranks whose shards make up the tensor: of several replicas those of the replica on the first rank."""
+    ranks = mesh.mesh
+    first = (ranks == 0).nonzero().tolist()
+    for dimension, placement in enumerate(placements):
+        if placement.is_partial():
+            raise ConfigurationError("its tensors are not yet added up over the ranks")
+        if first and placement.is_replicate():
+            ranks = ranks.narrow(dimension, first[0][dimension], 1)
+    # A mesh without the first rank has a replica of a tensor that the first rank has too.
+    return set(ranks.flatten().tolist()) if first else set()
 
 
 def _joint(norms: list[Tensor]) -> Tensor:
@@ -78,9 +108,7 @@ def _norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _gradients(state: State) -> dict[str, Tensor]:
     """Return the gradients as the optimizers use them; infinite or NaN in a batch whose step the scaler skips."""
     named = state.model.named_parameters()
-    gradients = {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
-    _refuse_sharded(gradients.values())
-    return gradients
+    return {name: one.grad for name, one in named if one.requires_grad and one.grad is not None}
 
 
 def _parameters(state: State) -> dict[str, Tensor]:
@@ -88,7 +116,7 @@ def _parameters(state: State) -> dict[str, Tensor]:
     return {name: one for name, one in named if one.is_floating_point() or one.is_complex()}
 
 
-def moment_norms(state: State) -> dict[str, Tensor]:
+def _moments(state: State) -> dict[str, Tensor]:
     moments = {}
     for name, parameter in state.model.named_parameters():
         for optimizer in state.optimizers:
@@ -96,26 +124,39 @@ def moment_norms(state: State) -> dict[str, Tensor]:
             moment = next((kept[one] for one in _MOMENTS if isinstance(kept.get(one), Tensor)), None)
             if moment is not None:
                 moments[name] = moment
+    return moments
+
+
+def moment_norms(state: State) -> Any:
+    moments = _moments(state)
     if not moments:
         kinds = ", ".join(type(one).__name__ for one in state.optimizers) or "none"
         raise ConfigurationError(
             f"no optimizer keeps moments ({kinds}): use one that does, such as SGD with momentum=0.9 or AdamW"
         )
-    return _norms_of(moments)
+    return _of_ranks(state, moments, _norms_of)
 
 
-def optimizer_norms(state: State) -> dict[str, Any]:
+def optimizer_norms(state: State) -> Any:
     """Return the optimizers' metrics of each parameter and the L2 norms of all gradients, under the reference's names.
 
     An optimizer may have a method ``report_per_parameter_metrics(parameter, name, metrics)``, which returns ``metrics``
-    with its own added; its tensors are read without waiting. Reference: ``composer/callbacks/optimizer_monitor.py``."""
+    with its own added; its tensors are read without waiting. With sharded weights it is not called, because it may
+    ask other ranks: in its place are the norms of moments and weights. Reference:
+    ``composer/callbacks/optimizer_monitor.py``."""
     gradients = _gradients(state)
     parameters = dict(state.model.named_parameters())
     reporters = {id(one): reporter for one, reporter in _reporters(state)}
+    if any(map(_layout, gradients.values())):
+        reported = [name for name in gradients if id(parameters[name]) in reporters]
+        moments = _moments(state) if reported else {}
+        named = {f"l2_norm/moment/{name}": moments[name] for name in reported if name in moments}
+        named |= {f"l2_norm/param/{name}": parameters[name] for name in reported}
+        return _of_ranks(state, named | {f"{_GRADIENT}{name}": one for name, one in gradients.items()}, _with_global)
     metrics: dict[str, Any] = {}
     missing: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
-        key = f"l2_norm/grad/{name}"
+        key = f"{_GRADIENT}{name}"
         if (reporter := reporters.get(id(parameters[name]))) is not None:
             metrics = reporter(parameters[name], name, metrics)
         if key not in metrics:
@@ -123,8 +164,13 @@ def optimizer_norms(state: State) -> dict[str, Any]:
             metrics[key] = None
             missing[key] = gradient
     metrics.update(_norms_of(missing))
-    norms = [metrics[f"l2_norm/grad/{name}"] for name in gradients]
+    norms = [metrics[f"{_GRADIENT}{name}"] for name in gradients]
     return {**metrics, _GLOBAL: _joint([torch.as_tensor(one) for one in norms])}
+
+
+def _with_global(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    norms = _norms_of(tensors)
+    return norms | {_GLOBAL: _joint([norm for name, norm in norms.items() if name.startswith(_GRADIENT)])}
 
 
 def _reporters(state: State) -> Iterator[tuple[Tensor, Callable[[Tensor, str, dict[str, Any]], dict[str, Any]]]]:
@@ -148,8 +194,7 @@ class UpdateProbe:
         # A hook for all optimizers: the training's may not exist yet, or change before they step.
         hook_optimizers(register_optimizer_step_pre_hook, self._before_step)
 
-    def norms(self) -> dict[str, Tensor]:
-        _refuse_sharded(self._state.model.parameters())
+    def norms(self) -> Any:
         before, self._before = self._before, {}
         if self._trouble is not None:
             raise ConfigurationError(self._trouble)
@@ -157,9 +202,13 @@ class UpdateProbe:
             raise ConfigurationError(
                 "the optimizers have not stepped in this batch, or it began before the field was requested"
             )
-        kept = [old for old, _ in before.values()]
-        torch._foreach_sub_(kept, [parameter.detach() for _, parameter in before.values()])
-        return dict(zip(before, l2_norms(kept), strict=True))
+
+        def changes(after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            kept = [before[name][0] for name in after]
+            torch._foreach_sub_(kept, [one.detach() for one in after.values()])
+            return dict(zip(after, l2_norms(kept), strict=True))
+
+        return _of_ranks(self._state, {name: parameter for name, (_, parameter) in before.items()}, changes)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         state = self._state
@@ -168,11 +217,12 @@ class UpdateProbe:
             return
         self._kept_at = batch
         self._before, self._trouble = {}, None
-        parameters = {name: one for name, one in state.model.named_parameters() if one.requires_grad}
-        if self._is_due() and not any(map(_is_sharded, parameters.values())):
+        if self._is_due():
+            parameters = {name: one for name, one in state.model.named_parameters() if one.requires_grad}
             try:
-                kept = [torch.empty_like(one) for one in parameters.values()]
-                torch._foreach_copy_(kept, [one.detach() for one in parameters.values()], non_blocking=True)
+                own = [one.detach().to_local() if _layout(one) else one.detach() for one in parameters.values()]
+                kept = [torch.empty_like(one) for one in own]
+                torch._foreach_copy_(kept, own, non_blocking=True)
             # This runs within the optimizer's step: a copy that does not fit into memory must not end the training.
             except RuntimeError as error:
                 self._trouble = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -183,10 +233,10 @@ class UpdateProbe:
 _AFTER_STEP = frozenset({Event.BATCH_END})
 
 NORM_FIELDS: dict[str, Field] = {
-    "gradient_norm": Field(lambda state: _norm_of_all(_gradients(state)), BATCH_RESULTS),
-    "gradient_norms": Field(lambda state: _norms_of(_gradients(state)), BATCH_RESULTS),
-    "parameter_norm": Field(lambda state: _norm_of_all(_parameters(state))),
-    "parameter_norms": Field(lambda state: _norms_of(_parameters(state))),
+    "gradient_norm": Field(lambda state: _of_ranks(state, _gradients(state), _norm_of_all), BATCH_RESULTS),
+    "gradient_norms": Field(lambda state: _of_ranks(state, _gradients(state), _norms_of), BATCH_RESULTS),
+    "parameter_norm": Field(lambda state: _of_ranks(state, _parameters(state), _norm_of_all)),
+    "parameter_norms": Field(lambda state: _of_ranks(state, _parameters(state), _norms_of)),
     "moment_norms": Field(moment_norms, _AFTER_STEP),
     "update_norms": Field(UpdateProbe.norms, _AFTER_STEP, probe=UpdateProbe),
     "optimizer_norms": Field(optimizer_norms, _AFTER_STEP),

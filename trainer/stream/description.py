@@ -25,7 +25,6 @@ from offloop.bus.types.time import Time
 from offloop.trainer.arguments.values import optimizer_names, unique_names
 from offloop.trainer.distributed.ranks import local_world_size
 from offloop.trainer.engine.state import State
-from offloop.trainer.fields.norms import NORM_FIELDS, SHARDED
 from offloop.trainer.schedulers import TimeAwareScheduler
 
 
@@ -46,11 +45,6 @@ def describe_system(state: State) -> dict[str, Any]:
     with contextlib.suppress(PackageNotFoundError):
         facts["offloop"] = version("offloop")
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def describe_unavailable(is_sharded: bool) -> dict[str, Any]:
-    """Return the fields that a training never has, for the description of its run: norms of sharded weights."""
-    return {"unavailable": {"fields": dict.fromkeys(NORM_FIELDS, SHARDED)}} if is_sharded else {}
 
 
 def describe_sizes(state: State) -> dict[str, Any]:

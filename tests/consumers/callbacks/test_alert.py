@@ -184,3 +184,17 @@ def test_rules_name_metrics_in_full_or_in_short_also_those_of_monitors_that_are_
         ("metrics/eval/accuracy", 0.5),
         ("metrics/eval/accuracy", 0.5),
     ]
+
+
+def test_a_rule_about_a_norm_of_sharded_weights_is_judged_for_all_ranks_together() -> None:
+    def told(rank: int, batch: int, norm: float) -> Snapshot:
+        value = {"shards": norm, "ranks": 0 if rank else 2}
+        return batch_end(batch, rank=rank, gradient_norm=value, batch_size=6 + rank, on_demand=["gradient_norm"])
+
+    norms = {1: (3.0, 3.9), 2: (3.0, 4.1), 3: (3.0, 3.9)}
+    snapshots = [told(rank, batch, norms[batch][rank]) for batch in norms for rank in (batch % 2, 1 - batch % 2)]
+    one = Told("gradient_norm > 5", "batch_size > 6")
+    assert one.alert.all_ranks
+    assert one.over(snapshots) == [("firing", 2), ("resolved", 3)]
+    assert one.notices[0].value == pytest.approx(math.hypot(3.0, 4.1))
+    assert len({notice.id for notice in one.notices}) == 2

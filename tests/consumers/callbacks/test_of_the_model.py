@@ -284,3 +284,61 @@ def test_nan_monitor_leaves_the_gradients_of_amp_fp16_to_the_scaler() -> None:
 
 def test_nan_monitor_goes_on_from_where_it_was() -> None:
     goes_on_alike(NaNMonitor, batches_with([NAN, NAN, 1.0, NAN]))
+
+
+# -- norms of sharded weights -----------------------------------------------------------------------------------------
+
+
+def of_shards(batch: int, rank: int, norm: Any, field: str = "gradient_norm", **fields: Any) -> Snapshot:
+    value = {"shards": norm, "ranks": 0 if rank else 2}
+    return batch_end(batch, rank=rank, **{"loss": 1.0, field: value, "on_demand": [field], **fields})
+
+
+def test_norms_of_shards_are_added_up_and_incomplete_batches_are_left_out_and_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    snapshots = [
+        of_shards(1, 1, {"a": 1.0}, "gradient_norms"),  # before the first rank got the request
+        *(of_shards(2, rank, {"a": 3.0 + rank, "b": 0.5} if rank else {"a": 3.0}, "gradient_norms") for rank in (0, 1)),
+        of_shards(3, 1, {"a": NAN}, "gradient_norms"),
+        of_shards(4, 0, {"a": 1.0}, "gradient_norms"),
+        of_shards(3, 0, {"a": 1.0, "c": 2.0}, "gradient_norms"),
+        batch_end(4, rank=2, gradient_norms=None, on_demand=["gradient_norms"]),  # a replica
+        of_shards(4, 1, {}, "gradient_norms"),
+    ]
+
+    def make() -> OptimizerMonitor:
+        return OptimizerMonitor(log_optimizer_metrics=False, batch_log_interval=1)
+
+    two = {"l2_norm/grad/a": 5.0, "l2_norm/grad/b": 0.5, "l2_norm/grad/global": math.hypot(5, 0.5)}
+    three = {"l2_norm/grad/a": NAN, "l2_norm/grad/c": 2.0, "l2_norm/grad/global": NAN}
+    four = {"l2_norm/grad/a": 1.0, "l2_norm/grad/global": 1.0}
+    calls = calls_of(make(), snapshots).calls
+    assert [step for step, _, _ in calls] == [2, 3, 4]
+    assert [metrics for _, _, metrics in calls] == [pytest.approx(one, nan_ok=True) for one in (two, three, four)]
+    goes_on_alike(make, snapshots[:3] + snapshots[4:5] + snapshots[6:])
+    capsys.readouterr()
+    # A rank that no longer reports.
+    silent = [of_shards(batch, 0, {"a": 1.0}, "gradient_norms") for batch in range(1, 100)]
+    assert calls_of(make(), silent).calls == []
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0].split()[-2] for line in lines] == ["1", "2", "4", "8", "16", "32"]
+    assert "the shards of 1 of 2 ranks came" in lines[0]
+
+
+def test_nan_monitor_checks_the_gradients_of_all_ranks_in_one_episode() -> None:
+    bad_everywhere = [of_shards(5, 0, NAN, loss=NAN), of_shards(5, 1, NAN, loss=NAN)]
+    snapshots = [
+        *(of_shards(1, rank, 1.0) for rank in (0, 1)),
+        *(of_shards(batch, rank, INF if rank else 1.0) for batch in (2, 3) for rank in (batch % 2, 1 - batch % 2)),
+        *(of_shards(4, rank, 1.0) for rank in (1, 0)),
+        *bad_everywhere,
+    ]
+    kept = watched(NaNMonitor(), snapshots)
+    assert [(row.step, row.metrics) for row in kept.rows] == [
+        (2, {"nan/loss": 0, "nan/gradients": 1, "nan/batches": 1}),
+        (3, {"nan/loss": 0, "nan/gradients": 1, "nan/batches": 2}),
+        (4, {"nan/loss": 0, "nan/gradients": 0, "nan/batches": 2}),
+        (5, {"nan/loss": 1, "nan/gradients": 1, "nan/batches": 3}),
+    ]
+    goes_on_alike(NaNMonitor, snapshots)

@@ -1,26 +1,34 @@
 """Training with weights that are spread over ranks, and the checkpoints of such trainings."""
 
+import functools
 import json
+import math
 import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
+import norms_jobs
 import pytest
 import torch
 from forked import fill_once, run_ranks
 from safetensors import safe_open
 from sharding_jobs import LAST, comparable, fitted, flip_last_byte, weights
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
-from training import gold_trainer
+from training import Act, gold_trainer
 
+from offloop.bus import Event, Recording
 from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers.callbacks.shards import WholeNorms
+from offloop.trainer import State
+from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.checkpoints.folder import CheckpointFolder
 from offloop.trainer.checkpoints.sharded import check_sharded, read_sharded
 from offloop.trainer.distributed.sharding import check_fsdp_config
-from offloop.trainer.fields.norms import NORM_FIELDS
 
 pytestmark = pytest.mark.slow
 
@@ -90,10 +98,6 @@ def test_a_weight_in_two_places_stays_one(found: Found) -> None:
     assert_close(sharded, whole)
 
 
-def test_fields_that_need_all_ranks_at_once_are_published_as_unavailable(found: Found) -> None:
-    assert found[0]["never given"] == sorted(NORM_FIELDS)
-
-
 def test_ranks_with_unequal_numbers_of_batches_are_evaluated_together(found: Found) -> None:
     assert [rank["evaluated"]["predicted"] for rank in found] == [4, 2]
     for rank in found:
@@ -102,6 +106,90 @@ def test_ranks_with_unequal_numbers_of_batches_are_evaluated_together(found: Fou
 
 def test_after_an_evaluation_a_change_of_the_weights_is_seen(found: Found) -> None:
     assert [rank["evaluated"]["after a change"] for rank in found] == [[0.0] * 4, [0.0] * 2]
+
+
+# -- norms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Return the fields of norms of four ranks, for several layouts of the weights."""
+
+    def fill(folder: Path) -> None:
+        for one in run_ranks("norms_jobs", folder, f"import norms_jobs; norms_jobs.layouts({str(folder)!r})", 4):
+            assert one.exit_code == 0, one.stderr
+
+    folder = fill_once(tmp_path_factory.getbasetemp(), "norms", fill)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
+
+
+def whole(of_ranks: Found, layout: str, field: str) -> Any:
+    """Return a field of norms as consumers add it up, from the events of all ranks."""
+    norms = WholeNorms(field)
+    ranks = [
+        Snapshot.build(Event.BATCH_END, rank=rank, timestamp=Timestamp(batch=1), **{field: one[layout]["found"][field]})
+        for rank, one in enumerate(of_ranks)
+    ]
+    found = [norms.whole(ranks[rank]) for rank in (2, 0, 3, 1)]
+    [summed] = [one for one in found if one is not None]
+    return summed
+
+
+LAYOUTS = ["fsdp", "hsdp", "mixed_precision", "partly", "tensor_parallel", "two_dimensions"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_norms_of_shards_add_up_to_those_of_the_whole_weights(of_ranks: Found, layout: str) -> None:
+    close = functools.partial(pytest.approx, rel=1e-5, abs=1e-9)
+    for rank in of_ranks:
+        expected = rank[layout]["expected"]
+        for field, norms in expected.items():
+            assert whole(of_ranks, layout, field) == close(norms)
+        for field in ("gradient_norm", "parameter_norm"):
+            assert whole(of_ranks, layout, field) == close(math.hypot(*expected[f"{field}s"].values()))
+        kinds = {"grad": "gradient_norms", "moment": "moment_norms", "param": "parameter_norms"}
+        reported = {
+            f"l2_norm/{kind}/{name}": norm for kind, field in kinds.items() for name, norm in expected[field].items()
+        }
+        reported["l2_norm/grad/global"] = math.hypot(*expected["gradient_norms"].values())
+        assert whole(of_ranks, layout, "optimizer_norms") == close(reported)
+    if layout != "mixed_precision":
+        alone = norms_jobs.norms_of(lambda _: None)["found"]
+        assert whole(of_ranks, layout, "gradient_norms") == close(alone["gradient_norms"])
+        assert whole(of_ranks, layout, "update_norms") == pytest.approx(alone["update_norms"], rel=1e-4)
+
+
+def test_norms_that_cannot_be_added_up_are_refused_with_the_reason(of_ranks: Found) -> None:
+    for rank in of_ranks:
+        stages, unfinished = rank["pipeline"]["found"], rank["unfinished"]["found"]
+        assert "on_demand" not in stages
+        assert "gradient_norm: no parameter is spread over all 4 ranks" in stages["not_sent"]
+        assert not unfinished.keys() & {"gradient_norm", "gradient_norms", "optimizer_norms"}
+        assert "gradient_norm: its tensors are not yet added up over the ranks" in unfinished["not_sent"]
+
+
+def test_a_batch_of_which_a_killed_rank_has_no_norms_is_left_out(tmp_path: Path) -> None:
+    [first, second] = run_ranks("norms_jobs", tmp_path, f"import norms_jobs; norms_jobs.killed({str(tmp_path)!r})")
+    assert (first.exit_code, second.exit_code) == (1, -signal.SIGKILL)
+    expected: dict[int, dict[str, float]] = {}
+
+    def note(_: Event, state: State, __: object) -> None:
+        gradients = {name: float(one.grad.norm()) for name, one in state.model.named_parameters()}
+        norms = {f"l2_norm/grad/{name}": norm for name, norm in gradients.items()}
+        expected[int(state.timestamp.batch)] = norms | {"l2_norm/grad/global": math.hypot(*gradients.values())}
+
+    fitted(comparable(algorithms=[GradientClipping("norm", 0.2), Act(note, Event.BATCH_END)]))
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    found = {
+        row["step"]: {name: value for name, value in row.items() if name.startswith("l2_norm/")}
+        for row in rows
+        if "l2_norm/grad/global" in row
+    }
+    assert list(found) == list(range(1, norms_jobs.DIES_AT))
+    for batch, norms in found.items():
+        assert norms == pytest.approx(expected[batch], rel=1e-5)
+    recorded = Recording(tmp_path / "sharded").snapshots([Event.BATCH_END])
+    assert {one.rank for one in recorded if one.timestamp.batch == norms_jobs.DIES_AT} == {0}
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from fake_gpu import FakeGpu, reads
 from field_stream import Stream, asking, train
 from gold import GoldMLP, gold_loader
@@ -111,36 +110,6 @@ def test_computing_fields_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(torch.equal(one, other) for one, other in zip(plain[0], asked[0], strict=True))
     assert plain[1] == asked[1]
     assert torch.equal(plain[2], asked[2])
-
-
-@pytest.mark.parametrize("name", ["gradient_norm", "update_norms"])
-def test_norms_of_sharded_weights_are_refused_instead_of_waiting_for_other_ranks(
-    caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = dist.init_device_mesh("cpu", (1,))
-        model = GoldMLP()
-        for module in model.modules():
-            for own, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, own, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh)))
-        for parameter in model.parameters():
-            assert isinstance(parameter, DTensor)
-            parameter.grad = parameter.detach().clone()
-        stream = Stream(asking(1, BATCH_END, field=name))
-        state = State(model=model, device=CpuDevice(), seed=1, run_name="r")
-        state.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)]
-        publisher = StatePublisher(state, AlgorithmLogger(state), stream)
-        state.optimizers[0].step()
-        publisher.publish(BATCH_END)
-    finally:
-        dist.destroy_process_group()
-    [(_, _, fields)] = stream.sent
-    assert name not in fields
-    assert name in fields["not_sent"]
-    assert len(caplog.records) == 1
 
 
 # -- the user's own ---------------------------------------------------------------------------------------------------
