@@ -104,7 +104,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
         is_trl = any(one.__module__.startswith("trl.") for one in type(trainer).__mro__)
         precision = trainer.accelerator.mixed_precision
         in_epochs = args.max_steps <= 0 and args.num_train_epochs % 1 == 0
-        lacks = _WHOLE if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else ()
+        lacks: tuple[str, ...] = _WHOLE if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled else ()
         if lacks and not getattr(trainer.accelerator, "is_fsdp2", False):
             lacks += tuple(NORM_FIELDS)
         without = {**_WITHOUT, **dict.fromkeys(lacks, "each rank has only a part")}
