@@ -38,6 +38,7 @@ _OTHER_LOOPS = "docs/attach.md shows the line for other loops"
 @loggers_option
 @settings_option
 @runs_dir_option
+@click.option("--no-console", is_flag=True, help="Do not keep what the trainings print.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARGUMENT]...")
 def run(
     command: tuple[str, ...],
@@ -46,6 +47,7 @@ def run(
     loggers: list[str],
     options: tuple[str, ...],
     runs_dir: str | None,
+    no_console: bool,
 ) -> int:
     """Run COMMAND, such as 'python train.py --lr 0.1', and publish each training in it as a run.
 
@@ -72,7 +74,11 @@ def run(
     for destination in destinations:
         destination.check()
     # A script may change its folder.
-    attach = {"run_name": run_name, "runs_dir": None if runs_dir is None else os.path.abspath(runs_dir)}
+    attach = {
+        "run_name": run_name,
+        "runs_dir": None if runs_dir is None else os.path.abspath(runs_dir),
+        "capture_console": not no_console,
+    }
     with tempfile.TemporaryDirectory(prefix="offloop-run-") as folder:
         shutil.copy(startup.__file__, Path(folder, "sitecustomize.py"))
         given = {"folder": folder, "callbacks": callbacks, "loggers": loggers, "settings": options, "options": attach}

@@ -34,6 +34,8 @@ COLLECT_SECONDS = 0.02  # longest time for receiving before other work
 RECORD_EVERY = 0.2  # seconds between two flushes and acknowledgements
 HEARTBEAT_EVERY = 0.5
 NAMED_REFUSALS = 10  # between two heartbeats; further ones are counted only
+CONSOLE_EVERY = 0.05
+CONSOLE_SECONDS = 0.01
 SUMMARIZE_EVERY = 0.05
 SUMMARIZE_SECONDS = 0.005
 LAST_SUMMARY_SECONDS = 0.2
@@ -85,7 +87,7 @@ class Broker:
         self.run = BrokerRun.resume(self.directory, self.addresses, self.statistics)
 
     def serve(self) -> None:
-        next_flush = next_heartbeat = next_summary = 0.0
+        next_flush = next_heartbeat = next_console = next_summary = 0.0
         begun = time.monotonic()
         try:
             while not self._stopping and not self._is_done(begun):
@@ -105,6 +107,9 @@ class Broker:
                         self._look_at_publishers(self.run, now)
                         self._tend_bridge(self.run)
                         self._health.tend(HEALTH in self.run.reported[0].events and not self.run.over)
+                if now >= next_console and self.run is not None:
+                    self.run.console.read(CONSOLE_SECONDS)
+                    next_console = time.monotonic() + CONSOLE_EVERY
                 if flight := self._flight if self.run is None else self.run.flight:
                     flight.report()
                 if has_time and now >= next_summary and self.run is not None:
@@ -328,6 +333,7 @@ class Broker:
         """Close the recording, record the run's status, and release its directory."""
         # The run may have ended before the first heartbeat.
         self._tend_bridge(run)
+        run.console.finish()
         was_well = run.write_error is None
         run.close_recording()
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offloop.bus import processes
+from offloop.bus.broker.console import ConsoleRecorder
 from offloop.bus.broker.consumers import Consumers
 from offloop.bus.broker.flight import FlightRecorder
 from offloop.bus.broker.messages import HelloMessage
@@ -75,6 +76,7 @@ class BrokerRun:
         self.flush_soon = False
         self._is_full = False
         self.flight = FlightRecorder(directory, attempt)
+        self.console = ConsoleRecorder(directory, attempt)
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
         self._is_summarized = True

@@ -8,6 +8,7 @@ import click
 
 from offloop.bus.cli import options
 from offloop.bus.cli.compare import compare_runs
+from offloop.bus.cli.logs import show_console
 from offloop.bus.cli.manage import edit_runs, remove_runs
 from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
 from offloop.bus.cli.runs import list_runs, show_run
@@ -24,7 +25,7 @@ COMMANDS_GROUP = "offloop.commands"  # entry points of other packages that add c
 
 _SECTIONS = {
     "Train and watch": ("train", "consume", "run", "ui"),
-    "Runs": ("runs", "show", "compare", "edit", "rm", "send"),
+    "Runs": ("runs", "show", "logs", "compare", "edit", "rm", "send"),
     "Recordings": ("export", "import", "convert"),
     "Services": ("mcp", "server"),
 }  # the commands under each heading of the help
@@ -165,6 +166,7 @@ for _command in (
     list_runs,
     remove_runs,
     server,
+    show_console,
     show_run,
 ):
     bus.add_command(_command)

@@ -24,6 +24,7 @@ from offloop.bus.protocol import frames
 from offloop.bus.protocol.frames import Topic, check_size, pack_map
 from offloop.bus.protocol.order import Ending
 from offloop.bus.publisher.audience import Audience
+from offloop.bus.publisher.console import ConsoleCapture
 from offloop.bus.publisher.deferred import PendingEvent, PendingEvents
 from offloop.bus.publisher.description import Info
 from offloop.bus.publisher.logged import checked_step
@@ -150,6 +151,7 @@ class Publisher(SerialCalls, OwnEvents):
         flight: Memory of a flight recorder. The caller fills it; the broker writes it to a recording when triggered.
         stream_to: NATS servers that receive a copy, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``.
         actor: Name and role of an actor, see :func:`offloop.join`.
+        capture_console: Also write what this process prints into the run's directory, until the run ends.
         resume: Continue the run of that name, if it exists, with a new attempt. This is always so in a process that
             ``torchrun`` has restarted.
 
@@ -170,6 +172,7 @@ class Publisher(SerialCalls, OwnEvents):
     """Events that stay in :attr:`requested_events` after the broker is lost for good: ranks synchronize there."""
     _closed = True  # until __init__ has succeeded
     _is_ending = _is_left = False
+    _console: ConsoleCapture | None = None
 
     def __init__(
         self,
@@ -193,6 +196,7 @@ class Publisher(SerialCalls, OwnEvents):
         stream_to: str | None = None,
         resume: bool = False,
         actor: ActorName | None = None,
+        capture_console: bool = False,
     ) -> None:
         super().__init__()
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -211,6 +215,7 @@ class Publisher(SerialCalls, OwnEvents):
             stream_to=stream_to,
             resume=resume,
             actor=actor,
+            capture_console=capture_console,
         )
         self.actor = None if actor is None else actor._replace(name=str(session.welcome.get("name")))
         """Name and role of an actor, see :class:`offloop.bus.publisher.actor.Actor`; ``None`` for a rank."""
@@ -264,6 +269,9 @@ class Publisher(SerialCalls, OwnEvents):
             self._in_turn(partial(self._loop.introduce, self.send))
         if rank == 0 and self.attempt == 1 and run_name not in (None, self.run_name):
             _log.warning("run %s exists already and is not resumed: this run is %s", run_name, self.run_name)
+        if (pipe := session.welcome.get("console")) is not None:
+            with suppress(OSError):  # the run's directory was removed
+                self._console = ConsoleCapture(self.run_dir / str(pipe))
 
     def _new_encoder(self, name: str) -> Callable[..., bytes]:
         return frames.event_encoder(self._topic._replace(name=name), self.attempt)
@@ -718,6 +726,8 @@ class Publisher(SerialCalls, OwnEvents):
                     ending = Ending(
                         status, error and frames.as_utf8(error[:_ENDING]), reason and frames.as_utf8(reason[:_ENDING])
                     )
+                    if self._console is not None:
+                        self._console.end(sys.exc_info()[1] if status == "failed" else None)
                     self._publish_mark(frames.END, Timestamp().values, ending.to_fields())
                     self._session.flush(self._seq)
         finally:
@@ -742,6 +752,9 @@ class Publisher(SerialCalls, OwnEvents):
             _open_publishers.discard(self)
             self.left_out.report()
             self._session.close()
+            if self._console is not None:
+                # Until here the pipe keeps its content while a broker is restarted.
+                self._console.close()
 
     def __enter__(self) -> Self:
         return self

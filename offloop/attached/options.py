@@ -33,6 +33,7 @@ class Options(TypedDict, total=False):
     wait_for: str | Sequence[str] | None
     wait_seconds: float
     record: str | Iterable[Event | str] | None
+    capture_console: bool
     config: Mapping[str, Any] | None
     on_set: Mapping[str, Callable[[Any], object]] | None
     enabled: bool

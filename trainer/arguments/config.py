@@ -234,6 +234,7 @@ class StreamConfig(ArgumentGroup):
         flight_recorder: how many of the last batches to keep in memory with all events and phases, such as ``200ba``.
             They are written to a separate recording when a rank fails, dies or has a loss that is not finite, and on
             request.
+        capture_console: whether to keep what each rank prints, see ``docs/runs.md``. The command ``trainer`` does.
         max_delay: seconds by which the events of batches may be late in a fast loop, see
             :class:`offloop.bus.Publisher`.
         backlog_bytes: bound of the memory for events that the broker has not yet written to disk, by default 64 MiB.
@@ -254,6 +255,9 @@ class StreamConfig(ArgumentGroup):
     flight_recorder: Annotated[
         TimeInput | None, check_flight_recorder, Option(metavar="BATCHES", read=check_flight_recorder)
     ] = None
+    capture_console: Annotated[
+        bool, Option("--no-console", sets=False, help="do not keep what the training prints.")
+    ] = False
     max_delay: Annotated[float, check_max_delay] = 0.05
     backlog_bytes: Annotated[int | None, Option(metavar="N")] = None
     config: Annotated[Mapping[str, Any] | None, check_config] = None

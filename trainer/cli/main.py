@@ -282,7 +282,8 @@ def _arguments(task: Task, values: Mapping[str, Any], ranks: "Ranks | None") -> 
     for option in task.options:
         if option.required and option.name not in options:
             raise ConfigurationError(f"task {task.name!r} needs {option.opts[0]}: give it")
-    arguments = {"seed": seed, **task.arguments(**options), **settings, "config": {**config, **options}}
+    defaults = {"seed": seed, "capture_console": True}
+    arguments = {**defaults, **task.arguments(**options), **settings, "config": {**config, **options}}
     check_together(values, arguments)
     if arguments.get("run_name") is None:
         prefix = re.sub(r"[^A-Za-z0-9._-]", "-", task.name.rpartition(":")[2]).lstrip("._-") or "run"

@@ -118,6 +118,7 @@ class TrainingStream:
             backlog_bytes=self._backlog_bytes,
             on_command=control.take,
             flight=self._ring,
+            capture_console=config.capture_console,
         )
         self.publisher = publisher = self._start_publisher(make, name, ranks, resume)
         state.run_name = publisher.run_name
