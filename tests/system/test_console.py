@@ -204,9 +204,13 @@ def test_each_rank_has_its_output(runs_dir: Path) -> None:
 
 
 def test_the_command_trainer_captures_unless_it_must_not(runs_dir: Path) -> None:
-    train = [sys.executable, "-m", "offloop.trainer", "digits", "--max-duration", "2ba", "--run-name"]
-    for name, options in {"r": [], "quiet": ["--no-console"]}.items():
-        subprocess.run([*train, name, *options], capture_output=True, timeout=100, check=True)
+    code = """
+from offloop.trainer.cli.main import trainer
+for options in ("r", "quiet --no-console"):
+    command = f"digits --max-duration 2ba --run-name {options}"
+    trainer.main(command.split(), standalone_mode=False)
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=150, check=True)
     wait_for(has_ended, "the run to end")
     assert "recording to" in logs()
     assert "done: " in logs()
