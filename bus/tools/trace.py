@@ -11,6 +11,7 @@ from offloop.bus.strict_json import json_text
 from offloop.bus.types.actor import actor_in
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Health
 from offloop.bus.types.phases import PHASES, read_phases
 from offloop.bus.types.span import SPAN, read_span
 
@@ -33,9 +34,9 @@ class TraceWriter:
     The format is the `Trace Event Format
     <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_. Each rank is a process, and
     each phase a track. Epochs, batches, phases and evaluations are spans; loss, learning rates and throughput are
-    counters of the first rank; commands, checkpoints, ends of epochs and the run's beginning and end are instants on
-    its track ``events``. Spans of the training's own are on tracks ``spans``, its other events are instants. Times are
-    microseconds from the first event, by each host's clock."""
+    counters of the first rank, and so is the health of its host; commands, checkpoints, ends of epochs and the run's
+    beginning and end are instants on its track ``events``. Spans of the training's own are on tracks ``spans``, its
+    other events are instants. Times are microseconds from the first event, by each host's clock."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -62,6 +63,11 @@ class TraceWriter:
             self._batch_began[rank] = now
             self._name_rank(state)
         place = {"epoch": values.epoch, "batch": values.batch}
+        if state.event is HEALTH:
+            health = Health.of(state.fields)
+            for name, value in health.metrics(each=False).items() if health is not None else ():
+                self._counter(f"system/{name}", {"value": value}, now)
+            return
         if state.event.is_custom:
             self._draw_own(state, now, place)
             return

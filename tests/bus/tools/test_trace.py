@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 from helpers import REFERENCE
 from timeline_stream import BEGAN_NS, MS, RankStream, training_of
 from trace_rules import TraceFile, read_trace
@@ -15,6 +16,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tools.trace import TraceWriter
 from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH, Gpu, Health
 
 GOLDEN = REFERENCE / "timeline.json"
 FINISHED = Ending("finished")
@@ -95,6 +97,15 @@ def test_a_loss_that_is_no_number_breaks_nothing() -> None:
     trace = shown(events)
     assert [value for _, value in trace.counters["training loss"]] == [0.5, 0.25]
     assert trace.on("evaluation")[0].args == {"accuracy": "NaN", "names": ["a"]}
+
+
+def test_the_health_of_the_host_is_drawn_as_counters() -> None:
+    stream = RankStream()
+    fields: dict[str, Any] = msgspec.to_builtins(Health("node-0", {"cpu_percent": 30}, gpus=[Gpu(0, {"throttled": 1})]))
+    trace = shown([stream.event(Event.FIT_START), stream.event(HEALTH, 5, **fields)])
+    assert trace.counters["system/cpu_percent value"] == [(5000, 30)]
+    assert trace.counters["system/gpu_throttled value"] == [(5000, 1)]
+    assert "offloop.health" not in names(trace.instants)
 
 
 def test_phases_that_somebodys_own_loop_sends_in_another_form_are_left_out() -> None:
