@@ -85,7 +85,7 @@ check: $(READY) tools/scripts/node_modules
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	tools/scripts/node_modules/.bin/biome lint --error-on-warnings --config-path=tools/scripts consumers/dashboard/web
+	tools/scripts/node_modules/.bin/biome lint --error-on-warnings --config-path=tools/scripts consumers/dashboard/web bus/tools
 	tools/scripts/node_modules/.bin/tsc -p tools/scripts
 	$(BIN)/python tools/words.py
 	$(BIN)/python -m pytest tests/test_imports.py

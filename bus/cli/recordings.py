@@ -1,65 +1,84 @@
 """The commands ``offloop export``, ``import`` and ``convert``."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import say, shorten
 from offloop.bus.terminal import EXIT_LOST, CliCommand
 from offloop.bus.tools.logs import SOURCES, STORES, TENSORBOARD
-from offloop.bus.tools.rows import FORMATS
+from offloop.bus.tools.rows import FORMATS, PICTURES
 from offloop.bus.types.event import Event
 
 if TYPE_CHECKING:
     from offloop.bus.tools.convert import Written
     from offloop.bus.tools.imports import Imported
+    from offloop.bus.tools.report import ReportedRun
     from offloop.bus.types.time import Time
+
+_LONGEST_FILE = 100  # characters of a name from several runs
 
 
 @click.command(
     cls=CliCommand,
     name="export",
-    short_help="Write a recording for other tools.",
-    frequent=("--to", "--output", "--events", "--table", "--force"),
+    short_help="Write runs for people and other tools.",
+    frequent=("--to", "--output", "--events", "--metrics", "--table", "--force"),
 )
-@click.argument("file")
-@click.option("--to", required=True, type=click.Choice(FORMATS), metavar="FORMAT", help="In which format.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--to", required=True, type=click.Choice([*FORMATS, *PICTURES]), metavar="FORMAT", help="In which format."
+)
 @options.output_option
 @click.option(
     "--events", callback=options.split_names, metavar="NAME,...", help="Only these events: batch_end,epoch_end."
+)
+@click.option(
+    "--metrics", callback=options.split_names, metavar="NAME,...", help="With html and svg: only these metrics."
 )
 @click.option("--table", metavar="NAME", help="Instead of events, the rows of a table that the training logged.")
 @options.ranks_option
 @options.force_option
 @options.place_options
 def export_recording(
-    file: str,
+    runs: tuple[str, ...],
     to: str,
     output: str | None,
     events: list[str] | None,
+    metrics: list[str] | None,
     table: str | None,
     ranks: tuple[int, ...],
     force: bool,
     runs_dir: str | None,
     stream: str | None,
 ) -> None:
-    """Write a recording in a format of other tools.
+    """Write a run in a format of other tools, or one or several as a file to share.
 
-    FILE is a recording, or the name or the folder of a run; with --stream the name of a run there.
+    RUN is a name, a run's folder or a recording; with --stream the name of a run there.
 
     \b
+    html     one file with charts, tables and hyperparameters, for any browser
+    svg      the chart of a metric, for slides
     parquet  a table with a row for each event and a column for each field
     csv      the same as text; lists are JSON
     jsonl    a JSON object for each event
     trace    a timeline, for Perfetto (ui.perfetto.dev)
 
     Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be exported."""
+    if to in PICTURES:
+        if events is not None or ranks:
+            raise click.UsageError(f"--events and --ranks are not for {to}: leave them out")
+        _export_picture(runs, to, output, metrics, table, force, runs_dir, stream)
+        return
     from offloop.bus.tools.export import export, exported_path
 
-    path, place = recording_of(file, runs_dir, stream)
+    if metrics is not None or len(runs) > 1:
+        raise click.UsageError("--metrics and several runs are for html and svg: name one run, and '--events'")
+    path, place = recording_of(runs[0], runs_dir, stream)
     if table is not None and (events is not None or to == "trace"):
         raise click.UsageError("--table is for parquet, csv and jsonl, without --events")
     usual = exported_path(path, to, table)
@@ -75,6 +94,50 @@ def export_recording(
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {place} to {done.path}")
     say_findings(done)
+
+
+def _export_picture(
+    runs: tuple[str, ...],
+    to: str,
+    output: str | None,
+    metrics: list[str] | None,
+    table: str | None,
+    force: bool,
+    runs_dir: str | None,
+    stream: str | None,
+) -> None:
+    from offloop.bus.tools.report import write_chart, write_report
+
+    if to == "svg" and (metrics is None or len(metrics) != 1 or table is not None):
+        raise click.UsageError("svg is the chart of one metric: name it with '--metrics', such as '--metrics loss'")
+    reported = [_reported(run, runs_dir, stream) for run in runs]
+    target = Path(output or f"{'-'.join(run.entry.run for run in reported)[:_LONGEST_FILE]}.{to}")
+    if metrics is not None and to == "svg":
+        write_chart(reported, target, metrics[0], force=force)
+        say(f"wrote {target}")
+        return
+    left_out = write_report(reported, target, metrics=metrics, table=table, force=force)
+    more = f" without {left_out:,} metrics: choose some with '--metrics'" if left_out else ""
+    say(f"wrote {target}, {target.stat().st_size / 1e6:.1f} MB{more}")
+
+
+def _reported(name: str, runs_dir: str | None, stream: str | None) -> "ReportedRun":
+    from offloop.bus.index.index import read_recorded, read_results
+    from offloop.bus.recording.derived import derived_recordings
+    from offloop.bus.recording.recording import Recording
+    from offloop.bus.runs.directory import find_run
+    from offloop.bus.tools.report import ReportedRun
+
+    if stream is not None or Path(name).is_file():
+        recording = Recording(recording_of(name, runs_dir, stream)[0])
+        return ReportedRun(*read_recorded(recording), [recording])
+    info = find_run(name, runs_dir)
+    entry, summaries = read_results(info)
+    recordings = []
+    for attempt in info.attempts:
+        with contextlib.suppress(OffloopError):  # the entry names an unreadable one
+            recordings.append(Recording(attempt.recording))
+    return ReportedRun(entry, summaries, recordings + derived_recordings(info.path))
 
 
 @click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")

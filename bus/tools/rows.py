@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "trace": ".trace.json"}
-"""Export formats, and the suffix of a file of each."""
+"""Export formats of events, and the suffix of a file of each."""
+
+PICTURES = ("html", "svg")
+"""Export formats for people."""
 
 COUNTERS, DURATIONS = TrainingTime._fields[:10], TrainingTime._fields[10:]
 """Counters of a training time, and its clock times, which rows have in seconds."""

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -43,6 +43,7 @@ _PARTS_OF_LOSS = "loss/train/"
 _GROUPS = frozenset(("loss", "metrics", "throughput", "memory", "system"))
 """Prefixes that offloop puts before names. A prefix of the user's is part of the name."""
 _LISTED = 8
+_FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
 
 
 def direction_of(metric: str, goals: Mapping[str, Mode] = MappingProxyType({})) -> Mode | None:
@@ -201,3 +202,20 @@ def _ends(metric: str) -> tuple[str, ...]:
         return ()
     ends = (rest.partition("/")[2], rest) if is_of_evaluation(metric) else (rest,)
     return tuple(end for end in ends if end and not end.isdigit())
+
+
+@functools.lru_cache(maxsize=16)
+def groups_of(names: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """Return metrics by the part before the last ``/`` of their names, in order; learning rates are in ``lr``."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (not name.endswith("/total"), name)):
+        prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
+        groups.setdefault(prefix, []).append(name)
+    return dict(sorted(groups.items(), key=lambda group: group_order(group[0])))
+
+
+def group_order(prefix: str) -> tuple[int, str]:
+    first = prefix.partition("/")[0]
+    if "norm" in prefix or first == "system":
+        return 100 + (first == "system"), prefix
+    return _FIRST_GROUPS.index(first) if first in _FIRST_GROUPS else len(_FIRST_GROUPS), prefix

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloop.bus.printing import one_line
+from offloop.bus.types.metrics import groups_of
 from offloop.bus.types.units import SECONDS, duration, number_text
 from offloop.consumers.dashboard.view.log import LogEntry, folded
 from offloop.consumers.dashboard.view.phases import PHASES
-from offloop.consumers.dashboard.view.run_view import RunView, groups_of, names_of
+from offloop.consumers.dashboard.view.run_view import RunView, names_of
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from offloop.consumers.dashboard.view.tables import TableStore
 
 _COUNTED: tuple[Axis, ...] = ("sample", "epoch")
-_FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
 _KNOWN_OUTCOMES = 1000
 _COUNTING_SECONDS = 0.25
 _NAMED_ACTORS = 1000
@@ -497,20 +496,3 @@ def labels_of(runs: Sequence[RunView]) -> list[str]:
 
 
 names_of = functools.lru_cache(maxsize=16)(MetricNames)  # of a tuple of names
-
-
-@functools.lru_cache(maxsize=16)
-def groups_of(names: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
-    """Return metrics by the part before the last ``/`` of their names, in order; learning rates are in ``lr``."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: (not name.endswith("/total"), name)):
-        prefix = "lr" if name.startswith("lr-") else name.rpartition("/")[0]
-        groups.setdefault(prefix, []).append(name)
-    return dict(sorted(groups.items(), key=lambda group: group_order(group[0])))
-
-
-def group_order(prefix: str) -> tuple[int, str]:
-    first = prefix.partition("/")[0]
-    if "norm" in prefix or first == "system":
-        return 100 + (first == "system"), prefix
-    return _FIRST_GROUPS.index(first) if first in _FIRST_GROUPS else len(_FIRST_GROUPS), prefix

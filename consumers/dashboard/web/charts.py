@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from offloop.bus.printing import one_line
+from offloop.bus.types.metrics import group_order, groups_of
 from offloop.bus.types.units import Scale, number_text, scale_of
 from offloop.consumers.dashboard.view.metrics import MAX_SERIES
 from offloop.consumers.dashboard.view.phases import PhaseView
-from offloop.consumers.dashboard.view.run_view import RunView, group_order, groups_of, names_of
+from offloop.consumers.dashboard.view.run_view import RunView, names_of
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series, common_places, group_points
 from offloop.consumers.dashboard.web.comparison import Compared
 from offloop.consumers.dashboard.web.frames import look_in

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.bus.types.metrics import groups_of
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.logger import Row
 from offloop.consumers.dashboard.terminal.frame import Shown, frame, sparkline
-from offloop.consumers.dashboard.view.run_view import RunView, groups_of
+from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.series import Points
 
 SECOND = 1_000_000_000
