@@ -20,6 +20,7 @@ from offloop.bus.protocol.order import CheckpointMark, Ending, StreamOrder
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
 from offloop.bus.recording.summary import MAX_METRICS, Summarizer, Summary
+from offloop.bus.runs.console import last_traceback, list_ranks
 from offloop.bus.runs.directory import RunInfo, read_run
 from offloop.bus.subscriber.commands import sent_by
 from offloop.bus.types.actor import ACTOR, actor_in, is_actor
@@ -86,6 +87,8 @@ class RunView(LoggerDestination):
         self.tables: TableStore | None = None  # of all runs of its page, at the first run
         self.spans: Spans | None = None
         self.health: OwnEvents | None = None  # once a page has shown that a rank delays the others
+        self.console_ranks: list[int] = []  # ranks with captured output on this machine
+        self.traceback = ""  # of the failure that ended the run, from its output
         self._summary: Summary | None = None
         self._counted_bytes = -1
         self._counting = threading.Lock()
@@ -185,6 +188,15 @@ class RunView(LoggerDestination):
             pass  # another attempt may have removed it
         finally:
             self._counting.release()
+
+    def look_at_console(self) -> None:
+        """Find the ranks with captured output, and the traceback of a failure."""
+        if self.run_dir is None:
+            return
+        self.console_ranks = list_ranks(self.run_dir, self.attempt)
+        if not self.traceback and self._status in ("failed", "lost"):
+            self.traceback = last_traceback(self.run_dir, self.attempt, self.error or "") or ""
+            self.version += bool(self.traceback)
 
     def _load_events(self, summary: Summary, until: int) -> None:
         order = StreamOrder(summary.run, summary.attempt, None)

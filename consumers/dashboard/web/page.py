@@ -18,6 +18,7 @@ from offloop.consumers.dashboard.view.run_view import RunView, labels_of
 from offloop.consumers.dashboard.web.access import Opening, Role
 from offloop.consumers.dashboard.web.charts import Chart, Lines, Look, MarkNews, all_names, charts_of, listed_metrics
 from offloop.consumers.dashboard.web.comparison import Compared, Comparison, short_name
+from offloop.consumers.dashboard.web.console import escape_lines
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panels import Panels, alerts_text
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure
@@ -208,6 +209,7 @@ class Page:
                     "percent": None if progress.fraction is None else round(100 * progress.fraction, 1),
                     "facts": facts(progress, run.publishing(), status),
                     "problem": run.trouble or run.error or "",
+                    "traceback": escape_lines(run.traceback) if len(runs) == 1 else "",
                     "commands": [name for name in COMMANDS if name != unfit] if may_command else [],
                     "answer": self._answers.get(number, ""),
                 }

@@ -18,6 +18,7 @@ export const RunList = {
           <div :style="{width: run.percent + '%'}"></div></div>
         <div class="run-facts">{{ run.facts }}</div>
         <div v-if="run.problem" class="run-problem">{{ run.problem }}</div>
+        <pre v-if="run.traceback" class="console-text run-traceback" tabindex="0" aria-label="Traceback">{{ run.traceback }}</pre>
         <div v-if="run.commands.length" class="run-buttons" role="group" :aria-label="'Commands to ' + run.label">
           <q-btn v-for="name in run.commands" :key="name" outline dense no-caps padding="2px 12px" :icon="icons[name]" :label="name"
                  :color="name === 'stop' ? 'negative' : 'primary'" @click="$emit('command', { run: run.id, name })"></q-btn>

@@ -21,6 +21,7 @@ from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.comparison import look_of
+from offloop.consumers.dashboard.web.console import ConsolePanel
 from offloop.consumers.dashboard.web.content import address_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData, table
@@ -42,7 +43,7 @@ class Panels:
 
         # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
-            *(AlertsPanel(), OwnPanel("Tables", "table_chart", TABLE, runs), AboutPanel(), LogPanel()),
+            *(AlertsPanel(), OwnPanel("Tables", "table_chart", TABLE, runs), AboutPanel(), ConsolePanel(), LogPanel()),
             *(OwnPanel("Spans", "segment", CUSTOM, runs), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
             HyperparametersPanel(is_open=compares),
         ]
@@ -81,6 +82,7 @@ class Panels:
 def _look(runs: Sequence[RunView], paths: Iterable[Path]) -> dict[Path, RunFolder]:
     for run in runs:
         run.count_own()
+        run.look_at_console()
     return {path: look_into(path) for path in paths}
 
 

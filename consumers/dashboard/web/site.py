@@ -122,6 +122,7 @@ class Site:
         from fastapi import FastAPI, Request
         from nicegui import core, ui
 
+        from offloop.consumers.dashboard.web.console import add_console_routes
         from offloop.consumers.dashboard.web.content import add_routes
         from offloop.consumers.dashboard.web.gate import ROLE, guard_sockets
         from offloop.consumers.dashboard.web.tables import add_table_routes
@@ -144,6 +145,7 @@ class Site:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)
         add_table_routes(app)
+        add_console_routes(app)
         ui.run_with(
             app,
             favicon=f"data:image/svg+xml,{_ICON}".replace("#", "%23"),

@@ -1,0 +1,89 @@
+"""Console output on the page of a run: followed, of each rank, as text; and the traceback of a failure."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from axe import has_nothing_serious
+from browser import ui_of, visit
+from helpers import wait_for
+from playwright.sync_api import Browser, expect
+
+from offloop.bus import Publisher, find_run
+
+pytestmark = pytest.mark.timeout(180)
+
+MARKUP = "<img src=x onerror='hacked=1'>{{7*7}} \u202e"
+TRAINING = f"""
+import sys
+from offloop.bus import Event, Publisher
+with (
+    Publisher("r", world_size=2, capture_console=True) as first,
+    Publisher("r", world_size=2, rank=1, broker=first.address) as second,
+):
+    first.publish(Event.FIT_START)
+    for line in sys.stdin:
+        if line == "fail\\n":
+            raise ValueError({MARKUP!r})
+        print("\\n".join(f"line {{number}}" for number in range(int(line))) + {MARKUP!r}, flush=True)
+"""
+
+
+def test_output_is_followed_and_a_failure_shows_its_traceback(runs_dir: Path, browser: Browser) -> None:
+    training = subprocess.Popen(
+        [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    assert training.stdin is not None
+
+    def order(line: str) -> None:
+        assert training.stdin is not None
+        training.stdin.write(f"{line}\n".encode())
+        training.stdin.flush()
+
+    order("40000")
+    wait_for(lambda: (runs_dir / "r" / "console-1-0.log").is_file(), "the output")
+    (runs_dir / "r" / "console-1-1.log").write_text("of rank 1\n")
+    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+        page = there.page
+        text = page.get_by_label("Console output")
+        text.scroll_into_view_if_needed()
+        expect(text).to_contain_text("line 39999<img src=x onerror='hacked=1'>{{7*7}} \\u202e", timeout=20_000)
+        assert len(text.inner_text()) < 300_000
+        at_end = "box => box.scrollHeight - box.scrollTop - box.clientHeight < 8"
+        there.waits_for(lambda: text.evaluate(at_end), "the end of the text")
+        order("5")
+        there.waits_for(
+            lambda: text.inner_text().rstrip().endswith("line 4" + MARKUP[:-1] + "\\u202e"), "the next lines"
+        )
+        there.waits_for(lambda: text.evaluate(at_end), "the end of the text")
+        while "line 0\n" not in text.inner_text()[:200]:
+            before = len(text.inner_text())
+            page.get_by_role("button", name="earlier output").click()
+            there.waits_for(lambda: len(text.inner_text()) > before, "earlier output")  # noqa: B023
+        shown = [line.partition("<")[0].strip() for line in text.inner_text().split("\n")]
+        assert shown[:40_005] == [f"line {number}" for number in [*range(40_000), *range(5)]]
+        expect(page.get_by_role("button", name="earlier output")).to_have_count(0)
+        page.get_by_label("Find lines").fill("LINE 3999")
+        expect(page.locator(".console [role=status]")).to_have_text("11 lines")
+        page.get_by_label("Find lines").fill("")
+        page.locator(".console select").select_option("1")
+        expect(text).to_have_text("of rank 1\n")
+        order("fail")
+        traceback = page.get_by_label("Traceback", exact=True)
+        expect(traceback).to_contain_text("Traceback (most recent call last):", timeout=30_000)
+        expect(traceback).to_contain_text("ValueError: <img src=x onerror='hacked=1'>{{7*7}} \\u202e")
+        page.evaluate("scrollTo(0, 0)")
+        expect(traceback).to_be_in_viewport()
+        assert not page.evaluate("'hacked' in window")
+        has_nothing_serious(there)
+        training.communicate(timeout=60)
+
+
+def test_a_run_without_captured_output_has_no_console(runs_dir: Path, browser: Browser) -> None:
+    with Publisher("r"):
+        pass
+    wait_for(lambda: not find_run("r").live, "the end")
+    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+        there.page.get_by_text("About the run").wait_for()
+        expect(there.page.locator(".panel", has_text="Console")).to_be_hidden()
