@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt tests/support/nats-server.txt
 	@echo "setting up $(VENV): a minute or two the first time (progress: $(LOG))"
 	@$(PYTHON) -m venv $(VENV)
 	@{ $(PIP) uv && $(UV) setuptools \
-		&& $(UV) --no-build-isolation --editable '.[dashboard,demo,export,images,mcp,mlflow,nats,parquet,prometheus,system,tensorboard,wandb]' --group dev \
+		&& $(UV) --no-build-isolation --editable '.[alerts,dashboard,demo,export,images,mcp,mlflow,nats,parquet,prometheus,system,tensorboard,wandb]' --group dev \
 		&& $(UV) --require-hashes --no-deps --requirement tests/support/nats-server.txt; } >$(LOG) 2>&1 \
 		|| { tail -n 20 $(LOG); echo "the setup failed: its whole output is in $(LOG)"; exit 1; } >&2
 	@touch $@

@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -18,6 +19,22 @@ from offloop.bus.errors import CheckpointError, ConfigurationError, RunDirectory
 
 TEMPORARY_NAME = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.tmp")
 """Name of the folder that a killed write leaves beside the file ``name``."""
+
+
+def read_private(path: Path, what: str) -> str:
+    """Return the text of a file with secrets. Raises ConfigurationError if it is unreadable, or others can read it."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{what} {path} cannot be read: {why}") from None
+    if mode & 0o077:
+        raise ConfigurationError(
+            f"{what} {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and replace the "
+            "secrets if another user may have read it"
+        )
+    return text
 
 
 @contextlib.contextmanager

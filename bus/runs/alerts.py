@@ -30,22 +30,30 @@ class RunAlert:
     time: SecondsSince1970
     attempt: int
     batch: int
+    sent: tuple[str, ...] = ()  # channels to which it was sent, such as env:OFFLOOP_ALERT_TO
 
 
 ALERTS = JsonFile("alerts.json", list[RunAlert], 16 << 20)
 
 
-def note_alert(run: Path | None, alert: RunAlert) -> None:
-    """Add an alert to a run with a directory, unless it is known; failures are logged."""
+def note_alert(run: Path | None, alert: RunAlert) -> tuple[str, ...]:
+    """Add an alert to a run with a directory, unless it is known; return where it is known to have been sent.
+
+    An alert that is known gets the further channels in ``sent``. Failures are logged."""
     if run is None:
-        return
+        return ()
     alert = replace(alert, **{name: plain(getattr(alert, name))[:_LONGEST] for name in ("id", "about", "text")})
+    sent = alert.sent
 
     def change(known: list[RunAlert] | None) -> list[RunAlert]:
+        nonlocal sent
         of_ids = {one.id: one for one in known or ()}
-        return _newest({**of_ids, alert.id: of_ids.get(alert.id, alert)}.values())
+        before = of_ids.get(alert.id, alert)
+        sent = tuple(dict.fromkeys((*before.sent, *alert.sent)))
+        return _newest({**of_ids, alert.id: replace(before, sent=sent)}.values())
 
     ALERTS.try_update(run, change)
+    return sent
 
 
 def read_alerts(run: Path) -> list[RunAlert]:

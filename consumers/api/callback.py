@@ -140,6 +140,9 @@ class Callback:
 
         It may skip known history: see :meth:`~offloop.bus.protocol.stream.RunStream.skip_to`."""
 
+    def resumed(self, logger: Logger) -> MaybeAwaitable:
+        """Continue in a restarted consumer, after :meth:`load_state_dict`; the next event may be far away."""
+
     def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
         """Receive the state of each host's ranks, about once a second, between two events.
 

@@ -1,41 +1,62 @@
 """Alerts people when a rule about a run's values holds."""
 
+import contextlib
 import json
 import math
 import operator
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
-from offloop.bus.errors import ConfigurationError, OffloopError
-from offloop.bus.printing import say
+import msgspec
+
+from offloop.bus.errors import ConfigurationError, OffloopError, RunDirectoryError
+from offloop.bus.printing import one_line, say
+from offloop.bus.protocol.order import Ending
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
+from offloop.bus.runs.directory import is_over, read_run
+from offloop.bus.runs.run_file import Attempt
 from offloop.bus.strict_json import plain
 from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.health import HEALTH
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.callbacks.channels import Channel, deliver, open_channels
+from offloop.consumers.callbacks.loss_curve import LossCurve
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
 from offloop.consumers.callbacks.monitored_metric import LoggedNumbers
 from offloop.consumers.callbacks.shards import WholeNorms, of_rank
 from offloop.consumers.callbacks.speed_monitor import SpeedMonitor
+from offloop.consumers.callbacks.stall_monitor import StallMonitor
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 _say = partial(say, err=True)
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}  # fields that are present without a request
 _LOSSES, _METRICS = "loss/", "metrics/"
-
+_DAY = 86400  # an older notice is not sent
+_DISK, _DISK_SECONDS = "disk/free_percent", 10.0
+_STALLED = "stalled"
+_ENDS = {"finished": "success", "failed": "failure", "lost": "failure"}
+_SHORT: dict[str, tuple[str | None, str, float]] = {
+    "nan": (None, "not finite", 0.0),
+    "disk": (_DISK, "<", 5.0),
+    **{word: (word, "", 0.0) for word in (*_ENDS, _STALLED)},
+}
+"""Words for rules: their name, test and limit."""
 
 _RULE = re.compile(
     r"""\s*(?P<name>[^\s<>=!\[\]]+) (?:\s*\[(?P<key>[^\[\]]+)\])?
@@ -67,15 +88,15 @@ _IS: dict[str, Callable[[float], bool]] = {
 @dataclass(frozen=True)
 class Rule:
     text: str
-    name: str | None  # its metric or field; None for every number of the training
+    name: str | None  # its metric or field, or a word; None for every number of the training
     key: str | None  # the entry of a field that is a map
-    test: str  # <, >=, ... or nan, inf, finite
+    test: str  # <, >=, ... or nan, inf, finite; nothing for a word
     limit: float  # the number to compare with, where the test takes one
     duration: Time | None  # how long it has to hold
 
     @classmethod
     def parse(cls, text: str) -> "Rule":
-        """Parse ``METRIC OPERATOR NUMBER``, ``METRIC is KIND`` or ``nan``, each optionally with ``for DURATION``.
+        """Parse ``METRIC OPERATOR NUMBER``, ``METRIC is KIND``, or a word, optionally with ``for DURATION``.
 
         Raises ConfigurationError with the number of the first wrong character, from 1."""
         if (found := _RULE.match(text)) is None:
@@ -87,7 +108,8 @@ class Rule:
             raise _unreadable(text, found.end("is"), "nan, inf, finite or not finite")
         if test and not number:
             raise _unreadable(text, found.end("test"), "a number")
-        if not (test or kind) and (name != "nan" or key or (rest and not found["for"])):
+        short = None if test or kind or key else _SHORT.get(name)
+        if not (test or kind or short) or (short and rest and not found["for"]):
             raise _unreadable(text, before, "one of <, <=, >, >=, ==, != or 'is'")
         if found["for"]:
             duration = _duration(text, found["duration"] or "", found.end("for"))
@@ -95,13 +117,19 @@ class Rule:
             raise _unreadable(
                 text, found.end(), "the end of the rule" if duration else "'for' and a duration, or the end of the rule"
             )
-        if not (test or kind):
-            return cls(text, None, None, "not finite", 0.0, duration)
+        if short and not short[1] and duration and not (name == _STALLED and duration.unit is TimeUnit.SECOND):
+            raise _unreadable(text, found.end("for"), "a time such as 5min, which 'stalled' can have")
+        if short:
+            return cls(text, short[0], None, *short[1:], duration)
         return cls(text, name, key, test or kind, float(number or 0.0), duration)
 
     @property
     def field(self) -> str | None:
-        return self.name if self.name is not None and self.name.isidentifier() else None
+        return self.name if self.name is not None and self.name.isidentifier() and self.test else None
+
+    @property
+    def is_of_disk(self) -> bool:
+        return (self.name or "").startswith("disk/")
 
     def holds(self, value: float) -> bool:
         return _COMPARE[self.test](value, self.limit) if self.test in _COMPARE else _IS[self.test](value)
@@ -148,7 +176,7 @@ def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
     rest = text[at:].lstrip()
     return ConfigurationError(
         f"alert rule {text!r}: at character {len(text) - len(rest) + 1} there is {repr(rest) if rest else 'its end'} "
-        f"instead of {expected}; examples of rules are 'loss > 10 for 5ba' and 'nan'"
+        f"instead of {expected}; examples of rules are 'loss > 10 for 5ba', 'nan' and 'failed'"
     )
 
 
@@ -156,21 +184,31 @@ class Notice(NamedTuple):
     id: str  # the same whenever the same events are handled, so that a receiver can detect repetitions
     status: AlertStatus
     rule: str
-    metric: str
-    value: float
+    metric: str | None  # None for a word
+    value: float | None
     run: str
     attempt: int
     epoch: int
     batch: int
     time: float  # time of the event: seconds since 1970, UTC
+    text: str
+
+    @property
+    def about(self) -> str:
+        if self.metric is not None:
+            return f"{self.rule} {self.metric}"
+        return "end" if self.rule in _ENDS else "stall"
+
+    @property
+    def title(self) -> str:
+        return f"{'resolved: ' if self.status == RESOLVED and self.about != 'end' else ''}{self.rule}: {self.run}"
 
     def to_json(self) -> bytes:
         return json.dumps(plain(self._asdict())).encode()
 
     def __str__(self) -> str:
-        what = "ALERT" if self.status == "firing" else "resolved"
-        where = f"run {self.run}, epoch {self.epoch}, batch {self.batch}"
-        return f"{what}: {self.rule} ({self.metric} is {self.value:g}; {where})"
+        what = "ALERT" if self.status == FIRING else "finished" if self.about == "end" else "resolved"
+        return f"{what}: run {self.run}, epoch {self.epoch}, batch {self.batch}: {self.text}"
 
 
 class Alert(Callback):
@@ -192,20 +230,29 @@ class Alert(Callback):
         gradient_norm > 100
         memory_stats[allocated_mem] > 70
 
+    or a word: ``finished`` (also stopped on request), ``failed``, ``lost`` (killed), ``stalled``, as
+    :class:`StallMonitor` decides (``stalled for 5min`` sets its ``min_seconds``), or ``disk``, short for
+    ``disk/free_percent < 5``, of the file system of the run's folder.
+
     METRIC is the full or short name of a metric that ``TrainerMetrics``, ``SpeedMonitor`` or ``LRMonitor`` (attached or
     not) or an algorithm logs; or a field of the state, or ``FIELD[KEY]`` of a field that is a map, requested at
     ``BATCH_END``, in every ``every``-th batch. A name of one word other than ``loss`` and ``lr`` is always requested as
-    a field: write ``eval/accuracy`` rather than ``accuracy``. A rule is judged whenever its metric has a value, and
-    fires once until it is resolved, ``nan`` for each metric. NaN is neither less nor more than a number.
+    a field: write ``eval/accuracy`` rather than ``accuracy``. ``disk/free_gb`` and ``disk/free_percent`` are measured
+    every ten seconds, while the run is live. A rule is judged whenever its metric has a value, and fires once until it
+    is resolved, ``nan`` for each metric. NaN is neither less nor more than a number.
+
+    ``to`` sends notices by Apprise (``pip install 'offloop[alerts]'``), with a picture of the loss: to an address
+    without secrets, to those in a variable of the environment, ``env:NAME``, or in a file, ``file:PATH``, one a line.
+    Each is tried three times, then the failure is reported on standard error. ``alerts.json`` notes what was sent, and
+    it is not sent again; neither is what is older than a day.
 
     At the end of the consumer, standard error names the rules whose metric never had a value.
 
     ``command`` is a program and its arguments, run without a shell for at most ``timeout`` seconds. Its standard input
     is a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``,
-    ``attempt``, ``epoch``, ``batch``, ``time`` and ``id``, its environment has ``ALERT_STATUS``, ``ALERT_RULE`` and so
-    on. ``curl,-fsS,--json,@-,ADDRESS`` posts it to a web address. Failures are reported on standard error. A consumer
-    that is killed and resumes may repeat a notice, with the same ``id``. ``dump`` writes the flight recorder of a live
-    run, see ``docs/flight.md``.
+    ``attempt``, ``epoch``, ``batch``, ``time``, ``text`` and ``id``; its environment has ``ALERT_STATUS`` and so on.
+    Failures are reported on standard error. A consumer that is killed and resumes may repeat a notice, with the same
+    ``id``. ``dump`` writes the flight recorder of a live run, see ``docs/flight.md``.
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), and a missing
     ``command``."""
@@ -221,6 +268,7 @@ class Alert(Callback):
         timeout: float = 10.0,
         every: int = 1,
         dump: bool = False,
+        to: Sequence[str] = (),
     ) -> None:
         self._rules = [Rule.parse(text) for text in _listed(rules)]
         if not self._rules:
@@ -239,11 +287,32 @@ class Alert(Callback):
         self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
-        self.unjudged = {rule.text for rule in self._rules}  # rules whose metric has not had a value
+        self.unjudged = {rule.text for rule in self._rules if rule.test and not rule.is_of_disk}
+        self._words = {rule.name: rule.text for rule in self._rules if not rule.test}
+        waits = [rule.duration.value for rule in self._rules if rule.name == _STALLED and rule.duration]
+        self._stall = StallMonitor(min_seconds=waits[0]) if waits else StallMonitor()
+        self._stall.act = self._report_stall  # type: ignore[method-assign]
+        if _STALLED in self._words:
+            self.host_windows = self._stall.host_windows  # type: ignore[method-assign]
+        self._measures_disk = any(rule.is_of_disk for rule in self._rules)
+        self._next_measurement = 0.0
+        self._to = _listed(to)
+        self._curve = LossCurve()
+        self._at = (0, 0, 0, 0.0)  # seq, epoch, batch and time of the last event
+        self._ending: Ending | None = None
+        self._context = RunContext("run", 1, None)
+
+    @cached_property
+    def _channels(self) -> list[Channel]:
+        return open_channels(self._to)
+
+    def check(self) -> None:
+        _ = self._channels  # not in the constructor, which may run in the trainer's process
 
     def demand(self) -> Demand:
         fields = EventDemand(fields=dict.fromkeys(self.fields, self.every))
-        return Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: fields})
+        stall = self._stall.demand() if _STALLED in self._words else Demand()
+        return Demand.merge([stall, Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: fields})])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -257,6 +326,9 @@ class Alert(Callback):
             "sources": [source.state_dict() for source in self._sources],
             "unjudged": sorted(self.unjudged),
             "norms": {name: norms.state_dict() for name, norms in self._norms.items()},
+            "stall": self._stall.state_dict(),
+            "curve": msgspec.to_builtins(self._curve) if self._to else {},
+            "at": list(self._at),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -272,20 +344,37 @@ class Alert(Callback):
         for name in self._norms.keys() & state["norms"].keys():
             self._norms[name].load_state_dict(state["norms"][name])
         judged = state["rules"].keys() - set(state["unjudged"])
-        self.unjudged = {rule.text for rule in self._rules} - judged
+        self.unjudged -= judged
+        self._stall.load_state_dict(state["stall"])
+        self._curve = msgspec.convert(state["curve"], LossCurve)
+        self._at = tuple(state["at"])
+
+    def resumed(self, logger: Logger) -> None:
+        self._context = logger.context
+        if _STALLED in self._words:
+            self._stall.resumed(logger)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        values = LoggedNumbers()
+        self._context = logger.context
+        values = LoggedNumbers(logger.context)
         values.begin(state)
         # Norms of sharded weights are known with the event of any rank; all else is the first one's.
         is_other = 0 < state.rank < FIRST_ACTOR
+        if state.rank == 0 and event is not HEALTH:
+            self._at = state.seq, state.timestamp.values.epoch, state.timestamp.values.batch, state.time
+            if event is Event.BATCH_END and self._to and state.loss is not None:
+                self._curve.add(self._at[2], state.loss)
+        if _STALLED in self._words and (state.rank == 0 or event is HEALTH):
+            self._stall.run_event(event, state, values)
+        if self._measures_disk:
+            self._measure_disk(values)
         fields = {} if is_other else dict(state.fields)
         fields |= {name: norms.whole(state) for name, norms in self._norms.items()}
         for source in () if is_other else self._sources:
             if event in source.demand().events:
                 source.run_event(event, state, values)
         began = (state.previous_timestamp if event is Event.BATCH_END else None) or state.timestamp
-        for number, (rule, holding) in enumerate(zip(self._rules, self._holding, strict=True)):
+        for rule, holding in zip(self._rules, self._holding, strict=True):
             for name, value in _values_for(rule, values.numbers, fields):
                 self.unjudged.discard(rule.text)
                 rule_state = holding.pop(name, None) or RuleState()
@@ -293,27 +382,100 @@ class Alert(Callback):
                 if rule_state.since is not None:
                     holding[name] = rule_state
                 if status is not None:
-                    identity = f"{state.run_name}-{state.attempt}-{state.seq}{of_rank(state)}-{number}-{name}"
+                    # A killed consumer does not measure again at the same event.
+                    moment = state.time_ns // (_DAY * 10**9) if rule.is_of_disk else f"{state.seq}{of_rank(state)}"
+                    identity = f"{state.run_name}-{state.attempt}-{moment}-{rule.text}-{name}-{status}"
                     at = state.timestamp.values.epoch, state.timestamp.values.batch, state.time
-                    notice = Notice(identity, status, rule.text, name, value, state.run_name, state.attempt, *at)
+                    text = f"{rule.text} ({name} is {value:g})"
+                    notice = Notice(identity, status, rule.text, name, value, state.run_name, state.attempt, *at, text)
                     self.act(notice, logger.context)
 
-    def close(self, state: Snapshot, logger: Logger) -> None:
+    def _measure_disk(self, values: LoggedNumbers) -> None:
+        run, now = self._context, time.monotonic()
+        if run.command is None or run.run_dir is None or now < self._next_measurement:
+            return
+        self._next_measurement = now + _DISK_SECONDS
+        with contextlib.suppress(OSError):
+            used = shutil.disk_usage(run.run_dir)
+            values.log_metrics({_DISK: used.free / used.total * 100, "disk/free_gb": used.free / 1e9})
+
+    def run_ended(self, ending: Ending | None) -> None:
+        self._ending = ending
+
+    async def close(self, state: Snapshot, logger: Logger) -> None:
+        await self._stall.close(state, logger)
         for text in sorted(self.unjudged):
             _say(f"rule {text!r} was never judged: 'offloop show {state.run_name}' lists the metrics of the run")
+        run, ending = logger.context, self._ending
+        word = "" if ending is None else "finished" if ending.status == "stopped" else ending.status
+        is_recorded = run.command is None
+        # The recording of a live run has no end yet.
+        if word not in self._words or (word == "lost" and is_recorded and run.run_dir and not is_over(run.run_dir)):
+            return
+        at = self._at[3] if is_recorded else time.time()
+        identity = f"{run.run_name}-{run.attempt}-{self._at[0]}-{word}"
+        self._act(identity, RESOLVED if word == "finished" else FIRING, word, str(ending), at, run)
+
+    def _report_stall(self, alert: RunAlert, run: RunContext) -> None:
+        self._act(alert.id, alert.status, _STALLED, alert.text, alert.time, run)
+
+    def _act(self, identity: str, status: AlertStatus, word: str, text: str, at: float, run: RunContext) -> None:
+        _, epoch, batch, _ = self._at
+        rule = self._words[word]
+        self.act(Notice(identity, status, rule, None, None, run.run_name, run.attempt, epoch, batch, at, text), run)
 
     def act(self, notice: Notice, run: RunContext) -> None:
         """Report a notice."""
-        about, text = f"{notice.rule} {notice.metric}", f"{notice.rule} ({notice.metric} is {notice.value:g})"
-        note_alert(
-            run.run_dir, RunAlert(notice.id, notice.status, about, text, notice.time, notice.attempt, notice.batch)
-        )
+        alert = RunAlert(notice.id, notice.status, notice.about, notice.text, notice.time, notice.attempt, notice.batch)
+        sent = note_alert(run.run_dir, alert)
         if self._dumps and notice.status == "firing":
             _dump(notice, run)
         if self._is_shown:
             _say(str(notice))
         if self._command and (problem := _give(notice, self._command, self._timeout)):
             _say(f"command {self._command[0]} failed for the notice of {notice.rule!r} ({notice.status}): {problem}")
+        if {channel.name for channel in self._channels} - {*sent} and time.time() - notice.time < _DAY:
+            self._send(notice, run, replace(alert, sent=sent))
+
+    def _send(self, notice: Notice, run: RunContext, alert: RunAlert) -> None:
+        lines = [
+            notice.text,
+            f"{'' if self._curve.last is None else f'loss {self._curve.last:g}, '}epoch {notice.epoch}, "
+            f"batch {notice.batch}, attempt {notice.attempt}",
+            "" if notice.rule == "finished" else _how_to_resume(run),
+            f"id {notice.id}",
+        ]
+        message = {
+            "title": one_line(notice.title),
+            "body": "\n".join(one_line(line) for line in lines if line),
+            "notify_type": _ENDS.get(notice.rule, "warning" if notice.status == FIRING else "info"),
+        }
+        channels = [channel for channel in self._channels if channel.name not in alert.sent]
+        problems = deliver(
+            channels,
+            message,
+            self._curve.as_png(),
+            lambda name: note_alert(run.run_dir, replace(alert, sent=(name,))),
+        )
+        for name, problem in problems.items():
+            _say(f"the notice {notice.title!r} was not sent to {name}: {problem}")
+
+
+def _how_to_resume(run: RunContext) -> str:
+    attempts: Iterable[Attempt] = ()
+    if run.run_dir is not None:
+        with contextlib.suppress(RunDirectoryError):
+            attempts = read_run(run.run_dir).attempts
+    info = next((one.info for one in attempts if one.number == run.attempt), {})
+    if not (words := [str(word) for word in info.get("command") or ()]):
+        return ""
+    what, given = "started", {word.partition("=")[0] for word in words}
+    if os.path.basename(words[0]) in ("trainer", "offloop") and "--save-folder" in given:
+        what = "to resume"
+        words += [] if "--run-name" in given else ["--run-name", run.run_name]
+        words += [] if "--seed" in given or "--autoresume" in given else ["--seed", str(info.get("seed"))]
+        words += [] if "--autoresume" in given else ["--autoresume"]
+    return f"{what} in {info.get('cwd', '?')}: {shlex.join(words)}"
 
 
 def _dump(notice: Notice, run: RunContext) -> None:
@@ -336,7 +498,8 @@ def _checked(command: list[str]) -> list[str]:
 
 
 def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
-    environment = os.environ | {f"ALERT_{field.upper()}": str(value) for field, value in notice._asdict().items()}
+    values = {field: "" if value is None else str(value) for field, value in notice._asdict().items()}
+    environment = os.environ | {f"ALERT_{field.upper()}": value for field, value in values.items()}
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment, start_new_session=True)
     except (OSError, ValueError) as error:

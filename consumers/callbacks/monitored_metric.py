@@ -7,7 +7,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames, direction_of, flatten, is_named, is_of_evaluation
 from offloop.consumers.api.callback import CannotWorkError
-from offloop.consumers.api.logger import Logger
+from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 
 
@@ -67,8 +67,8 @@ class MonitoredMetric:
 
 
 class LoggedNumbers(Logger):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, context: RunContext | None = None) -> None:
+        super().__init__(context)
         self.numbers: dict[str, float] = {}
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -11,7 +11,7 @@ from offloop.bus.errors import ConfigurationError, OffloopError, check_at_least
 from offloop.bus.printing import one_line, say
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
+from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert, read_alerts
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
@@ -64,8 +64,6 @@ class StallMonitor(Callback):
         self._min_seconds = min_seconds
         self._asks_stacks = stacks
         self._seen = _Seen()
-        self._phase = ""
-        self._batch = 0
         self._watch: asyncio.Task[None] | None = None
         self._arrived = 0.0
         self._alerted = False
@@ -91,8 +89,18 @@ class StallMonitor(Callback):
             logger.log_metrics({"stall/seconds": waited, "stall/count": seen.count})
         seen.add(event, state.time_ns)
         seen.limit = self._limit_after(event)
-        self._phase, self._batch = _phase(event, state), state.timestamp.values.batch
+        seen.phase, seen.seq, seen.batch = _phase(event, state), state.seq, state.timestamp.values.batch
         self._note_arrival()
+
+    def resumed(self, logger: Logger) -> None:
+        self._context = logger.context
+        self._note_arrival()
+        known = [] if self._context.run_dir is None else read_alerts(self._context.run_dir)
+        for alert in known:
+            if alert.id == self._identity(FIRING):
+                # The stall that was reported before still lasts.
+                self._alerted = True
+                self.act(alert, self._context)
 
     async def close(self, state: Snapshot, logger: Logger) -> None:
         watch, self._watch = self._watch, None
@@ -154,7 +162,7 @@ class StallMonitor(Callback):
                 continue
             text = (
                 f"no event for {time.monotonic() - arrived:.0f} s, where it should not take more than "
-                f"{self._seen.limit:.0f} s: the training hangs {self._phase}"
+                f"{self._seen.limit:.0f} s: the training hangs {self._seen.phase}"
             )
             text += self._causes() + await self._places()
             if arrived == self._arrived:
@@ -177,8 +185,11 @@ class StallMonitor(Callback):
         return f"; {outcome.done}" if outcome.done else f"; no stacks: {outcome.error}" if outcome.error else ""
 
     def _alert(self, status: AlertStatus, text: str) -> None:
-        identity, attempt = f"stall-{self._context.attempt}-{time.time_ns()}", self._context.attempt
-        self.act(RunAlert(identity, status, "stall", text, time.time(), attempt, self._batch), self._context)
+        attempt, batch = self._context.attempt, self._seen.batch
+        self.act(RunAlert(self._identity(status), status, "stall", text, time.time(), attempt, batch), self._context)
+
+    def _identity(self, status: AlertStatus) -> str:
+        return f"{self._context.run_name}-{self._context.attempt}-{self._seen.seq}-stall-{status}"
 
     def act(self, alert: RunAlert, run: RunContext) -> None:
         """Report an alert."""
@@ -202,6 +213,9 @@ class _Seen:
     last_event: str | None = None
     limit: float | None = None
     fitting: bool = False
+    phase: str = ""
+    seq: int = 0
+    batch: int = 0
 
     def add(self, event: Event, now_ns: int) -> None:
         if event in (Event.FIT_START, Event.FIT_END):

@@ -44,6 +44,8 @@ def run_attached(
     if loggers and not any(isinstance(callback, TrainerMetrics) for callback in made):
         made.insert(0, TrainerMetrics())
     requested_events(made)
+    for callback in made:
+        callback.check()
 
     destinations = list(loggers) or [ConsoleLogger()]
     delay = shortest_delay(destination.max_delay for destination in destinations)

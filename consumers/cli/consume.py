@@ -34,8 +34,9 @@ from offloop.consumers.runner.places import (
     newest_run,
     place_of,
 )
-from offloop.consumers.runner.runner import run_session
+from offloop.consumers.runner.runner import OnStart, run_session
 from offloop.consumers.runner.state_file import StateFile, check_name
+from offloop.consumers.runner.statistics import RunnerStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class ConsumerOptions:
     options: tuple[str, ...]
     run: str | None
     last: bool
+    every_run: bool
     runs_dir: str | None
     stream: str | None
     replay: Path | None
@@ -75,6 +77,10 @@ class ConsumerOptions:
             raise click.UsageError("--replay reads a file: it excludes --run and --wait")
         if self.last and (self.replay or self.run or self.wait):
             raise click.UsageError("--last reads the newest run: it excludes --replay, --run and --wait")
+        if self.every_run and (self.replay or self.run or self.wait or self.last or self.stream):
+            raise click.UsageError("--all is for a folder: it excludes --run, --last, --wait, --replay and --stream")
+        if self.every_run and self.name is None:
+            raise click.UsageError("--all reads recent runs to their end once: give it a --name, to keep what was read")
         if self.stream and self.replay:
             raise click.UsageError("--stream reads runs from NATS: it excludes --replay")
         if self.replay_option and not self.is_file:
@@ -120,27 +126,19 @@ def consume(options: ConsumerOptions) -> int:
         callback.check()
     for destination in destinations:
         destination.check()
+    if options.every_run:
+        from offloop.consumers.cli.every_run import follow_all
+
+        return follow_all(options, made)
     return _run(options, made, destinations)
 
 
 def _run(options: ConsumerOptions, made: list[Callback], destinations: list[LoggerDestination]) -> int:
-    found, name = options.find(), options.name
-    delay = shortest_delay([options.max_delay, *(destination.max_delay for destination in destinations)])
-    streams = _Streams(found, options, delay)
-    progress = None if name is None else _open_state(options.state_dir, name, found)
-    states = None if name is None else CheckpointStates(name, options.state_dir)
+    found = options.find()
+    progress = None if options.name is None else open_state(options, found)
     with _frozen():
-        events, statistics = run_session(
-            streams.open,
-            made,
-            destinations,
-            options.on_error,
-            progress,
-            options.commit_every,
-            partial(say_start, name=name),
-            states,
-        )
-    code = report(events, statistics, sorted(demand_of(made).fields - statistics.source.fields.keys()))
+        on_start = partial(say_start, name=options.name)
+        code, statistics, streams = run_on(options, found, made, destinations, progress, on_start)
     if statistics.interrupted:
         return code
     if streams.gave_nothing and not statistics.handled and (options.start or options.until):
@@ -151,6 +149,25 @@ def _run(options: ConsumerOptions, made: list[Callback], destinations: list[Logg
         return max(code, EXIT_TROUBLE)
     _hold_open(made)
     return code
+
+
+def run_on(
+    options: ConsumerOptions,
+    found: FoundRun | Recording,
+    made: list[Callback],
+    destinations: list[LoggerDestination],
+    progress: StateFile | None,
+    on_start: OnStart,
+) -> "tuple[int, RunnerStatistics, _Streams]":
+    """Run to the end of the stream and report on it; return the exit code, the statistics and the streams."""
+    delay = shortest_delay([options.max_delay, *(destination.max_delay for destination in destinations)])
+    streams = _Streams(found, options, delay)
+    states = None if options.name is None else CheckpointStates(options.name, options.state_dir)
+    events, statistics = run_session(
+        streams.open, made, destinations, options.on_error, progress, options.commit_every, on_start, states
+    )
+    fields = sorted(demand_of(made).fields - statistics.source.fields.keys())
+    return report(events, statistics, fields), statistics, streams
 
 
 class _Streams:
@@ -179,8 +196,9 @@ class _Streams:
         return replay
 
 
-def _open_state(directory: Path | None, name: str, found: FoundRun | Recording) -> StateFile:
-    """Return the file of a consumer's progress: in ``directory``, or in the run's own."""
+def open_state(options: ConsumerOptions, found: FoundRun | Recording) -> StateFile:
+    """Return the file of a named consumer's progress: in its own folder, or in the run's."""
+    directory, name = options.state_dir, str(options.name)
     if isinstance(found, Recording):
         return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
     return StateFile(directory or Path(found.key) / STATE_DIR, name, found.name, found.attempt)

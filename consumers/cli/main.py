@@ -53,6 +53,7 @@ settings_option = click.option(
 @settings_option
 @click.option("--run", metavar="NAME|PATH", help="The run to read. Default: the newest live one.")
 @click.option("--last", is_flag=True, help="Read the newest run, live or not.")
+@click.option("--all", "every_run", is_flag=True, help="All runs of the folder, also new ones, until Ctrl-C.")
 @place_options
 @click.option(
     "--replay", type=click.Path(path_type=Path), metavar="PATH", help="Read a recording: a file, or a run's newest."

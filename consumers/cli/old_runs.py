@@ -144,4 +144,4 @@ def _actions(task: Task) -> Iterator[str]:
     for rule in dict.fromkeys(notice.rule for notice in firing):
         of_rule = [notice for notice in firing if notice.rule == rule]
         first, times = of_rule[0], f", {len(of_rule)} times" if len(of_rule) > 1 else ""
-        yield f"alert at batch {first.batch} of {trained}{times}: {rule} ({first.metric} is {first.value:g})"
+        yield f"alert at batch {first.batch} of {trained}{times}: {first.text}"

@@ -20,7 +20,7 @@ def say(message: str) -> None:
     printing.say(message, err=True)
 
 
-def say_start(stream: Stream, committed: Committed | None, name: str | None) -> None:
+def say_start(stream: Stream, committed: Committed | None, _runner: object, name: str | None) -> None:
     if isinstance(stream, Subscriber) and stream.live:
         say(f"attached to run {stream.run_name}, which is live; Ctrl-C leaves it")
     if committed is None:

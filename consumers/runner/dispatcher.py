@@ -270,8 +270,11 @@ class Dispatcher:
     async def _prepare(self) -> None:
         # Of several streams of a runner, one brings the hyperparameters.
         logger = self._logger if self._with_hyperparameters else Logger()
-        for entry in self.entries if len(self.entries) == 1 and not self.positions else ():
-            await self._call(entry, "prepare", self.stream, logger)
+        for entry in self.entries:
+            if self.positions:
+                await self._call(entry, "resumed", logger)
+            elif len(self.entries) == 1:
+                await self._call(entry, "prepare", self.stream, logger)
 
     async def _handle_all(self, batch: Sequence[Snapshot], after_each: Callable[[], None] | None) -> None:
         # One function without a call for each event: a million events a minute pass here.

@@ -31,6 +31,9 @@ from offloop.consumers.runner.worker import LOOK_SECONDS, CallbackWorker
 OpenStream: TypeAlias = Callable[[Sequence[Callback], Mapping[int, tuple[int, int]] | None], Stream]
 """Opens a stream for some callbacks, after the given positions: see :class:`~offloop.bus.Subscriber`."""
 
+OnStart: TypeAlias = Callable[[Stream, Committed | None, "Runner"], object]
+"""Called when all is open, with the shared stream, the progress committed before, and the runner."""
+
 
 class Runner:
     """Runs callbacks over a stream, once.
@@ -237,14 +240,13 @@ def run_session(
     on_error: OnError = "continue",
     progress: StateFile | None = None,
     commit_every: int = COMMIT_EVENTS,
-    on_start: Callable[[Stream, Committed | None], object] = lambda stream, committed: None,
+    on_start: OnStart = lambda stream, committed, runner: None,
     checkpoint_states: CheckpointStates | None = None,
 ) -> tuple[Stream, RunnerStatistics]:
     """Run callbacks to the end of the run, some with separate streams; return the shared stream.
 
     ``progress`` keeps the progress and is closed at the end, ``checkpoint_states`` keeps the states at checkpoints.
-    ``on_start`` is called when all is open, with the shared stream and the progress committed before. Raises the
-    errors of :meth:`Runner.run`."""
+    Raises the errors of :meth:`Runner.run`."""
     destinations = [*destinations, *(further for callback in callbacks for further in callback.destinations())]
     shared, beside = partition(callbacks)
     with contextlib.ExitStack() as opened:
@@ -262,7 +264,7 @@ def run_session(
         runner = Runner(stream, shared, destinations, on_error, progress, commit_every, at_checkpoint)
         for name, callback in beside:
             runner.run_beside(name, callback, open_for([callback], workers.get(name)))
-        on_start(stream, committed)
+        on_start(stream, committed, runner)
         return stream, runner.run()
 
 

@@ -7,9 +7,7 @@ import ipaddress
 import os
 import re
 import secrets
-import shlex
 import socket
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.files import read_private
 
 FIRST_PORT = 8420  # the port of a dashboard, unless it is taken or another one is given
 
@@ -49,16 +48,7 @@ class Tokens:
         Raises ConfigurationError when it cannot be read or written, others can read it, or it lacks a token."""
         if not path.exists():
             return cls._make(path)
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            lines = path.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the token file {path} cannot be read: {_why(error)}") from None
-        if mode & 0o077:
-            raise ConfigurationError(
-                f"the token file {path} is open to others (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}, and "
-                "delete it to get new tokens if another user may have read it"
-            )
+        lines = read_private(path, "the token file").splitlines()
         found = dict(line.split(maxsplit=1) for line in lines if len(line.split()) == 2 and line[0] != "#")
         found = {role: token.strip() for role, token in found.items()}
         if set(found) != {role.value for role in Role} or not all(map(_TOKEN.fullmatch, found.values())):

@@ -1,5 +1,6 @@
 """Alert: rules, and who is told."""
 
+import asyncio
 import json
 import math
 import sys
@@ -124,8 +125,8 @@ def test_a_rule_that_cannot_be_read_says_where(rule: str, place: int, expected: 
 def test_the_console_shows_a_line_for_each_notice(capsys: pytest.CaptureFixture[str]) -> None:
     calls_of(Alert(["loss/train/total > 10"]), [batch_end(1, loss=11.5), batch_end(2, loss=1.0)])
     assert capsys.readouterr().err.splitlines() == [
-        "ALERT: loss/train/total > 10 (loss/train/total is 11.5; run run, epoch 0, batch 1)",
-        "resolved: loss/train/total > 10 (loss/train/total is 1; run run, epoch 0, batch 2)",
+        "ALERT: run run, epoch 0, batch 1: loss/train/total > 10 (loss/train/total is 11.5)",
+        "resolved: run run, epoch 0, batch 2: loss/train/total > 10 (loss/train/total is 1)",
     ]
 
 
@@ -138,7 +139,7 @@ def test_rules_that_were_never_judged_are_named_once(capsys: pytest.CaptureFixtu
     calls_of(first, [batch_end(1, gradient_norm=1.0)])
     second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
     calls_of(second, [fit_end(), fit_end()])
-    second.close(fit_end(), Logger())
+    asyncio.run(second.close(fit_end(), Logger()))
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" was")[0] for line in said] == ["rule 'los > 3'", "rule 'new > 1'"]
 
