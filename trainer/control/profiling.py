@@ -1,10 +1,13 @@
 """A profile of the next batches of a running training, by ``torch.profiler``."""
 
+import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.files import atomic_replace
@@ -27,36 +30,47 @@ class Profile:
         self._batch = batch
         self._path: Path | None = None
         self._profiler: Any = None
+        self._batch_mark: Any = None
 
     def begin(self, publisher: Publisher, rank: int) -> None:
-        from torch.profiler import ProfilerAction, profile
-
-        if torch.autograd.profiler._is_profiler_enabled:
+        if profiler._is_profiler_enabled:
             raise ConfigurationError(f"rank {rank} has an active profiler of its own: end that one first")
         place = publisher.attempt, rank
         if len(list_dumps(publisher.run_dir, PROFILES.format(*place, "{}"))) >= MOST_DUMPS:
             raise ConfigurationError(f"rank {rank} has {MOST_DUMPS} profiles of this attempt, the maximum: remove some")
         self._path = publisher.run_dir / PROFILES.format(*place, self._batch)
-        self._profiler = profile(schedule=lambda _: ProfilerAction.RECORD)
-        # The marks of batches in the trace then have the training's numbers.
-        self._profiler.step_num = self._batch
-        _checked(self._profiler.start)
+        # Not torch.profiler.profile, whose start imports torch's compiler: the training would wait for seconds.
+        self._profiler = profiler.profile(use_kineto=True, use_device="cuda" if torch.cuda.is_available() else None)
+        _checked(self._profiler.__enter__)
+        self._mark(self._batch)
 
-    def batch_end(self) -> None:
+    def _mark(self, batch: int | None) -> None:
+        """Begin the mark of a batch in the trace, after the end of the last one."""
+        if self._batch_mark is not None:
+            self._batch_mark.__exit__(None, None, None)
+        self._batch_mark = None if batch is None else profiler.record_function(f"ProfilerStep#{batch}")
+        if self._batch_mark is not None:
+            self._batch_mark.__enter__()
+
+    def batch_end(self, batch: int) -> None:
         if self._profiler is not None:
-            self._profiler.step()
+            self._mark(batch)
 
     def write(self) -> str:
         """End the profile, write the trace, and return its path."""
         assert self._path is not None
         self.end()
         with atomic_replace(self._path) as draft:
-            _checked(lambda: self._profiler.export_chrome_trace(str(draft)))
+            trace = draft.with_suffix("")
+            _checked(lambda: self._profiler.export_chrome_trace(str(trace)))
+            with open(trace, "rb") as source, gzip.open(draft, "wb", compresslevel=1) as target:
+                shutil.copyfileobj(source, target)
         return str(self._path)
 
     def end(self) -> None:
         if self._profiler is not None:
-            _checked(self._profiler.stop)
+            self._mark(None)
+            _checked(lambda: self._profiler.__exit__(None, None, None))
 
 
 def _checked(call: Callable[[], object]) -> None:

@@ -181,7 +181,7 @@ class RemoteControl:
         elif profile.id != command.id:
             raise ConfigurationError(f"a profile is being made, until batch {profile.until}: send it later")
         elif batch < profile.until:
-            profile.batch_end()
+            profile.batch_end(batch)
         else:
             self._profile = None
             return [path for path in self._each(profile.write, profile.ranks) if path]
