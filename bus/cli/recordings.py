@@ -1,13 +1,12 @@
 """The commands ``offloop export``, ``import`` and ``convert``."""
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
 from offloop.bus.terminal import EXIT_LOST, CliCommand
 from offloop.bus.tools.logs import SOURCES, STORES, TENSORBOARD
@@ -17,7 +16,6 @@ from offloop.bus.types.event import Event
 if TYPE_CHECKING:
     from offloop.bus.tools.convert import Written
     from offloop.bus.tools.imports import Imported
-    from offloop.bus.tools.report import ReportedRun
     from offloop.bus.types.time import Time
 
 _LONGEST_FILE = 100  # characters of a name from several runs
@@ -58,7 +56,7 @@ def export_recording(
 ) -> None:
     """Write a run in a format of other tools, or one or several as a file to share.
 
-    RUN is a name, a run's folder or a recording; with --stream the name of a run there.
+    RUN is a name or a run's folder; of events also a recording, with --stream the name of a run there.
 
     \b
     html     one file with charts, tables and hyperparameters, for any browser
@@ -70,9 +68,19 @@ def export_recording(
 
     Exit code: 0 if nothing was lost, 3 if a part was, 1 if nothing could be exported."""
     if to in PICTURES:
-        if events is not None or ranks:
-            raise click.UsageError(f"--events and --ranks are not for {to}: leave them out")
-        _export_picture(runs, to, output, metrics, table, force, runs_dir, stream)
+        from offloop.bus.runs.directory import find_run
+        from offloop.bus.tools.report import ReportedRun, write_report
+
+        if events is not None or ranks or options.is_typed("stream"):
+            raise click.UsageError(f"--events, --ranks and --stream are not for {to}: leave them out")
+        if to == "svg" and (metrics is None or len(metrics) != 1 or table is not None):
+            raise click.UsageError("svg is the chart of one metric: name it with '--metrics', such as '--metrics loss'")
+        infos = [find_run(run, runs_dir) for run in runs]
+        target = Path(output or f"{'-'.join(info.name for info in infos)[:_LONGEST_FILE]}.{to}")
+        reported = list(map(ReportedRun, infos))
+        left_out = write_report(reported, target, to, metrics=metrics, table=table, force=force)
+        more = f" without {left_out:,} metrics: choose some with '--metrics'" if left_out else ""
+        say(f"wrote {target}, {target.stat().st_size / 1e6:.1f} MB{more}")
         return
     from offloop.bus.tools.export import export, exported_path
 
@@ -94,50 +102,6 @@ def export_recording(
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
     say(f"exported {done.events} events{marks} of {place} to {done.path}")
     say_findings(done)
-
-
-def _export_picture(
-    runs: tuple[str, ...],
-    to: str,
-    output: str | None,
-    metrics: list[str] | None,
-    table: str | None,
-    force: bool,
-    runs_dir: str | None,
-    stream: str | None,
-) -> None:
-    from offloop.bus.tools.report import write_chart, write_report
-
-    if to == "svg" and (metrics is None or len(metrics) != 1 or table is not None):
-        raise click.UsageError("svg is the chart of one metric: name it with '--metrics', such as '--metrics loss'")
-    reported = [_reported(run, runs_dir, stream) for run in runs]
-    target = Path(output or f"{'-'.join(run.entry.run for run in reported)[:_LONGEST_FILE]}.{to}")
-    if metrics is not None and to == "svg":
-        write_chart(reported, target, metrics[0], force=force)
-        say(f"wrote {target}")
-        return
-    left_out = write_report(reported, target, metrics=metrics, table=table, force=force)
-    more = f" without {left_out:,} metrics: choose some with '--metrics'" if left_out else ""
-    say(f"wrote {target}, {target.stat().st_size / 1e6:.1f} MB{more}")
-
-
-def _reported(name: str, runs_dir: str | None, stream: str | None) -> "ReportedRun":
-    from offloop.bus.index.index import read_recorded, read_results
-    from offloop.bus.recording.derived import derived_recordings
-    from offloop.bus.recording.recording import Recording
-    from offloop.bus.runs.directory import find_run
-    from offloop.bus.tools.report import ReportedRun
-
-    if stream is not None or Path(name).is_file():
-        recording = Recording(recording_of(name, runs_dir, stream)[0])
-        return ReportedRun(*read_recorded(recording), [recording])
-    info = find_run(name, runs_dir)
-    entry, summaries = read_results(info)
-    recordings = []
-    for attempt in info.attempts:
-        with contextlib.suppress(OffloopError):  # the entry names an unreadable one
-            recordings.append(Recording(attempt.recording))
-    return ReportedRun(entry, summaries, recordings + derived_recordings(info.path))
 
 
 @click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")

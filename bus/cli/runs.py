@@ -16,7 +16,7 @@ from offloop.bus.printing import one_line, say, say_table, short_text, table
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
-from offloop.bus.types.units import BYTES, lasted, number_text, when
+from offloop.bus.types.units import BYTES, number_text
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import RunEntry
@@ -41,6 +41,7 @@ _RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")  
 @click.option("--columns", callback=options.split_names, metavar="NAME,...", help="Columns to show besides the name.")
 @options.archived_option
 @options.json_option
+@click.option("--csv", "as_csv", is_flag=True, help="The table as CSV, with exact values and full names.")
 def list_runs(
     runs_dir: str | None,
     stream: str | None,
@@ -50,6 +51,7 @@ def list_runs(
     columns: list[str] | None,
     archived: bool,
     as_json: bool,
+    as_csv: bool,
 ) -> None:
     """List the runs: pinned ones, then the newest first.
 
@@ -85,6 +87,13 @@ def list_runs(
     if as_json:
         described = [listed.get(entry.run) or summary(chosen(runs_dir) / entry.run, entry) for entry in shown]
         click.echo(json.dumps(plain(msgspec.to_builtins(described)), indent=2))
+    elif as_csv:
+        from offloop.bus.tools.export import csv_line
+
+        found = table.columns(("run", *_names(table, shown, columns)))
+        values = ([column.value(entry) for column in found] for entry in shown)
+        rows = ([", ".join(one) if isinstance(one, tuple) else one for one in row] for row in values)
+        click.echo("".join(map(csv_line, ([column.name for column in found], *rows))), nl=False)
     elif shown:
         _say_runs(table, shown, columns)
     else:
@@ -117,11 +126,14 @@ def choose(table: "RunTable", where: str | None, *, archived: bool) -> "list[Run
     return [entry for entry in chosen if archived or not entry.archived]
 
 
+def _names(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[str] | None) -> tuple[str, ...]:
+    return table.usual_among(shown) if requested is None else tuple(table.column(name).name for name in requested)
+
+
 def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[str] | None) -> None:
     from offloop.bus.index.columns import OF_RUN
 
-    names = table.usual_among(shown) if requested is None else tuple(table.column(name).name for name in requested)
-    columns = table.columns(("run", *names))
+    columns = table.columns(("run", *_names(table, shown, requested)))
     heads = [column.name.upper() if column.name in OF_RUN else column.head for column in columns]
     cells = [[column.text(entry) for entry in shown] for column in columns]
     if requested is None:
@@ -193,6 +205,7 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
 
 def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
     from offloop.bus.cli.describe import describe_metrics
+    from offloop.bus.index.checkpoints import checkpoint_rows
     from offloop.bus.recording.summary import MAX_LEFT_OUT, MAX_METRICS
 
     say_table([line for line in _lines(info, entry) if line[1]])
@@ -202,7 +215,8 @@ def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
         say(f"  and {entry.left_out:,} {more}beyond the limit of {MAX_METRICS:,}")
     if entry.checkpoints:
         say("checkpoints")
-        say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *_checkpoint_rows(entry)])
+        rows = [(f"  {path}", *row) for path, *row in checkpoint_rows(entry.checkpoints, entry.metrics)]
+        say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *rows])
     if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
         say("hyperparameters")
         say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
@@ -230,37 +244,15 @@ def _say_more_details(described: dict[str, Any]) -> None:
 
 
 def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
-    from offloop.bus.index.columns import reached_text
+    from offloop.bus.index.columns import facts_of
 
     yield "run", info.name
     yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
     yield "error", entry.error or ""
     yield "reason", entry.reason or ""
-    yield "started", when(entry.started)
-    yield "lasted", lasted(entry.started, entry.ended, live=entry.is_going_on)
-    yield "reached", reached_text(entry)
-    yield "attempts", str(entry.attempts) if entry.attempts > 1 else ""
-    yield "archived", "yes" if entry.archived else ""
-    yield "checkpoints", str(sum(one.exists for one in entry.checkpoints) or "")
-    yield "tables", ", ".join(f"{name} {rows:,} rows" for name, rows in entry.tables.items())
+    yield from facts_of(entry)
     yield "size", f"{number_text(entry.size, BYTES)} in {info.path}"
-    yield "trouble", entry.problem or ""
-    yield "tags", ", ".join(entry.tags)
     yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
-
-
-def _checkpoint_rows(entry: "RunEntry") -> Iterator[tuple[str, ...]]:
-    from offloop.bus.index.checkpoints import compared_by
-    from offloop.bus.types.metrics import MetricNames
-
-    names = MetricNames(entry.metrics)
-    for one in entry.checkpoints:
-        metric, value = compared_by(one)
-        marks = [word for word, holds in (("best", one.is_best), ("latest", one.is_latest)) if holds]
-        size = number_text(one.size, BYTES) if one.exists else "deleted"
-        number = "" if value is None else number_text(value)
-        batch = "" if one.batch is None else str(one.batch)
-        yield (f"  {one.path}", batch, size, names.short(metric or ""), number, ", ".join(marks))
 
 
 def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import msgspec
 from offloop.bus.checkpoints.announced import best_of, read_announced
 from offloop.bus.files import walk_files
 from offloop.bus.runs.directory import RunInfo
-from offloop.bus.types.metrics import direction_of
+from offloop.bus.types.metrics import MetricNames, direction_of
+from offloop.bus.types.units import BYTES, number_text
 
 _MOST_LOOKED_AT = 20_000
 _PREFERRED = ("max", "min", None)
@@ -60,6 +61,18 @@ def find_checkpoints(
         about = (one.epoch, one.batch, time, size, one is latest, one is best)
         found.append(Checkpoint(shown, *about, metric, value, metrics))
     return tuple(sorted(found, key=lambda one: one.batch))
+
+
+def checkpoint_rows(checkpoints: Iterable[Checkpoint], metrics: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Yield path, batch, size, metric, value and marks of each, for people."""
+    names = MetricNames(metrics)
+    for one in checkpoints:
+        metric, value = compared_by(one)
+        marks = [word for word, holds in (("best", one.is_best), ("latest", one.is_latest)) if holds]
+        size = number_text(one.size, BYTES) if one.exists else "deleted"
+        number = "" if value is None else number_text(value)
+        batch = "" if one.batch is None else str(one.batch)
+        yield one.path, batch, size, names.short(metric or ""), number, ", ".join(marks)
 
 
 def compared_by(checkpoint: Checkpoint) -> tuple[str | None, float | None]:

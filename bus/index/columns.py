@@ -1,6 +1,6 @@
 """The columns of a table of runs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -11,7 +11,7 @@ from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
 from offloop.bus.types.metrics import GOALS, MetricNames, direction_of, goals_in
 from offloop.bus.types.time import Time, TimeUnit
-from offloop.bus.types.units import BYTES, Scale, duration, number_text, scale_of, when
+from offloop.bus.types.units import BYTES, Scale, duration, lasted, number_text, scale_of, when
 
 REACHED = "reached"  # the column of a run's progress; its value is the number of batches
 
@@ -189,6 +189,19 @@ class Columns:
 
     def direction(self, metric: str) -> Mode | None:
         return direction_of(metric, self.goals)
+
+
+def facts_of(entry: RunEntry) -> Iterator[tuple[str, str]]:
+    """Yield facts about a run for people, without its status, note and size; some are empty."""
+    yield "started", when(entry.started)
+    yield "lasted", lasted(entry.started, entry.ended, live=entry.is_going_on)
+    yield "reached", reached_text(entry)
+    yield "attempts", str(entry.attempts) if entry.attempts > 1 else ""
+    yield "archived", "yes" if entry.archived else ""
+    yield "checkpoints", str(sum(one.exists for one in entry.checkpoints) or "")
+    yield "tables", ", ".join(f"{name} {rows:,} rows" for name, rows in entry.tables.items())
+    yield "trouble", entry.problem or ""
+    yield "tags", ", ".join(entry.tags)
 
 
 def reached_text(entry: RunEntry) -> str:

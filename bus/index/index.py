@@ -13,9 +13,8 @@ from types import MappingProxyType
 from offloop.bus.checkpoints.announced import ANNOUNCED
 from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.index.annotations import ANNOTATIONS, read_annotations
-from offloop.bus.index.entry import RunEntry, count_rows, make_entry, metric_values, unreadable_entry
+from offloop.bus.index.entry import RunEntry, make_entry, unreadable_entry
 from offloop.bus.index.store import read_stored, store_entry
-from offloop.bus.protocol.order import Ending, worst_of
 from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.summary import Summarizer, Summary
@@ -134,26 +133,6 @@ def read_results(run: RunInfo) -> tuple[RunEntry, list[Summary]]:
         followed.read(run, math.inf)
         summaries = [*_summarize_derived(run), *followed.summaries]
         return make_entry(run, summaries, read_annotations(run.path), followed.problem), summaries
-
-
-def read_recorded(recording: Recording) -> tuple[RunEntry, list[Summary]]:
-    """Return the same of a recording alone, without times, progress, annotations and checkpoints."""
-    of_run = recording.path, recording.run_name, recording.attempt, recording.run_id
-    with contextlib.closing(Summarizer(*of_run)) as summarizer:
-        summarizer.work(math.inf, saves=False)
-        summary = summarizer.summary
-    endings = recording.read_endings()
-    ending = worst_of(endings) if endings else Ending("lost")
-    entry = RunEntry(
-        recording.run_name,
-        status=ending.status,
-        error=ending.error,
-        reason=ending.reason,
-        hyperparameters=summary.hyperparameters,
-        metrics=metric_values([summary]),
-        tables=count_rows([summary]),
-    )
-    return entry, [summary]
 
 
 def add_run(run: Path, seconds: float) -> None:

@@ -163,10 +163,10 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
     occurrence, and for their cells."""
     columns = list(dict.fromkeys(chain.from_iterable(map(flatten, rows))))
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(_line(columns))
+        file.write(csv_line(columns))
         for row in map(flatten, rows):
             row["utc"] = clock(row["utc"])
-            file.write(_line(_cell(row.get(name)) for name in columns))
+            file.write(csv_line(row.get(name) for name in columns))
 
 
 def _cell(value: Any) -> str | None:
@@ -177,10 +177,10 @@ def _cell(value: Any) -> str | None:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
 
 
-def _line(cells: Iterable[str | None]) -> str:
+def csv_line(values: Iterable[Any]) -> str:
     # The library's writer does not quote a carriage return, where its reader ends the line, and cannot distinguish
     # empty text from None.
-    return ",".join("" if cell is None else _quoted(cell) for cell in cells) + "\n"
+    return ",".join("" if cell is None else _quoted(cell) for cell in map(_cell, values)) + "\n"
 
 
 def _quoted(text: str) -> str:

@@ -1,5 +1,6 @@
 """Results of runs, and changes to runs: ``offloop runs``, ``show``, ``compare``, ``edit`` and ``rm``."""
 
+import csv
 import json
 import os
 import re
@@ -88,6 +89,13 @@ def test_runs_are_chosen_sorted_and_shown_by_hyperparameters_and_metrics(three: 
     assert [line.split()[1:] for line in invoke("runs", "--columns", "status,batch").splitlines()] == [
         ["STATUS", "BATCH"],
         *[["finished", "3"]] * 3,
+    ]
+    invoke("edit", "b", "--tag", "one,two", "--note", 'a "note"')
+    assert list(csv.reader(invoke("runs", "--csv", "--sort", "lr", "--columns", "lr,loss,tags,note").splitlines())) == [
+        ["run", "optimizer/lr", "loss/train/total", "tags", "note"],
+        ["c", "0.001", "2.0", "", ""],
+        ["b", "0.01", "0.25", "one, two", 'a "note"'],
+        ["a", "0.1", "0.75", "", ""],
     ]
     assert invoke("runs", "--where", "lr > 1") == f"no runs in {three} of which 'lr > 1' is true\n"
 

@@ -4,6 +4,8 @@ import base64
 import hashlib
 import math
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from helpers import wait_for
 from run_folders import WrittenRun, write_run
 
 from offloop.bus import ConfigurationError, Event, Publisher, find_run
@@ -85,13 +88,13 @@ def test_one_file_has_a_run_with_all_that_people_ask_for(runs_dir: Path) -> None
     assert run("digits", "--to", "html").output.startswith("wrote digits.html, 0.0 MB")
 
     read = Read(Path("digits.html"))
-    assert read.texts["figcaption"] == [f"loss{losses[-1]:.6f}", "Accuracy0.75", "lr0.1"]
+    value = f"{losses[-1]:.6f}"
+    assert read.texts["figcaption"] == [f"loss{value} best {value}", "Accuracy0.75 best 0.75", "lr0.1 "]
     drawn = read.points()
     assert [step for step, _ in drawn] == list(range(200))
     assert [value for _, value in drawn] == pytest.approx(losses, rel=1e-5)
     assert read.points(1) == [(99, 0.5), (199, 0.75)]
     rows = read.texts["tr"]
-    assert f"loss{losses[-1]:.6f}best {losses[-1]:.6f} at 199" in rows
     assert "config/lr0.1" in rows
     assert "version/torch2.9" in rows
     (error,) = read.texts["pre"]
@@ -114,20 +117,33 @@ def test_one_file_has_a_run_with_all_that_people_ask_for(runs_dir: Path) -> None
         assert f"{tag}-src 'sha256-{digest}'" in str(policy)
 
 
+FAILING = """
+from offloop import Publisher
+with Publisher("failing", capture_console=True) as publisher:
+    publisher.publish("batch_end", batch=1, loss=1.0)
+    raise RuntimeError("no <b>luck</b>")
+"""
+
+
+def test_a_failed_run_has_its_traceback(runs_dir: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", FAILING], capture_output=True, timeout=60, check=False).returncode
+    wait_for(lambda: find_run("failing").status == "failed", "the end of the run")
+    (shown,) = exported("failing").texts["pre"]
+    assert shown.startswith("Traceback (most recent call last):\n")
+    assert shown.endswith("RuntimeError: no <b>luck</b>")
+
+
 def test_several_runs_are_drawn_over_one_another(runs_dir: Path) -> None:
     write_run(runs_dir, "a", [3.0, 2.0], 0.5, optimizer="SGD", seed=1)
     write_run(runs_dir, "b", [4.0, 1.0], 0.25, optimizer="Adam", seed=1)
-    recording = find_run("b").recording
-    for second in ("b", recording):
-        read = exported("a", second)
-        assert read.texts["h1"] == ["2 runs"]
-        assert read.points(0) == [(0, 3), (1, 2)]
-        assert read.points(1) == [(0, 4), (1, 1)]
-        assert "loss2best 2 at 11best 1 at 1 ★" in read.texts["tr"]
-        assert "Accuracy0.5best 0.5 at 1 ★0.25best 0.25 at 1" in read.texts["tr"]
-        assert "optimizerSGDAdam" in read.texts["tr"]
-        assert "optimizer" in read.texts["b"]
-        assert "seed" not in read.texts["b"]
+    read = exported("a", "b")
+    assert read.texts["h1"] == ["2 runs"]
+    assert read.points(0) == [(0, 3), (1, 2)]
+    assert read.points(1) == [(0, 4), (1, 1)]
+    assert read.texts["figcaption"][:2] == ["loss2 best 21 best 1", "Accuracy0.5 best 0.50.25 best 0.25"]
+    assert "optimizerSGDAdam" in read.texts["tr"]
+    assert "optimizer" in read.texts["b"]
+    assert "seed" not in read.texts["b"]
     with pytest.raises(ConfigurationError, match="9 runs are too many for one file: name up to 8"):
         run(*["a"] * 9, "--to", "html")
 
@@ -175,11 +191,11 @@ def test_of_very_many_metrics_some_are_drawn(runs_dir: Path) -> None:
     assert "without 19,900 metrics: choose some with '--metrics'" in output
     read = Read(Path("many.html"))
     assert len(read.texts["figure"]) == 100
-    assert read.texts["figcaption"][0] == "loss1"
+    assert read.texts["figcaption"][0] == "loss1 best 1"
     assert "Charts of 100 metrics; 19,900 are left out" in read.texts["h2"]
     assert Path("many.html").stat().st_size < 500_000
     read = exported("many", "--metrics", "layer/19997,loss")
-    assert read.texts["figcaption"] == ["layer/1999719,999", "loss1"]
+    assert read.texts["figcaption"] == ["layer/1999719,999 ", "loss1 best 1"]
     with pytest.raises(ConfigurationError, match="there is no metric 'nothing'"):
         exported("many", "--metrics", "nothing")
 
@@ -189,16 +205,16 @@ def test_values_that_are_not_finite_and_outliers(runs_dir: Path) -> None:
     write_run(runs_dir, "odd", values)
     write_run(runs_dir, "nan", [math.nan])
     read = exported("odd")
-    assert [step for step, _ in read.points(is_cut=True)][:6] == [0, 1, 3, 4, 6, 7]
-    assert sum("cut off: up to 1e+308" in text for text in read.texts["text"]) == 1
+    assert [step for step, _ in read.points(is_cut=True)][:6] == [0, 1, 3, 4, 7, 8]
+    assert sum("cut off: up to 1e9" in text for text in read.texts["text"]) == 1
     assert {"1", "1.5", "2"} <= set(read.texts["text"])
-    assert "no number" in exported("nan").texts["text"]
+    assert "lossNaN best NaN" in exported("nan").texts["figcaption"]
 
 
 def test_the_chart_of_a_metric_for_a_slide(runs_dir: Path) -> None:
     write_run(runs_dir, "a", [3.0, 2.0])
     write_run(runs_dir, "b", [4.0, 1.0])
-    assert run("a", "b", "--to", "svg", "--metrics", "loss").output == "wrote a-b.svg\n"
+    assert run("a", "b", "--to", "svg", "--metrics", "loss").output == "wrote a-b.svg, 0.0 MB\n"
     root = ElementTree.parse("a-b.svg").getroot()
     assert (root.tag, root.get("width"), root.get("height")) == ("{http://www.w3.org/2000/svg}svg", "1920", "1080")
     texts = ["".join(one.itertext()) for one in root.iter() if one.tag.endswith("}text")]
