@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Container
 from pathlib import Path
+from typing import IO
 
 from offloop.bus.files import open_file
 
@@ -36,3 +37,13 @@ def read_verdict(stacks: Path) -> str:
             return file.readline(_VERDICT_BYTES).decode(errors="backslashreplace").strip()
     except OSError:
         return ""
+
+
+def open_shown(run: Path, name: str) -> IO[bytes] | None:
+    """Open a file of stacks or a profile by its name; ``None`` if a run has none of that name."""
+    if not any(path.name == name for kind in (STACKS, PROFILES) for path in list_dumps(run, kind)):
+        return None
+    try:
+        return open(open_file(run / name), "rb")
+    except OSError:
+        return None

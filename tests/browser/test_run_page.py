@@ -1,8 +1,10 @@
 """The page of a run, below the charts: images over the steps, checkpoints, alerts, and what the run says."""
 
+import re
 import sys
 import textwrap
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from browser import Visit, commanded, ui_of, visit
@@ -88,6 +90,23 @@ def test_a_run_shows_its_checkpoints_and_alerts(run: Path, browser) -> None:
         there.waits_for(lambda: there.page.locator(".log .alert").count() == 3, "alerts in the log")
         statuses = there.page.locator(".panel .q-td .mark").filter(has_text="fir")
         assert statuses.all_inner_texts() == ["firing", "fired"]
+
+
+def test_a_run_shows_its_stacks_and_profiles_and_gives_no_other_file(run: Path, browser) -> None:
+    names = ("stacks-1-1.txt", "profile-1-0-5.json.gz", "profile-1-0-6.json.gz")
+    text = "rank 0 is in <b>f</b> (a.py:1)\n<script>"
+    (run / "stacks-1-1.txt").write_text(text)
+    (run / "profile-1-0-5.json.gz").write_bytes(b"trace")
+    (run / "profile-1-0-6.json.gz").symlink_to("run.json")
+    with ui_of(str(run.parent)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+        there.page.get_by_role("cell", name="rank 0 is in <b>f</b> (a.py:1)").wait_for()
+        links = there.page.get_by_role("link", name=re.compile("^(stacks|profile)-")).all()
+        addresses = {one.inner_text(): urljoin(served.url, one.get_attribute("href")) for one in links}
+        stacks, profile, link = (there.page.request.get(addresses[name]) for name in names)
+        assert (stacks.text(), stacks.headers["content-type"]) == (text, "text/plain; charset=utf-8")
+        assert (profile.body(), link.status) == (b"trace", 404)
+        assert there.page.request.get(addresses["stacks-1-1.txt"].replace("stacks-1-1.txt", "run.json")).status == 404
+        there.page.get_by_role("link", name="drop it into Perfetto").first.wait_for()
 
 
 def test_of_very_many_metrics_the_chosen_ones_are_drawn(runs_dir: Path, browser) -> None:

@@ -1,11 +1,13 @@
-"""Addresses for images, which are too large for a page.
+"""Addresses for images and files, which are too large for a page.
 
 The gate of the server admits only those who may see the page; a run is named by a key that only its pages have."""
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from offloop.bus.runs.flight import open_shown
 from offloop.consumers.api.images import as_png
 from offloop.consumers.dashboard.view.run_view import RunView
 
@@ -41,6 +43,10 @@ def add_routes(app: "FastAPI") -> None:
     def image(key: str, name: str, step: int, place: int = 0) -> Response:
         return _image(key, name, step, place)
 
+    @app.get(f"{PATH}/{{key}}/file/{{name}}")
+    def file(key: str, name: str) -> Response:
+        return _file(key, name)
+
 
 def _image(key: str, name: str, step: int, place: int) -> "Response":
     from fastapi import Response
@@ -51,3 +57,17 @@ def _image(key: str, name: str, step: int, place: int) -> "Response":
     if found is None or found.step != step or not 0 <= place < len(found.pixels):
         return Response(status_code=404)
     return Response(as_png(found.pixels[place]), media_type="image/png", headers=AN_HOUR)
+
+
+def _file(key: str, name: str) -> "Response":
+    from fastapi import Response
+    from fastapi.responses import StreamingResponse
+
+    run = _served.get(key)
+    file = None if run is None or run.run_dir is None else open_shown(run.run_dir, name)
+    if file is None:
+        return Response(status_code=404)
+    # Not the browser's guess: a file has names of the user's in it.
+    kind = "text/plain" if name.endswith(".txt") else "application/gzip"
+    headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+    return StreamingResponse(iter(partial(file.read, 1 << 16), b""), media_type=kind, headers=headers)

@@ -43,7 +43,8 @@ class Panels:
 
         # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
-            *(AlertsPanel(), OwnPanel("Tables", "table_chart", TABLE, runs), AboutPanel(), ConsolePanel(), LogPanel()),
+            *(AlertsPanel(), FilesPanel(), OwnPanel("Tables", "table_chart", TABLE, runs), AboutPanel()),
+            *(ConsolePanel(), LogPanel()),
             *(OwnPanel("Spans", "segment", CUSTOM, runs), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
             HyperparametersPanel(is_open=compares),
         ]
@@ -216,6 +217,13 @@ _STATUS = """
 <q-td :props="props">
   <span class="pill mark" :class="props.row.status">{{ props.row.status }}</span>
 </q-td>"""
+_FILE = """
+<q-td :props="props">
+  <a class="link" :href="props.row.address" target="_blank" rel="noopener">{{ props.value }}</a>
+</q-td>"""
+_VERDICT = """
+<q-td :props="props">{{ props.value }}<a v-if="!props.value" class="link"
+  href="https://ui.perfetto.dev" target="_blank" rel="noopener noreferrer">drop it into Perfetto</a></q-td>"""
 _CHECKPOINT = """
 <q-td :props="props">
   <span class="checkpoint-name">{{ props.row.name }}</span>
@@ -297,6 +305,28 @@ class AlertsPanel(Panel):
         self.show(bool(rows))
         rows.sort(key=lambda one: one[0], reverse=True)
         columns = [("time", "time"), ("run", "run"), ("status", "status"), ("batch", "batch"), ("text", "what")]
+        if self.is_open:
+            self.fill(self._table, columns, [row for _, row in rows[:_MOST_ROWS]])
+
+
+class FilesPanel(Panel):
+    def __init__(self) -> None:
+        super().__init__("Stacks and profiles", "troubleshoot", is_open=True)
+        with self.box:
+            self._table = table("Stacks and profiles", "key", "wrap-cells")
+            self._table.add_slot("body-cell-file", _FILE)
+            self._table.add_slot("body-cell-what", _VERDICT)
+
+    def update(self, shown: PanelData) -> None:
+        rows: list[tuple[float, dict[str, Any]]] = []
+        for run, label, folder in shown.found():
+            for name, time_, verdict in folder.files:
+                row = {"key": f"{folder.path}/{name}", "run": label, "time": when(time_), "file": name}
+                row |= {"address": address_of(run, f"file/{name}"), "what": one_line(verdict)}
+                rows.append((time_, row))
+        self.show(bool(rows))
+        rows.sort(key=lambda one: one[0], reverse=True)
+        columns = [("time", "time"), ("run", "run"), ("file", "file"), ("what", "what")]
         if self.is_open:
             self.fill(self._table, columns, [row for _, row in rows[:_MOST_ROWS]])
 

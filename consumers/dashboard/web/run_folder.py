@@ -1,7 +1,9 @@
 """The contents of a run's directory, read while a page is open."""
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +12,7 @@ from offloop.bus.index.annotations import Annotations, read_annotations
 from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
 from offloop.bus.runs.alerts import RunAlert, read_alerts
 from offloop.bus.runs.directory import RunInfo, read_run
+from offloop.bus.runs.flight import PROFILES, STACKS, list_dumps, read_verdict
 
 _FRESH_SECONDS = 1.5
 _MOST_KNOWN = 200
@@ -21,6 +24,8 @@ class RunFolder(NamedTuple):
     annotations: Annotations
     checkpoints: tuple[Checkpoint, ...]
     alerts: list[RunAlert]
+    files: list[tuple[str, float, str]] = []  # noqa: RUF012  never changed
+    """Stacks and profiles: name, time, and verdict of stacks."""
 
 
 _known: dict[Path, tuple[float, RunFolder]] = {}
@@ -46,4 +51,12 @@ def _look(path: Path) -> RunFolder:
         run = read_run(path)
     except OffloopError:
         return RunFolder(path, None, Annotations(), (), [])
-    return RunFolder(path, run, read_annotations(path), find_checkpoints(run), read_alerts(path))
+    return RunFolder(path, run, read_annotations(path), find_checkpoints(run), read_alerts(path), list(_files(path)))
+
+
+def _files(path: Path) -> Iterator[tuple[str, float, str]]:
+    for kind in (STACKS, PROFILES):
+        for file in list_dumps(path, kind):
+            # It may have just been removed.
+            with contextlib.suppress(OSError):
+                yield file.name, file.lstat().st_mtime, read_verdict(file) if kind == STACKS else ""
