@@ -23,7 +23,7 @@ ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
 
-.PHONY: help composer setup demo grpo test test-all check docs bench bench-compare bench-peers fuzz soak gpu
+.PHONY: help composer setup demo grpo test test-all check docs bench bench-compare bench-peers fuzz soak gpu release
 
 help:
 	@echo "make demo        train on real digits, with callbacks attached from another process"
@@ -38,6 +38,7 @@ help:
 	@echo "make gpu         on a machine with a GPU: the tests that need one, and what offloop costs there; ten minutes"
 	@echo "make fuzz        bad input for every decoder and socket, SECONDS=60 for each"
 	@echo "make soak        before a release: kill loops, floods and fuzzers, about an hour"
+	@echo "make release     build wheel and source distribution into dist/, and try them in empty environments; uploads nothing"
 	@echo "make setup       only make the virtual environment $(VENV), which all of these do first"
 
 setup: $(READY)
@@ -124,3 +125,6 @@ GPU_PYTHON ?=
 gpu: $(if $(GPU_PYTHON),,$(READY))
 	PYTHONPATH=$(CURDIR) timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -vv -m gpu tests/gpu $(PYTEST)
 	PYTHONPATH=$(CURDIR) timeout --foreground -s INT 300 $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py $(BENCH)
+
+release: $(READY)
+	$(BIN)/python tools/release.py

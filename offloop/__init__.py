@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from offloop.own_loop import watch
     from offloop.trainer import Algorithm, Trainer
 
+    __version__: str
+
 __all__ = [
     "Algorithm",
     "Callback",
@@ -31,6 +33,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
     from offloop.bus.lazy import lazy_exports
     from offloop.trainer.arguments import explain_missing
 

@@ -122,6 +122,12 @@ class RecordingWriter:
                 f"attempt {expected[1]}: move it away, or start the run under another name",
                 path=self.path,
             )
+        if (version := last.metadata.get("protocol_version")) != str(PROTOCOL_VERSION):
+            raise RecordingError(
+                f"{self.path} is of protocol version {version}, this offloop writes {PROTOCOL_VERSION}: continue it "
+                "with the version of offloop that began it, or start the run under another name",
+                path=self.path,
+            )
         self._last_identity = max(self._identities.values(), default=0)
         self._metadata, self._positions, self._total = last.metadata, dict(last.positions), last.total
         os.ftruncate(self._descriptor, self._size)
