@@ -54,8 +54,10 @@ def _of_ranks(state: State, tensors: Mapping[str, Tensor], norms: Callable[[Mapp
 
     ``None`` on a rank without shards that count. No other rank is asked: the ranks receive the demand at different
     times, and one that computes alone would wait for the others."""
-    layouts = {name: _layout(one) for name, one in tensors.items()}
-    if not any(layouts.values()):
+    layouts: dict[_Layout | None, list[str]] = {}
+    for name, tensor in tensors.items():
+        layouts.setdefault(_layout(tensor), []).append(name)
+    if not any(layouts):
         if state.world_size > 1 and any(hasattr(one, "_fsdp_flattened") for one in state.model.parameters()):
             raise ConfigurationError("FullyShardedDataParallel flattens the weights: use torch's fully_shard (FSDP2)")
         return norms(tensors)
@@ -64,15 +66,19 @@ def _of_ranks(state: State, tensors: Mapping[str, Tensor], norms: Callable[[Mapp
         raise ConfigurationError(
             f"no parameter is spread over all {state.world_size} ranks, as in a pipeline: its norms cannot be added up"
         )
-    owners = {layout: _owners(*layout) if layout else {0} for layout in layouts.values()}
+    owners = {layout: _owners(*layout) if layout else {0} for layout in layouts}
     ranks = set().union(*owners.values())
     if state.rank not in ranks:
         return None
-    own: dict[str, Any] = {name: one for name, one in tensors.items() if state.rank in owners[layouts[name]]}
-    local = {name: one.to_local() if layouts[name] else one for name, one in own.items()}
-    shards = norms({name: one for name, one in local.items() if one.numel()})
+    shards = {}
+    for layout, names in layouts.items():
+        for name in names if state.rank in owners[layout] else ():
+            whole: Any = tensors[name]
+            shard = whole.to_local() if layout else whole
+            if shard.numel():
+                shards[name] = shard
     # All owners are known to the first rank, which is one of them.
-    return {"shards": shards, "ranks": 0 if state.rank else len(ranks)}
+    return {"shards": norms(shards), "ranks": 0 if state.rank else len(ranks)}
 
 
 def _owners(mesh: Any, placements: tuple[Any, ...]) -> set[int]:
