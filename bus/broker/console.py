@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from offloop.bus.files import open_file
-from offloop.bus.runs.console import PIECE_BYTES, SCREEN_LINES, console_path, open_pipe
+from offloop.bus.runs.console import REMOVED, SCREEN_LINES, console_path, open_pipe, removed_before
 from offloop.bus.runs.writing import RunDirectory
 
 _log = logging.getLogger("offloop.broker")
 
+MAX_BYTES = 16 * 1024 * 1024  # size of a file from which its older half is removed
+
 _WIDEST = 16 * 1024  # characters of a line; longer ones are divided
 _READ_BYTES = 64 * 1024
 _LAST_SECONDS = 2.0  # for the rest of the pipes at the end of the run
-_TAIL_BYTES = 4 * SCREEN_LINES * (_WIDEST + 1)
+_SCREEN_BYTES = 4 * SCREEN_LINES * (_WIDEST + 1)
 _UNKNOWN = b"\0"  # part of a file after a failed write
 
 _PARTS = re.compile(
@@ -110,8 +112,9 @@ class ConsoleFile:
         self._path = path
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._file = open_file(path, os.O_RDWR | os.O_CREAT)
-        size = os.fstat(self._file).st_size
-        lines = os.pread(self._file, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).split(b"\n")[-SCREEN_LINES:]
+        size, (_, first) = os.fstat(self._file).st_size, removed_before(self._file)
+        begin = max(first, size - _SCREEN_BYTES)
+        lines = os.pread(self._file, _SCREEN_BYTES, begin).split(b"\n")[-SCREEN_LINES:]
         self._screen = Screen([line.decode("utf-8", "replace") for line in lines])
         self._shown = b"\n".join(lines)
         self._at = size - len(self._shown)  # where the screen begins in the file
@@ -131,25 +134,30 @@ class ConsoleFile:
                 self._write(text, self._at)
             self._at, self._shown, self._unwritten = self._at + len(left), text[len(left) :], b""
             left = b""
-            if self._at >= PIECE_BYTES:
-                self._begin_piece()
+            if self._at >= MAX_BYTES:
+                self._remove_half()
         except OSError as error:
             if self._shown != _UNKNOWN:
                 _log.warning("%s cannot be written: %s", self._path, error.strerror)
-            self._shown, self._unwritten = _UNKNOWN, left[-_TAIL_BYTES:]
+            self._shown, self._unwritten = _UNKNOWN, left[-_SCREEN_BYTES:]
 
     def _write(self, data: bytes, at: int) -> None:
         if os.pwrite(self._file, data, at) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _begin_piece(self) -> None:
-        os.ftruncate(self._file, self._at)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._path, self._path.with_suffix(".old.log"))
-        full, self._file = self._file, open_file(self._path, os.O_RDWR | os.O_CREAT)
-        self._at = 0
+    def _remove_half(self) -> None:
+        """Replace the file by another one with its newer half."""
+        removed, first = removed_before(self._file)
+        kept = os.pread(self._file, self._at + len(self._shown), self._at // 2).split(b"\n", 1)[-1]
+        size = self._at + len(self._shown) - first
+        text = REMOVED.format(removed + size - len(kept)).encode() + kept
+        draft = self._path.with_suffix(".new")
+        with open(open_file(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(text)
+        os.replace(draft, self._path)
+        full, self._file = self._file, open_file(self._path, os.O_RDWR)
         os.close(full)
-        self._write(self._shown, 0)
+        self._at = len(text) - len(self._shown)
 
     def close(self) -> None:
         os.close(self._file)
@@ -160,42 +168,37 @@ class ConsoleRecorder:
 
     def __init__(self, directory: RunDirectory, attempt: int) -> None:
         self._directory, self._attempt = directory, attempt
-        self._ranks: dict[int, Path] = {}
-        self._pipes: deque[tuple[int, ConsoleFile]] = deque()
+        self._pipes: deque[tuple[Path, int, ConsoleFile]] = deque()
 
     def attach(self, rank: int, *, is_new: bool) -> str:
         """Make the pipe of a rank, unless it exists, and return its name. Raises OSError."""
-        if rank not in self._ranks:
-            run = self._directory.path
-            path = run / f"console-{rank}.pipe"
+        path = self._directory.path / f"console-{rank}.pipe"
+        if path not in (known for known, _, _ in self._pipes):
             if is_new:
                 # A killed broker of an earlier attempt has left it.
                 path.unlink(missing_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, 0o600)
-            self._pipes.append((open_pipe(path), ConsoleFile(console_path(run, self._attempt, rank))))
-            self._ranks[rank] = path
-        return self._ranks[rank].name
+            file = ConsoleFile(console_path(path.parent, self._attempt, rank))
+            self._pipes.append((path, open_pipe(path), file))
+        return path.name
 
     def read(self, seconds: float) -> None:
         """Read the pipes in turn, until they are empty or the time has passed."""
         until, idle = time.monotonic() + seconds, 0
         while idle < len(self._pipes) and time.monotonic() < until:
-            pipe, file = self._pipes[0]
+            _, pipe, file = self._pipes[0]
             self._pipes.rotate(-1)
-            try:
+            idle += 1
+            with contextlib.suppress(BlockingIOError):
                 file.add(os.read(pipe, _READ_BYTES))
-            except BlockingIOError:
-                idle += 1
-            else:
                 idle = 0
 
     def finish(self) -> None:
         """Read the rest, and remove the pipes."""
         self.read(_LAST_SECONDS)
-        for pipe, file in self._pipes:
+        for path, pipe, file in self._pipes:
             os.close(pipe)
             file.close()
-        self._pipes.clear()
-        for path in self._ranks.values():
             path.unlink(missing_ok=True)
+        self._pipes.clear()

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,19 +13,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import columns_of, escape, is_screen, say, shorten
 from offloop.bus.terminal import CliCommand
 
-if TYPE_CHECKING:
-    from offloop.bus.runs.console import Place
-
 _POLL_SECONDS = 0.2
-
-
-def _read_rank(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | int | None:
-    if value in (None, "all"):
-        return value
-    try:
-        return int(str(value))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a rank: use a number, or all") from None
 
 
 @click.command(
@@ -36,13 +23,13 @@ def _read_rank(_context: click.Context, _parameter: click.Parameter, value: str 
     frequent=("--rank", "--attempt", "--follow", "--json", "--runs-dir"),
 )
 @click.argument("run")
-@click.option("--rank", callback=_read_rank, metavar="RANK|all", help="This rank, or all ranks. Default: the first.")
+@click.option("--rank", metavar="RANK|all", help="This rank, or all ranks. Default: the first.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt. Default: the newest.")
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each line.")
 @options.runs_dir_option
 def show_console(
-    run: str, rank: str | int | None, attempt: int | None, follow: bool, as_json: bool, runs_dir: str | None
+    run: str, rank: str | None, attempt: int | None, follow: bool, as_json: bool, runs_dir: str | None
 ) -> None:
     """Show the console output of a RUN on this host, live or ended.
 
@@ -53,17 +40,13 @@ def show_console(
     info = find_run(run, runs_dir)
     number = attempt or info.last.number
     ranks = list_ranks(info.path, number)
-    if not ranks:
+    chosen = ranks if rank == "all" else [one for one in ranks if str(one) == rank] if rank else ranks[:1]
+    if not chosen:
+        found = ", ".join(shorten(map(str, ranks), "ranks")) or "none"
         raise ConfigurationError(
-            f"attempt {number} of run {info.name!r} has no captured output: start it with 'trainer' or 'offloop run', "
-            "or with capture_console=True in Python"
+            f"run {info.name!r} has no captured output of {f'rank {rank}' if ranks else 'a rank'} in attempt {number} "
+            f"on this host (there: {found}); 'trainer' and 'offloop run' capture it, others with capture_console=True"
         )
-    if isinstance(rank, int) and rank not in ranks:
-        raise ConfigurationError(
-            f"rank {rank} of run {info.name!r} has no captured output on this host, which has that of rank "
-            + ", ".join(shorten(map(str, ranks), "ranks"))
-        )
-    chosen = ranks if rank == "all" else [ranks[0] if rank is None else int(rank)]
     outputs = [_Output(console_path(info.path, number, one), one, as_json, rank == "all") for one in chosen]
     try:
         while True:
@@ -85,7 +68,7 @@ class _Output:
         self._path, self._rank, self._as_json = path, rank, as_json
         self._prefix = f"[{rank}] " if is_one_of_many else ""
         self._is_repainted = not as_json and not is_one_of_many and is_screen(sys.stdout)
-        self._place: Place | None = None
+        self._place = 0
         self._shown: list[str] = []  # lines since that place
         self._printed: list[str] = []
 
@@ -93,9 +76,7 @@ class _Output:
         from offloop.bus.runs.console import read_console
 
         part = read_console(self._path, self._place)
-        if part is None:
-            return
-        if not part.is_next:
+        if part.begin != self._place:
             self._shown, self._printed = [], []
         lines, settled = (part.settled + part.rest).split("\n"), part.settled.count("\n")
         if self._is_repainted:

@@ -1,8 +1,8 @@
 """Captured console output of a run's ranks: its files, and reading them while they grow.
 
 A rank writes into a pipe, from which its host's broker writes ``console-ATTEMPT-RANK.log`` (``bus/broker/console.py``).
-The last lines of that file may still change. A long file becomes ``console-ATTEMPT-RANK.old.log``, and a new one
-continues it."""
+The last lines of that file may still change. Of long output the file has the newest part, behind a line with the size
+of the removed one. Places are numbers of bytes since the begin of the output."""
 
 import contextlib
 import errno
@@ -16,35 +16,23 @@ from typing import NamedTuple
 from offloop.bus.files import NotAFileError, open_file
 
 SCREEN_LINES = 16  # last lines of a file that may still change
-PIECE_BYTES = 8 * 1024 * 1024  # size from which a file is continued by another one; an older one is kept
+REMOVED = "[{:,} bytes of earlier output were removed]\n"
 
+_REMOVED = re.compile(rb"\[([0-9,]{1,25}) bytes of earlier output were removed\]\n")
 _PIPE_BYTES = 1024 * 1024
-_FILE = re.compile(r"console-([1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})(?:\.old)?\.log")
+_FILE = re.compile(r"console-([1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})\.log")
 _TRACEBACKS = ("Traceback (most recent call last):", "Fatal Python error: ")
 _TRACEBACK_BYTES = 64 * 1024
 _TRACEBACK_LINES = 40
 _TRACEBACK_RANKS = 64
 
 
-class Place(NamedTuple):
-    """A place in a rank's output."""
-
-    piece: int  # inode of the file
-    offset: int
-
-
 class ConsolePart(NamedTuple):
-    settled: str
-    """Lines that do not change any more, each with its line break."""
-    rest: str
-    """The last lines, which may still change."""
-    begin: Place
-    end: Place
-    """Begin of ``rest``: read on from there."""
-    is_next: bool
-    """It begins at the requested place; otherwise the text between has been removed, or is left out."""
-    is_first: bool
-    """No older text is kept."""
+    settled: str  # lines that do not change any more, each with its line break
+    rest: str  # the last lines, which may still change
+    begin: int
+    end: int  # begin of the rest: read on from there
+    is_first: bool  # no earlier text is kept
 
 
 def open_pipe(path: Path) -> int:
@@ -67,61 +55,34 @@ def list_ranks(run: Path, attempt: int) -> list[int]:
     """Return the ranks with captured output in an attempt on this host."""
     with contextlib.suppress(OSError):
         found = [match for name in os.listdir(run) if (match := _FILE.fullmatch(name))]
-        return sorted({int(match[2]) for match in found if int(match[1]) == attempt})
+        return sorted(int(match[2]) for match in found if int(match[1]) == attempt)
     return []
 
 
-def read_console(
-    path: Path, after: Place | None = None, before: Place | None = None, most: int | None = None
-) -> ConsolePart | None:
-    """Read captured output: of the ``most`` last bytes the whole lines. Returns ``None`` without any. Raises OSError.
+def removed_before(descriptor: int) -> tuple[int, int]:
+    """Return how many bytes were removed from a file's output, and the size of the line that says so."""
+    match = _REMOVED.match(os.pread(descriptor, 100, 0))
+    return (0, 0) if match is None else (int(match[1].replace(b",", b"")), match.end())
 
-    Args:
-        path: :func:`console_path`.
-        after: Read on from there, if possible.
-        before: Read the text before it."""
-    with contextlib.ExitStack() as stack:
-        files = _open_pieces(path, stack)
-        begins, size = {}, 0
-        for inode in files:
-            begins[inode] = size
-            size += os.fstat(files[inode]).st_size
-        if not files or (before is not None and before.piece not in begins):
-            return None
-        end = size if before is None else min(size, begins[before.piece] + before.offset)
-        least = 0 if most is None else max(0, end - most)
-        begin, is_next = least, False
-        if after is not None and after.piece in begins:
-            begin = max(least, begins[after.piece] + after.offset)
-            is_next = begin == begins[after.piece] + after.offset <= end
-        data = b"".join(
-            os.pread(files[inode], max(0, end - max(begin, first)), max(0, begin - first))
-            for inode, first in begins.items()
-        )
-    if begin and not is_next and b"\n" in data:
-        cut = data.index(b"\n") + 1
-        begin, data = begin + cut, data[cut:]
+
+def read_console(path: Path, after: int = 0, before: int | None = None, most: int | None = None) -> ConsolePart:
+    """Read the output from a place to another one, at most the ``most`` last bytes of it: whole lines. Raises OSError.
+
+    Where the place has been removed, it begins later."""
+    with open(open_file(path), "rb") as file:
+        removed, first = removed_before(file.fileno())
+        size = os.fstat(file.fileno()).st_size
+        shift = removed - first  # from an offset to a place
+        end = size if before is None else max(first, min(size, before - shift))
+        begin = max(first, after - shift, 0 if most is None else end - most)
+        file.seek(begin)
+        data = file.read(max(0, end - begin))
+    if begin not in (first, after - shift):
+        begin, data = begin + data.find(b"\n") + 1, data[data.find(b"\n") + 1 :]
     rest = b"" if before is not None else b"\n".join(data.split(b"\n")[-SCREEN_LINES:])
-
-    def place(at: int) -> Place:
-        inode = max((one for one in begins if begins[one] <= at), key=lambda one: begins[one])
-        return Place(inode, at - begins[inode])
-
     settled = data[: len(data) - len(rest)]
     texts = settled.decode("utf-8", "replace"), rest.decode("utf-8", "replace")
-    return ConsolePart(*texts, place(begin), place(begin + len(settled)), is_next, begin == 0)
-
-
-def _open_pieces(path: Path, stack: contextlib.ExitStack) -> dict[int, int]:
-    """Open the files of a rank, the older one first: inodes and descriptors."""
-    found: dict[int, int] = {}
-    # The new one first: if it becomes the old one meanwhile, only the text since then is missing.
-    for name in (path, path.with_suffix(".old.log")):
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = open_file(name)
-            stack.callback(os.close, descriptor)
-            found.setdefault(os.fstat(descriptor).st_ino, descriptor)
-    return dict(reversed(found.items()))
+    return ConsolePart(*texts, begin + shift, begin + shift + len(settled), begin == first)
 
 
 def last_traceback(run: Path, attempt: int, error: str) -> str | None:
@@ -130,7 +91,7 @@ def last_traceback(run: Path, attempt: int, error: str) -> str | None:
     for rank in list_ranks(run, attempt)[:_TRACEBACK_RANKS]:
         with contextlib.suppress(OSError):
             part = read_console(console_path(run, attempt, rank), most=_TRACEBACK_BYTES)
-            text = "" if part is None else part.settled + part.rest
+            text = part.settled + part.rest
             at = max(map(text.rfind, _TRACEBACKS))
             if at >= 0 and (found is None or error in text[at:]):
                 found = "\n".join(text[at:].split("\n")[:_TRACEBACK_LINES]).rstrip()

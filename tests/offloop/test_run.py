@@ -108,6 +108,7 @@ def test_a_script_of_transformers_is_attached_in_a_process_that_it_starts(folder
     chosen = ["--run-name", "r", "--callbacks", "counter.py:Counter", "--log", "jsonl"]
     done = offloop(folder, *chosen, "--", sys.executable, "launch.py", path=str(folder / "mine"))
     assert done.returncode == 3, done.stderr
+    assert "train_runtime" in (find_run("r").path / "console-1-0.log").read_text()
     assert "my own\n" in done.stderr
     assert "trained\n" in done.stdout
     assert "counted 4\n" in done.stdout

@@ -200,7 +200,7 @@ def test_each_rank_has_its_output(runs_dir: Path) -> None:
     assert logs("--rank", "all") == "[0] begins\n[0] first\n[1] begins\n[1] second \\u202e\n"
     refused = subprocess.run([*LOGS, "r", "--rank", "2"], capture_output=True, text=True, timeout=60, check=False)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "rank 2 of run 'r' has no captured output on this host, which has that of rank 0, 1" in refused.stderr
+    assert "run 'r' has no captured output of rank 2 in attempt 1 on this host (there: 0, 1); " in refused.stderr
 
 
 def test_the_command_trainer_captures_unless_it_must_not(runs_dir: Path) -> None:
@@ -216,4 +216,4 @@ for options in ("r", "quiet --no-console"):
     assert "done: " in logs()
     refused = subprocess.run([*LOGS, "quiet"], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
-    assert "attempt 1 of run 'quiet' has no captured output: start it with 'trainer' or " in refused.stderr
+    assert "run 'quiet' has no captured output of a rank in attempt 1 on this host (there: none); " in refused.stderr

@@ -2,11 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from offloop.bus.printing import escape, one_line
-from offloop.bus.runs.console import Place, console_path, read_console
-from offloop.consumers.dashboard.web.content import PATH, address_of, run_of
+from offloop.bus.runs.console import console_path, read_console
+from offloop.consumers.dashboard.web.content import PATH, address_of, as_json, run_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
 
@@ -20,28 +18,16 @@ def add_console_routes(app: "FastAPI") -> None:
     from fastapi import Response
 
     @app.get(f"{PATH}/{{key}}/console")
-    def console(key: str, rank: int, after: str = "", before: str = "") -> Response:
+    def console(key: str, rank: int, after: int = 0, before: int | None = None) -> Response:
         run = run_of(key)
-        try:
-            part = None
-            if run is not None and run.run_dir is not None:
-                path = console_path(run.run_dir, run.attempt, rank)
-                part = read_console(path, _place(after), _place(before), _MOST_BYTES)
-        except (OSError, ValueError):
-            part = None
-        if part is None:
+        if run is None or run.run_dir is None:
             return Response(status_code=404)
-        texts = {name: escape_lines(getattr(part, name)) for name in ("settled", "rest")}
-        # Texts: a script has no numbers of that size.
-        places = {name: "{}-{}".format(*getattr(part, name)) for name in ("begin", "end")}
-        found = {**texts, **places, "isNext": part.is_next, "isFirst": part.is_first}
-        headers = {"cache-control": "no-store"}
-        return Response(msgspec.json.encode(found), media_type="application/json", headers=headers)
-
-
-def _place(text: str) -> Place | None:
-    piece, _, offset = text.partition("-")
-    return Place(int(piece), int(offset)) if text else None
+        try:
+            part = read_console(console_path(run.run_dir, run.attempt, rank), after, before, _MOST_BYTES)
+        except OSError:
+            return Response(status_code=404)
+        found = part._asdict() | {"settled": escape_lines(part.settled), "rest": escape_lines(part.rest)}
+        return as_json(found)
 
 
 def escape_lines(text: str) -> str:

@@ -4,8 +4,10 @@ The gate of the server admits only those who may see the page; a run is named by
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import msgspec
 
 from offloop.bus.runs.flight import open_shown
 from offloop.consumers.api.images import as_png
@@ -33,6 +35,12 @@ def run_of(key: str) -> RunView | None:
 
 def address_of(run: RunView, what: str) -> str:
     return f"{PATH}/{quote(key_of(run))}/{what}"
+
+
+def as_json(value: Any) -> "Response":
+    from fastapi import Response
+
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
 
 
 def add_routes(app: "FastAPI") -> None:

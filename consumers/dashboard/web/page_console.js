@@ -21,7 +21,7 @@ export default /** @type {Component} */ ({
     </div>`,
   mixins: [watched],
   props: { runs: { type: Array, default: () => [] } },
-  data: () => ({ run: 0, rank: null, settled: "", rest: "", begin: "", end: "", isFirst: true, find: "", isAtEnd: true }),
+  data: () => ({ run: 0, rank: null, settled: "", rest: "", begin: 0, end: 0, isFirst: true, find: "", isAtEnd: true }),
   computed: {
     ranks() {
       return this.runs[this.run]?.[2] || [];
@@ -51,7 +51,7 @@ export default /** @type {Component} */ ({
     grouped,
     restart() {
       if (!this.ranks.includes(this.rank)) this.rank = this.ranks[0];
-      Object.assign(this, { settled: "", rest: "", begin: "", end: "", isFirst: true, isAtEnd: true });
+      Object.assign(this, { settled: "", rest: "", begin: 0, end: 0, isFirst: true, isAtEnd: true });
       this.look();
     },
     async look() {
@@ -60,12 +60,10 @@ export default /** @type {Component} */ ({
       const part = await this.answerOf(`${address}&after=${end}`);
       if (address !== this.address || end !== this.end) return;
       if (part) {
-        if (!part.isNext) Object.assign(this, { settled: "", begin: part.begin, isFirst: part.isFirst });
-        const settled = this.settled + part.settled;
-        // Its begin is not known any more, after which older text could be asked for.
-        const isCut = this.isAtEnd && settled.length > MOST;
-        if (isCut) this.isFirst = true;
-        Object.assign(this, { settled: isCut ? settled.slice(-MOST / 2) : settled, rest: part.rest, end: part.end });
+        // Also if too much has come since then.
+        if (!end || part.begin !== end) Object.assign(this, { settled: "", begin: part.begin, isFirst: part.is_first });
+        Object.assign(this, { settled: this.settled + part.settled, rest: part.rest, end: part.end });
+        if (this.isAtEnd && this.settled.length > MOST) this.end = 0; // begins anew
       }
       this.lookAgain(LOOK_MS);
     },
@@ -75,7 +73,7 @@ export default /** @type {Component} */ ({
       if (!part || address !== this.address || begin !== this.begin) return;
       const box = this.$refs.text;
       const below = box.scrollHeight - box.scrollTop;
-      Object.assign(this, { settled: part.settled + this.settled, begin: part.begin, isFirst: part.isFirst, isAtEnd: false });
+      Object.assign(this, { settled: part.settled + this.settled, begin: part.begin, isFirst: part.is_first, isAtEnd: false });
       this.$nextTick(() => {
         box.scrollTop = box.scrollHeight - below;
       });

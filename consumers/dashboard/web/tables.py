@@ -12,13 +12,12 @@ from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.spans import Spans
 from offloop.consumers.dashboard.view.tables import Search, TableStore
 from offloop.consumers.dashboard.web.comparison import look_of
-from offloop.consumers.dashboard.web.content import AN_HOUR, PATH, address_of, run_of
+from offloop.consumers.dashboard.web.content import AN_HOUR, PATH, address_of, as_json, run_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from starlette.responses import Response
 
 _MOST_ROWS = 500  # of one answer
 _MOST_SPANS = 5000
@@ -63,7 +62,7 @@ def add_table_routes(app: "FastAPI") -> None:
         if run is None or run.tables is None:
             return Response(status_code=404)
         try:
-            return _json(answer(run.tables, msgspec.json.decode(ask, type=TablesAsk)))
+            return as_json(answer(run.tables, msgspec.json.decode(ask, type=TablesAsk)))
         except (msgspec.DecodeError, RecursionError, OverflowError, ConfigurationError) as error:
             return Response(str(error), status_code=400, media_type="text/plain")
 
@@ -81,13 +80,7 @@ def add_table_routes(app: "FastAPI") -> None:
         if run is None or run.spans is None:
             return Response(status_code=404)
         run.spans.events.look()
-        return _json({"spans": run.spans.after(after, _MOST_SPANS), "problem": run.spans.events.problem or ""})
-
-
-def _json(value: Any) -> "Response":
-    from fastapi import Response
-
-    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
+        return as_json({"spans": run.spans.after(after, _MOST_SPANS), "problem": run.spans.events.problem or ""})
 
 
 class OwnPanel(Panel):

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyte
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offloop.bus.broker import console
 from offloop.bus.broker.console import ConsoleFile, Screen
 from offloop.bus.printing import AboveLastLine
-from offloop.bus.runs.console import SCREEN_LINES, ConsolePart, Place, console_path, last_traceback, read_console
+from offloop.bus.runs.console import SCREEN_LINES, console_path, last_traceback, read_console
 
 PARTS = [
     "\r",
@@ -79,12 +78,6 @@ def test_a_screen_shows_what_a_terminal_shows(parts: list[str]) -> None:
     assert not any(shown[text.count("\n") + 1 :])
 
 
-def text_in(path: Path, after: Place | None = None) -> ConsolePart:
-    part = read_console(path, after)
-    assert part is not None
-    return part
-
-
 @given(st.lists(st.sampled_from([*PARTS, *ODD]) | st.text(max_size=40), max_size=60), st.data())
 def test_output_may_be_read_in_any_parts(tmp_path_factory: Any, parts: list[str], data: st.DataObject) -> None:
     whole = "".join(parts).encode("utf-8", "backslashreplace") + b"\xff\xc3"
@@ -102,38 +95,39 @@ def test_output_may_be_read_in_any_parts(tmp_path_factory: Any, parts: list[str]
     assert all(character.isprintable() or character in "\n\t" or character >= "\x80" for character in text)
 
 
-def test_long_output_is_kept_in_two_pieces_that_a_reader_follows(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(console, "PIECE_BYTES", 2000)
+def test_of_long_output_the_newest_is_kept_and_a_reader_follows(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(console, "MAX_BYTES", 3000)
     path = console_path(tmp_path, 1, 0)
     file = ConsoleFile(path)
     lines = [f"line {number}" for number in range(1000)]
-    followed, place, count = "", None, 0
+    followed, place = "", 0
     for number, line in enumerate(lines):
-        if number == 500:
+        if number % 300 == 299:
             # As a new broker does.
             file.close()
             file = ConsoleFile(path)
         file.add(f"{line[:3]}".encode())
         file.add(f"{line[3:]}\n".encode())
         if number % 7 == 0:
-            part = text_in(path, place)
-            assert part.is_next == (place is not None)
-            followed, place, count = followed + part.settled, part.end, count + 1
-    assert (followed + text_in(path, place).settled + text_in(path, place).rest).split() == " ".join(lines).split()
-    assert sum(one.stat().st_size for one in tmp_path.iterdir()) < 5000
+            part = read_console(path, place)
+            assert part.begin == place
+            followed, place = followed + part.settled, part.end
+    part = read_console(path, place)
+    assert f"{followed}{part.settled}{part.rest}".splitlines() == lines
+    assert path.stat().st_size < 3500
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
     # Older text, from its end to its begin.
-    newest = text_in(path)
+    newest = read_console(path)
     assert newest.is_first
-    pieces, before = [], newest.end
-    while True:
-        part = read_console(path, before=before, most=500) or pytest.fail("no text")
+    removed = f"[{newest.begin:,} bytes of earlier output were removed]\n"
+    assert path.read_text() == removed + newest.settled + newest.rest
+    assert ("\n".join(lines) + "\n")[newest.begin :] == newest.settled + newest.rest
+    pieces, part = [""], newest._replace(begin=newest.end, is_first=False)
+    while not part.is_first:
+        part = read_console(path, before=part.begin, most=500)
         pieces.insert(0, part.settled)
-        if part.is_first:
-            break
-        before = part.begin
     assert "".join(pieces) == newest.settled
-    # A place in a removed piece.
-    assert not text_in(path, Place(1, 5)).is_next
+    assert read_console(path, 5).begin == newest.begin
     file.close()
 
 
