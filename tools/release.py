@@ -31,7 +31,7 @@ TOOLS = {
     "check-wheel-contents": "check-wheel-contents==0.6.3",
     "cyclonedx-py": "cyclonedx-bom==7.5.0",
 }
-TESTS = ("tests/test_end_to_end.py", "tests/bus/publisher", "tests/bus/recording", "tests/consumers/testing")
+TESTS = ("tests/test_end_to_end.py", "tests/bus/publisher", "tests/bus/recording", "tests/consumers/callbacks")
 FOR_TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
 START_SECONDS = 0.2
 
