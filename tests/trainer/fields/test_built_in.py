@@ -461,6 +461,15 @@ def test_a_field_is_read_without_waiting_and_in_one_copy(
         assert list(deferred[0].value()) == NAMES
 
 
+def test_norms_of_weights_that_are_flattened_over_ranks_are_refused() -> None:
+    state = state_of(GoldMLP(), world_size=2)
+    for parameter in state.model.parameters():
+        parameter._fsdp_flattened = True  # as FullyShardedDataParallel marks them
+    found = FieldsOnDemand(state, BUILT_IN).compute(BATCH_END, ["parameter_norm"])
+    assert list(found) == ["not_sent"]
+    assert "use torch's fully_shard" in found["not_sent"]
+
+
 def test_a_thousand_norms_are_a_few_steps_of_the_device(gpu: FakeGpu) -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(500)))
     fields = FieldsOnDemand(state_of(model, device=gpu), BUILT_IN)
