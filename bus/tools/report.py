@@ -5,10 +5,11 @@ import contextlib
 import hashlib
 import html
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,9 @@ def write_report(
         table: The only table; by default all.
 
     Raises ConfigurationError for an unknown metric or table, or too many runs."""
+    if table is not None:
+        tables = chain.from_iterable(run.entry.tables for run in runs)
+        require_table(table, tables, ", ".join(run.entry.run for run in runs))
     shown = _Metrics(runs, metrics)
     first = shown.shown[:1]
     drawn = [shown.chart(name, shown.names.short(name)) for name in first] if to == "svg" else _page(runs, shown, table)
@@ -191,7 +195,11 @@ def _charts(metrics: _Metrics, entries: Sequence[RunEntry]) -> Iterator[str]:
         mode, scale = direction_of(name, metrics.goals), metrics.scale(name)
         for color, one in ((color, entry.metrics.get(name)) for color, entry in enumerate(entries)):
             if one is not None:
-                best = "" if mode is None else f"<small>best {number_text(one.best(mode), scale)}</small>"
+                best = (
+                    ""
+                    if mode is None or one.low_step < 0
+                    else f"<small>best {number_text(one.best(mode), scale)}</small>"
+                )
                 dot = _dot(color) if len(entries) > 1 else ""
                 caption += f"<span>{dot}{number_text(one.last, scale)} {best}</span>"
         figures.append(f"<figure><figcaption>{caption}</figcaption>{metrics.chart(name)}</figure>")
@@ -201,25 +209,17 @@ def _charts(metrics: _Metrics, entries: Sequence[RunEntry]) -> Iterator[str]:
 
 
 def _tables(run: ReportedRun, only: str | None, *, is_alone: bool) -> Iterator[str]:
-    counts = run.entry.tables
-    if only is not None:
-        require_table(only, counts, run.entry.run)
     kept: dict[str, deque[dict[str, Any]]] = {}
     for part in run.rows(only):
         if part.table in kept or len(kept) < MAX_TABLES:
             kept.setdefault(part.table, deque(maxlen=MAX_ROWS)).extend(part.records())
     for name, found in kept.items():
         columns = dict.fromkeys(chain(("step",), (one for row in found for one in row if one not in FIXED)))
-        rows: deque[list[str]] = deque()
-        size = 0
-        for row in reversed(found):
-            cells = [_text(row.get(column)) for column in columns]
-            size += sum(map(len, cells))
-            if size > MAX_TABLE:
-                break
-            rows.appendleft(cells)
-        total = max(counts.get(name, 0), len(rows))
-        more = f"the last {len(rows):,} of {total:,} rows" if len(rows) < total else f"{total:,} rows"
+        rows = [[_text(row.get(column)) for column in columns] for row in found]
+        sizes = list(accumulate(sum(map(len, row)) for row in reversed(rows)))
+        rows = rows[len(rows) - bisect_right(sizes, MAX_TABLE) :]
+        total = max(run.entry.tables.get(name, 0), len(rows))
+        more = f"the last {len(rows):,} of {total:,} rows" if len(rows) < total else f"rows: {total:,}"
         title = f"{_text(name)} <small>{'' if is_alone else f'{_text(run.entry.run)}, '}{more}</small>"
         yield from _section(title, _table(map(_text, columns), rows))
 
