@@ -200,5 +200,6 @@ class ConsoleRecorder:
         for path, pipe, file in self._pipes:
             os.close(pipe)
             file.close()
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
         self._pipes.clear()

@@ -5,15 +5,13 @@ The last lines of that file may still change. Of long output the file has the ne
 of the removed one. Places are numbers of bytes since the begin of the output."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from offloop.bus.files import NotAFileError, open_file
+from offloop.bus.files import open_file
 
 SCREEN_LINES = 16  # last lines of a file that may still change
 REMOVED = "[{:,} bytes of earlier output were removed]\n"
@@ -38,9 +36,6 @@ class ConsolePart(NamedTuple):
 def open_pipe(path: Path) -> int:
     """Open a rank's pipe. No read or write waits, and its content stays while one process has it open."""
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise NotAFileError(errno.EINVAL, "it is not a pipe", str(path))
     # The system bounds the pipes of all of a user's processes together.
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -85,16 +80,13 @@ def read_console(path: Path, after: int = 0, before: int | None = None, most: in
     return ConsolePart(*texts, begin + shift, begin + shift + len(settled), begin == first)
 
 
-def last_traceback(run: Path, attempt: int, error: str) -> str | None:
+def last_traceback(run: Path, attempt: int, error: str) -> str:
     """Return the last traceback in the output of the rank that has failed by an ``error``, else of another rank."""
-    found = None
+    found: list[str] = []
     for rank in list_ranks(run, attempt)[:_TRACEBACK_RANKS]:
         with contextlib.suppress(OSError):
             part = read_console(console_path(run, attempt, rank), most=_TRACEBACK_BYTES)
             text = part.settled + part.rest
-            at = max(map(text.rfind, _TRACEBACKS))
-            if at >= 0 and (found is None or error in text[at:]):
-                found = "\n".join(text[at:].split("\n")[:_TRACEBACK_LINES]).rstrip()
-                if error in found:
-                    break
-    return found
+            if (at := max(map(text.rfind, _TRACEBACKS))) >= 0:
+                found.append("\n".join(text[at:].split("\n")[:_TRACEBACK_LINES]).rstrip())
+    return next((one for one in found if error in one), found[0] if found else "")

@@ -195,7 +195,7 @@ class RunView(LoggerDestination):
             return
         self.console_ranks = list_ranks(self.run_dir, self.attempt)
         if not self.traceback and self._status in ("failed", "lost"):
-            self.traceback = last_traceback(self.run_dir, self.attempt, self.error or "") or ""
+            self.traceback = last_traceback(self.run_dir, self.attempt, self.error or "")
             self.version += bool(self.traceback)
 
     def _load_events(self, summary: Summary, until: int) -> None:
