@@ -9,7 +9,7 @@ from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, shorten
 from offloop.bus.terminal import EXIT_LOST, CliCommand
-from offloop.bus.tools.logs import SOURCES, STORES, TENSORBOARD
+from offloop.bus.tools.logs import SOURCES, STORES
 from offloop.bus.tools.rows import FORMATS, PICTURES
 from offloop.bus.types.event import Event
 
@@ -110,7 +110,7 @@ def export_recording(
     "--from",
     "source",
     required=True,
-    type=click.Choice([TENSORBOARD, *STORES, *SOURCES]),
+    type=click.Choice([*STORES, *SOURCES]),
     metavar="TOOL",
     help="What wrote it.",
 )

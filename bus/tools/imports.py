@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,8 @@ from offloop.bus.redaction import redact
 from offloop.bus.runs.directory import IMPORTED_FROM, in_words, runs_dir
 from offloop.bus.runs.writing import RunDirectory
 from offloop.bus.strict_json import plain
-from offloop.bus.tools.logs import (
-    TENSORBOARD,
-    Log,
-    LogRow,
-    find_event_files,
-    find_text_log,
-    read_event_files,
-    read_text_log,
-)
-from offloop.bus.tools.stores import BY_NAME
+from offloop.bus.tools.logs import Log, LogRow
+from offloop.bus.tools.stores import open_source
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
 from offloop.bus.types.source import IMPORTED
@@ -89,8 +81,7 @@ def import_logs(
     """Make a finished run from a log; of a folder of TensorBoard logs, or a database, one for each run.
 
     Args:
-        source: One of :data:`offloop.bus.tools.logs.SOURCES` or :data:`~offloop.bus.tools.logs.STORES`, or
-            ``tensorboard``.
+        source: One of :data:`offloop.bus.tools.logs.SOURCES` or :data:`~offloop.bus.tools.logs.STORES`.
         path: The log.
         where: The runs directory.
         name: Name of the run; by default that of the run in the log, or of its folder or file. Several runs append
@@ -100,15 +91,18 @@ def import_logs(
 
     Of several runs, those that exist are skipped. Raises ConfigurationError if it is not such a log, has no numbers, or
     nothing new; RunDirectoryError if a run cannot be written; OSError if the log cannot be read."""
-    logs = _find_logs(source, path)
+    if not path.exists():
+        raise ConfigurationError(f"no file or folder {path}: name the log to import")
+    find, read = open_source(source, step_column)
+    logs = find(path)
     root = runs_dir(where)
-    names: list[str] = []
+    names: dict[str, Log] = {}
     for log in logs:
-        names.append(_run_name(log, name, len(logs) > 1, names))
+        names[_run_name(log, name, len(logs) > 1, names)] = log
     done = []
-    for log, one in zip(logs, names, strict=True):
+    for one, log in names.items():
         if not os.path.lexists(root / one):
-            done.append(_import(source, log, root, one, step_column))
+            done.append(_import(source, log, root, one, read(log)))
         elif len(logs) > 1:
             done.append(Imported(one, str(log), 0, 0, 0, (), (), is_skipped=True))
         else:
@@ -117,7 +111,7 @@ def import_logs(
     if all(one.run is None for one in done):
         raise ConfigurationError(f"{done[0].log} has no numbers: nothing is imported")
     if all(one.run is None or one.is_skipped for one in done):
-        raise ConfigurationError(f"nothing new in {path}: {_exists(names[0], root)}")
+        raise ConfigurationError(f"nothing new in {path}: {_exists(next(iter(names)), root)}")
     return done
 
 
@@ -125,21 +119,7 @@ def _exists(run: str, root: Path) -> str:
     return f"run {run!r} exists in {in_words(root)}: choose another name with '--run-name'"
 
 
-def _find_logs(source: str, path: Path) -> list[Log]:
-    if not path.exists():
-        raise ConfigurationError(f"no file or folder {path}: name the log to import")
-    if source == TENSORBOARD:
-        return find_event_files(path)
-    return BY_NAME[source][0](path) if source in BY_NAME else find_text_log(source, path)
-
-
-def _read_log(source: str, log: Log, step_column: str | None) -> Iterator[LogRow]:
-    if source == TENSORBOARD:
-        return read_event_files(log)
-    return BY_NAME[source][1](log) if source in BY_NAME else read_text_log(source, log, step_column)
-
-
-def _run_name(log: Log, given: str | None, is_one_of_several: bool, taken: list[str]) -> str:
+def _run_name(log: Log, given: str | None, is_one_of_several: bool, taken: Container[str]) -> str:
     if given is not None and not is_one_of_several:
         return check_run_name(given)
     own = _UNNAMED.sub("-", log.name).strip("-._")
@@ -160,10 +140,10 @@ def _run_name(log: Log, given: str | None, is_one_of_several: bool, taken: list[
 _Latest = dict[str, tuple[float, float | None]]
 
 
-def _import(source: str, log: Log, root: Path, name: str, step_column: str | None) -> Imported:
+def _import(source: str, log: Log, root: Path, name: str, rows: Iterable[LogRow]) -> Imported:
     counts = 0, 0, 0
     try:
-        steps, replaced = _gather(_read_log(source, log, step_column))
+        steps, replaced = _gather(rows)
         if steps:
             counts = len(steps), sum(map(len, steps.values())), replaced
             with atomic_replace(root / name, is_new=True) as draft:

@@ -18,8 +18,7 @@ from offloop.bus.printing import Damage, shorten
 from offloop.bus.protocol.frames import MAX_TIME
 from offloop.bus.strict_json import flatten
 
-TENSORBOARD = "tensorboard"
-STORES = ("wandb", "mlflow", "trackio")  # of several runs, see bus.tools.stores
+STORES = ("tensorboard", "wandb", "mlflow", "trackio")  # of several runs, see bus.tools.stores
 
 _STEPS = ("step", "global_step", "trainer/global_step", "_step", "batch", "iteration", "iter")
 _TIMES = ("_timestamp", "timestamp", "wall_time", "wall time", "time")
@@ -77,7 +76,7 @@ def find_text_log(source: str, path: Path) -> list[Log]:
     return [Log(parent.name if file.name == usual else file.stem, file, (file,))]
 
 
-def read_text_log(source: str, log: Log, step_column: str | None) -> Iterator[LogRow]:
+def read_text_log(source: str, step_column: str | None, log: Log) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigurationError if it is malformed; OSError."""
     _, read = SOURCES[source]
     return rows_of(log, read(log), "step" if source == "hf-trainer-state" else step_column)

@@ -7,9 +7,10 @@ import sqlite3
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,19 @@ from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.files import open_file
 from offloop.bus.printing import Damage
 from offloop.bus.strict_json import flatten
-from offloop.bus.tools.logs import STORES, Log, LogRow, Records, find_file, of_cell, rows_of
+from offloop.bus.tools.logs import (
+    STORES,
+    Log,
+    LogRow,
+    Records,
+    find_event_files,
+    find_file,
+    find_text_log,
+    of_cell,
+    read_event_files,
+    read_text_log,
+    rows_of,
+)
 
 _USABLE = re.compile(r"[A-Za-z0-9]")
 
@@ -209,8 +222,14 @@ def _trackio_metrics(log: Log) -> Records:
 
 
 _Store: TypeAlias = tuple[Callable[[Path], list[Log]], Callable[[Log], Iterator[LogRow]]]
-
-BY_NAME: Mapping[str, _Store] = dict(
-    zip(STORES, ((_wandb_logs, _read_wandb), (_mlflow_logs, _read_mlflow), (_trackio_logs, _read_trackio)), strict=True)
+_STORES: tuple[_Store, ...] = (
+    *((find_event_files, read_event_files), (_wandb_logs, _read_wandb)),
+    *((_mlflow_logs, _read_mlflow), (_trackio_logs, _read_trackio)),
 )
-"""Functions that find the runs in a file or folder, the earliest first, and read one."""
+
+
+def open_source(source: str, step_column: str | None) -> _Store:
+    """Return the functions that find the logs in a file or folder, of a store the earliest first, and read one."""
+    if source in STORES:
+        return _STORES[STORES.index(source)]
+    return partial(find_text_log, source), partial(read_text_log, source, step_column)
