@@ -60,9 +60,9 @@ class NaNMonitor(Callback):
         norms, batch = self._norms.whole(state) if self.fields else None, state.timestamp.values.batch
         loss = state.loss if state.rank == 0 else None
         bad_loss = loss is not None and not math.isfinite(loss)
-        if norms is None and (state.rank > 0 or (self._norms.open and not bad_loss)):
-            return
-        if state.rank > 0 and batch == self._bad_loss_at:
+        # A batch is judged when all ranks have reported its gradients, or before that by a bad loss.
+        is_open = norms is None and (state.rank > 0 or (self._norms.open and not bad_loss))
+        if is_open or (state.rank > 0 and batch == self._bad_loss_at):
             return
         if bad_loss:
             self._bad_loss_at = batch
