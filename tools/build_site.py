@@ -3,6 +3,7 @@
 It uses a copy of ``docs/`` with additions:
 
 - The page of commands shows the ``--help`` of each.
+- ``llms.txt`` links to the pages of the site.
 - A link such as ``../examples/plain_loop.py`` works in the repository. Every linked file outside of ``docs/`` becomes a
   page that shows it."""
 
@@ -36,6 +37,8 @@ def build(folder: Path) -> int:
         shutil.copytree(_ROOT / "docs", project / "docs")
         _add_commands(project / "docs" / "commands.md")
         _add_sources(project / "docs")
+        llms = project / "docs" / "llms.txt"
+        llms.write_text(re.sub(r"\]\((?:index|(\w+))\.md\)", r"](\1/)", llms.read_text()).replace("](/)", "](./)"))
         zensical = [sys.executable, "-m", "zensical", "build", "--strict"]
         code = subprocess.run(zensical, cwd=project, check=False).returncode
         if code == 0:

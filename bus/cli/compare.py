@@ -1,6 +1,5 @@
 """The command ``offloop compare``: results of runs side by side, or events of two."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -79,7 +78,7 @@ def compare_runs(
         raise click.UsageError("--events compares two runs, without --all: name two")
     found = _compare_events(runs, runs_dir, stream, tolerance or 0.0)
     if as_json:
-        click.echo(json.dumps(plain({"same": found.same, **asdict(found)}), indent=2))
+        options.say_json({"same": found.same, **asdict(found)})
     else:
         for line in _diff_lines(found):
             say(line)
@@ -97,7 +96,7 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
         raise click.UsageError(f"{file} is a recording and has no results: add --events to compare its events")
     described = describe_comparison([read_entry(find_run(run, runs_dir)) for run in runs], everything=everything)
     if as_json:
-        click.echo(json.dumps(plain(described), indent=2))
+        options.say_json(described)
         return
     names, differing, compared = described.values()
     rows: list[tuple[str, ...]] = [("", "", *(cut_in_the_middle(one_line(name), _LONGEST_NAME) for name in names))]

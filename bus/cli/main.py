@@ -14,7 +14,6 @@ from offloop.bus.cli.recordings import convert_recordings, export_recording, imp
 from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.printing import say
 from offloop.bus.terminal import HELP, CliCommand, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
 
@@ -120,6 +119,7 @@ Exit code: 0 if it took effect, 1 if it was refused or its outcome is unknown, 3
     help="Maximum wait until it takes effect.",
 )
 @options.ranks_option
+@options.reporting
 @options.place_options
 def send(
     run: str,
@@ -130,6 +130,7 @@ def send(
     ranks: tuple[int, ...],
     runs_dir: str | None,
     stream: str | None,
+    report: options.Report,
 ) -> int:
     from offloop.bus.runs.directory import find_run
     from offloop.bus.subscriber.commands import perform, send_command, sent_by
@@ -145,7 +146,7 @@ def send(
         outcome = perform(StreamChannel(NatsConnection.at(stream)), run, checked, timeout)
     else:
         outcome = send_command(find_run(run, runs_dir), command, *arguments, wait=timeout, reason=why)
-    say(f"run {run}: {outcome}", err=outcome.error is not None)
+    report(f"run {run}: {outcome}", {"run": run, **outcome._asdict()}, err=outcome.error is not None)
     return EXIT_TROUBLE if outcome.error else 0 if outcome.event or outcome.done else EXIT_PENDING
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
@@ -25,8 +26,9 @@ def _tags(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     return [tag.strip() for value in values for tag in value.split(",")]
 
 
-@click.command(cls=CliCommand, name="edit", short_help="Tag, pin, archive or rename runs, or write a note.")
+@click.command(cls=CliCommand, name="edit", short_help="Tag, note, pin, archive or rename runs.", frequent=("--tag",))
 @_chosen_runs
+@options.reporting
 @click.option("--tag", callback=_tags, multiple=True, metavar="TAG,...", help="Add these tags; more than once.")
 @click.option("--untag", callback=_tags, multiple=True, metavar="TAG,...", help="Remove these tags; more than once.")
 @click.option("--note", metavar="TEXT", help="Replace the note; an empty TEXT removes it.")
@@ -43,6 +45,7 @@ def edit_runs(
     pin: bool | None,
     archive: bool | None,
     rename: str | None,
+    report: options.Report,
 ) -> None:
     """Change the tags, note or name of each RUN, or pin or archive it.
 
@@ -65,18 +68,22 @@ def edit_runs(
                 "pinned" if pin else "no longer pinned": pin is not None,
                 "archived" if archive else "no longer archived": archive is not None,
             }
-            say(f"run {path.name}: {'; '.join(change for change, is_made in changes.items() if is_made)}")
+            made = "; ".join(change for change, is_made in changes.items() if is_made)
+            report(f"run {path.name}: {made}", {"run": path.name, **msgspec.structs.asdict(said)})
         # Last, because all changes before can be repeated under the old name.
         if rename is not None:
             target = rename_run(path, rename)
-            say(f"run {path.name} is now {target.name}, in {target}")
+            report(f"run {path.name} is now {target.name}, in {target}", {"run": path.name, "renamed": target.name})
 
 
 @click.command(cls=CliCommand, name="rm", short_help="Delete runs.")
 @_chosen_runs
 @options.archived_option
+@options.reporting
 @click.option("--yes", is_flag=True, help="Do not ask: for scripts.")
-def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, archived: bool, yes: bool) -> int:
+def remove_runs(
+    runs: tuple[str, ...], where: str | None, runs_dir: str | None, archived: bool, yes: bool, report: options.Report
+) -> int:
     """Delete each RUN that has ended, with its folder: recordings, checkpoints, notes.
 
     Asks first, and shows the size. Targets of symbolic links are kept.
@@ -105,7 +112,7 @@ def remove_runs(runs: tuple[str, ...], where: str | None, runs_dir: str | None, 
             return EXIT_KEPT
     for path, size in zip(paths, sizes, strict=True):
         remove_run(path)
-        say(f"run {path.name} is deleted: {number_text(size, BYTES)} freed")
+        report(f"run {path.name} is deleted: {number_text(size, BYTES)} freed", {"run": path.name, "freed": size})
     return 0
 
 
@@ -124,5 +131,5 @@ def choose_paths(runs: Sequence[str], where: str | None, runs_dir: str | None, *
     known = RunTable({entry.run: entry for entry in read_index(runs_dir)})
     paths = [chosen(runs_dir) / entry.run for entry in choose(known, where, archived=archived)]
     if not paths:
-        say(f"{where!r} is true of no run")
+        say(f"{where!r} is true of no run", err=True)
     return paths

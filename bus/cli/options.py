@@ -1,21 +1,24 @@
 """Options of several commands, each with one name and one help text."""
 
 import functools
+import json
 import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.core import ParameterSource
 
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
+from offloop.bus.printing import say
 
 if TYPE_CHECKING:
     from offloop.bus.types.time import Time
 
+Report: TypeAlias = Callable[..., None]
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _RUNS = ("run", "runs", "file", "arguments")  # parameters of commands that name runs
@@ -47,6 +50,37 @@ certificate_option = click.option("--certificate", type=_FILE, metavar="FILE", h
 certificate_key_option = click.option(
     "--certificate-key", type=_FILE, metavar="FILE", help="Secret key of the certificate, as PEM."
 )
+
+
+def say_json(value: Any) -> None:
+    """Print dataclasses, maps, lists and plain values as JSON, for programs."""
+    import msgspec
+
+    from offloop.bus.strict_json import plain
+
+    click.echo(json.dumps(plain(msgspec.to_builtins(value, enc_hook=str)), indent=2))
+
+
+def reporting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json``. The command receives ``report``, to call with each line for people, and values for programs."""
+
+    @functools.wraps(command)
+    def with_report(*args: Any, as_json: bool, **options: Any) -> Any:
+        results: list[Any] = []
+
+        def report(line: str, result: Any = None, *, err: bool = False) -> None:
+            if not as_json:
+                say(line, err=err)
+            elif result is not None:
+                results.append(result)
+
+        try:
+            return command(*args, report=report, **options)
+        finally:
+            if as_json:
+                say_json(results)
+
+    return json_option(with_report)
 
 
 def split_names(

@@ -1,5 +1,6 @@
 """The commands ``offloop export``, ``import`` and ``convert``."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ import click
 
 from offloop.bus.cli import options
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.printing import say, shorten
+from offloop.bus.printing import shorten
 from offloop.bus.terminal import EXIT_LOST, CliCommand
 from offloop.bus.tools.logs import SOURCES, STORES
 from offloop.bus.tools.rows import FORMATS, PICTURES
@@ -41,6 +42,7 @@ _LONGEST_FILE = 100  # characters of a name from several runs
 @click.option("--table", metavar="NAME", help="Instead of events, the rows of a table that the training logged.")
 @options.ranks_option
 @options.force_option
+@options.reporting
 @options.place_options
 def export_recording(
     runs: tuple[str, ...],
@@ -53,6 +55,7 @@ def export_recording(
     force: bool,
     runs_dir: str | None,
     stream: str | None,
+    report: options.Report,
 ) -> None:
     """Write a run in a format of other tools, or one or several as a file to share.
 
@@ -80,7 +83,7 @@ def export_recording(
         reported = list(map(ReportedRun, infos))
         left_out = write_report(reported, target, to, metrics=metrics, table=table, force=force)
         more = f" without {left_out:,} metrics: choose some with '--metrics'" if left_out else ""
-        say(f"wrote {target}, {target.stat().st_size / 1e6:.1f} MB{more}")
+        report(f"wrote {target}, {target.stat().st_size / 1e6:.1f} MB{more}", {"path": target, "left_out": left_out})
         return
     from offloop.bus.tools.export import export, exported_path
 
@@ -95,13 +98,10 @@ def export_recording(
         raise ConfigurationError("--events takes names of events, such as batch_end,epoch_end")
     chosen = None if events is None else frozenset(map(Event, events))
     done = export(path, target, to, events=chosen, ranks=ranks or None, table=table, force=force)
-    if table is not None:
-        say(f"exported the rows of table {table} of {place} to {done.path}")
-        say_findings(done)
-        return
     marks = f" and {done.marks} row{'s' * (done.marks > 1)} for commands and the end" if done.marks else ""
-    say(f"exported {done.events} events{marks} of {place} to {done.path}")
-    say_findings(done)
+    what = f"{done.events} events{marks}" if table is None else f"the rows of table {table}"
+    report(f"exported {what} of {place} to {done.path}", done)
+    _report_findings(done, report)
 
 
 @click.command(cls=CliCommand, name="import", short_help="Make a run of another tool's log.")
@@ -116,8 +116,11 @@ def export_recording(
 )
 @options.run_name_option
 @click.option("--step-column", metavar="NAME", help="Of csv and jsonl: the column of steps. Default: step.")
+@options.reporting
 @options.runs_dir_option
-def import_log(path: Path, source: str, run_name: str | None, step_column: str | None, runs_dir: str | None) -> None:
+def import_log(
+    path: Path, source: str, run_name: str | None, step_column: str | None, runs_dir: str | None, report: options.Report
+) -> None:
     """Make a finished run from another tool's log, to replay it, compare it, and show it beside other runs.
 
     \b
@@ -137,22 +140,22 @@ def import_log(path: Path, source: str, run_name: str | None, step_column: str |
 
     if step_column is not None and source not in ("csv", "jsonl"):
         raise click.UsageError(f"--step-column is for csv and jsonl: the steps of {source} are known")
-    done = import_logs(source, path, runs_dir, run_name, step_column, report=_say_imported)
+    done = import_logs(source, path, runs_dir, run_name, step_column, report=partial(_report_imported, report))
     if any(one.damage for one in done):
         click.get_current_context().exit(EXIT_LOST)
 
 
-def _say_imported(done: "Imported") -> None:
+def _report_imported(report: options.Report, done: "Imported") -> None:
     if done.is_skipped:
-        say(f"run {done.run} exists: {done.log} is skipped")
+        report(f"run {done.run} exists: {done.log} is skipped", done)
     elif done.run is None:
-        say(f"{done.log} has no numbers: no run is made from it")
+        report(f"{done.log} has no numbers: no run is made from it", done)
     else:
-        say(f"imported {done.values:,} values of {done.steps:,} steps of {done.log} as run {done.run}")
+        report(f"imported {done.values:,} values of {done.steps:,} steps of {done.log} as run {done.run}", done)
     if done.replaced:
-        say(f"{done.replaced:,} values were replaced by later ones of the same name and step")
+        report(f"{done.replaced:,} values were replaced by later ones of the same name and step")
     for line in (*done.notes, *done.damage):
-        say(line)
+        report(line)
 
 
 @click.command(
@@ -168,6 +171,7 @@ def _say_imported(done: "Imported") -> None:
 @options.start_option
 @options.until_option
 @options.force_option
+@options.reporting
 @options.runs_dir_option
 def convert_recordings(
     files: tuple[str, ...],
@@ -176,6 +180,7 @@ def convert_recordings(
     until: "Time | None",
     force: bool,
     runs_dir: str | None,
+    report: options.Report,
 ) -> None:
     """Write the intact parts of recordings of one attempt as one recording.
 
@@ -190,26 +195,26 @@ def convert_recordings(
     paths = [_recording(file, runs_dir) for file in files]
     done = convert(paths, output, start, until, force=force)
     without = f", left out {done.dropped}" if done.dropped else ""
-    say(f"wrote {done.events} events of {', '.join(map(str, paths))} to {done.path}{without}")
-    say_findings(done)
+    report(f"wrote {done.events} events of {', '.join(map(str, paths))} to {done.path}{without}", done)
+    _report_findings(done, report)
 
 
-def say_findings(done: "Written") -> None:
-    """Print missing parts, and exit with :data:`EXIT_LOST` if a part of the recording was lost."""
+def _report_findings(done: "Written", report: options.Report) -> None:
+    """Report missing parts, and exit with :data:`EXIT_LOST` if a part of the recording was lost."""
     for line in shorten(done.damage, "places like these"):
-        say(line)
+        report(line)
     lost = (f"missing: events {first} to {last} of rank {rank}, which are lost" for rank, first, last in done.gaps)
     for line in shorten(lost, "ranges of events that are lost"):
-        say(line)
+        report(line)
     # Where events were dropped, the user chose so.
     gaps = () if done.dropped else done.left_out
     left_out = (f"left out: events {first} to {last} of rank {rank}" for rank, first, last in gaps)
     for line in shorten(left_out, "ranges of events that are left out"):
-        say(line)
+        report(line)
     if done.ending is None:
-        say("the run's ending is not recorded")
+        report("the run's ending is not recorded")
     if done.lost:
-        say("a part of the recording was lost")
+        report("a part of the recording was lost")
         click.get_current_context().exit(EXIT_LOST)
 
 

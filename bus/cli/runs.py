@@ -1,7 +1,6 @@
 """The commands ``offloop runs`` and ``show``."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress, repeat
 from pathlib import Path
@@ -13,7 +12,6 @@ import msgspec
 from offloop.bus.cli import options
 from offloop.bus.errors import RunDirectoryError
 from offloop.bus.printing import one_line, say, say_table, short_text, table
-from offloop.bus.strict_json import plain
 from offloop.bus.terminal import CliCommand
 from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
 from offloop.bus.types.units import BYTES, number_text
@@ -86,7 +84,7 @@ def list_runs(
     shown = [entry for entry in shown if entry.is_going_on or not live]
     if as_json:
         described = [listed.get(entry.run) or summary(chosen(runs_dir) / entry.run, entry) for entry in shown]
-        click.echo(json.dumps(plain(msgspec.to_builtins(described)), indent=2))
+        options.say_json(described)
     elif as_csv:
         from offloop.bus.tools.export import csv_line
 
@@ -188,7 +186,7 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
     if stream is not None or Path(run).is_file():
         described = describe_recording(Path(run)) if stream is None else describe_stream_run(stream, run)
         if as_json:
-            click.echo(json.dumps(plain({"run": described["run"], "details": described}), indent=2))
+            options.say_json({"run": described["run"], "details": described})
         else:
             _say_details(described)
         return
@@ -196,7 +194,7 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
     entry = read_entry(info)
     if as_json:
         shown = {**summary(info.path, entry), "details": describe_run(info)}
-        click.echo(json.dumps(plain(shown), indent=2))
+        options.say_json(shown)
         return
     _say_results(info, entry)
     if details:

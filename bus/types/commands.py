@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "set": "NAME VALUE: sets lr, log_interval, eval (VALUE: now) or your own",
     "dump": "writes the flight recorder's batches, even while the loop hangs",
     "stacks": "writes where all ranks are, even while the loop hangs",
-    "profile": "5ba [--ranks 0,1]: writes what torch.profiler finds in that many batches",
+    "profile": "5ba [--ranks 0,1]: records so many batches with torch.profiler",
 }  # commands and their effects, as `offloop send --help` shows them. Dump and stacks do not wait for the training
 
 PROFILE = "profile"

@@ -1,30 +1,28 @@
 """Answers for agents: JSON of bounded size, with escaped texts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from offloop.bus.printing import escape
 from offloop.bus.strict_json import json_text
 
-Item = TypeVar("Item")
-
 MAX_ANSWER = 40_000  # characters of an answer
-LONGEST = 2_000  # characters of a text, and entries of a list or map
+_LONGEST = 2_000  # characters of a text, and entries of a list or map
 
 
-def answer(value: Any, longest: int = LONGEST) -> str:
+def answer(value: Any, longest: int = _LONGEST) -> str:
     """Return a value as JSON of at most :data:`MAX_ANSWER` characters, with shortened texts, lists and maps."""
     while len(text := json_text(_cut(value, longest))) > MAX_ANSWER:
         longest //= 2
     return text
 
 
-def page(items: Sequence[Item], first: int, count: int, describe: Callable[[Item], Any]) -> dict[str, Any]:
+def page(items: Sequence[Any], first: int, count: int, describe: Callable[[Any], Any]) -> dict[str, Any]:
     """Describe some of the items, as many as an answer has room for, and return the place of the next one."""
     shown: list[Any] = []
-    room = MAX_ANSWER - 2 * LONGEST  # the rest is for other parts of the answer
+    room = MAX_ANSWER - 2 * _LONGEST  # the rest is for other parts of the answer
     for described in map(describe, items[first : first + count]):
-        room -= len(json_text(_cut(described, LONGEST))) + 1
+        room -= len(json_text(_cut(described, _LONGEST))) + 1
         if room < 0 and shown:
             break
         shown.append(described)

@@ -25,16 +25,6 @@ _MOST_FINDINGS = 1000  # of a run; the newest are kept
 _AT_ONCE = 30  # findings of an answer
 
 
-class _Rules(Alert):
-    def __init__(self, run: "WatchedRun", rules: Sequence[str]) -> None:
-        super().__init__(rules)
-        self._run = run
-
-    def act(self, notice: Notice, run: RunContext) -> None:
-        names = ("status", "rule", "metric", "value", "epoch", "batch", "time")
-        self._run.add(0.25, {name: getattr(notice, name) for name in names})
-
-
 class _Stalls(StallMonitor):
     def __init__(self, run: "WatchedRun", seconds: float) -> None:
         super().__init__(min_seconds=seconds, stacks=False)  # read-only
@@ -44,8 +34,8 @@ class _Stalls(StallMonitor):
         super().run_event(event, state, logger)
         # The rules have seen it.
         self._run.place, self._run.batch = float(state.seq), state.timestamp.values.batch
-        if time.monotonic() > self._run.looked + KEEP_SECONDS:
-            self._run.stop()
+        if self._run.runner is not None and time.monotonic() > self._run.looked + KEEP_SECONDS:
+            self._run.runner.stop()
 
     def act(self, alert: RunAlert, run: RunContext) -> None:
         self._run.add(0.5, {"status": alert.status, "rule": "stall", "text": alert.text, "time": alert.time})
@@ -63,15 +53,21 @@ class WatchedRun(threading.Thread):
         self._followed = run
         self._findings: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_FINDINGS)
         # The stalls last: they set the place.
-        self._rules = [_Rules(self, rules)] if rules else []
+        self._rules = [Alert(rules)] if rules else []
+        for one in self._rules:
+            one.act = self._note  # type: ignore[method-assign]
         self._stalls = _Stalls(self, stall_seconds)
-        self._runner: Runner | None = None
+        self.runner: Runner | None = None
         self.ending: Ending | None = None
         self._problem: str | None = None
 
     def add(self, after: float, finding: dict[str, Any]) -> None:
         """Add a finding between the newest event and the next one."""
         self._findings.append((self.place + after, finding))
+
+    def _note(self, notice: Notice, run: RunContext) -> None:
+        names = ("status", "rule", "metric", "value", "epoch", "batch", "time")
+        self.add(0.25, {name: getattr(notice, name) for name in names})
 
     def look(self, cursor: str) -> dict[str, Any]:
         """Return findings after a cursor, how the run is, and the next cursor."""
@@ -89,19 +85,15 @@ class WatchedRun(threading.Thread):
             "problem": self._problem,
             "rules without a value": sorted(text for rules in self._rules for text in rules.unjudged),
         }
-        shown = {name: one for name, one in known.items() if one}
-        return {"batch": self.batch, "cursor": f"{self._followed.attempt}:{until}", **shown}
+        always = {"batch": self.batch, "cursor": f"{self._followed.attempt}:{until}"}
+        return always | {name: one for name, one in known.items() if one}
 
     def run(self) -> None:
         callbacks = [*self._rules, self._stalls]
         try:
             stream = self._followed.attach(Subscription.of(callbacks))
             with contextlib.closing(stream) if isinstance(stream, Subscriber) else contextlib.nullcontext():
-                self._runner = Runner(stream, callbacks)
-                self.ending = self._runner.run().ending
+                self.runner = Runner(stream, callbacks)
+                self.ending = self.runner.run().ending
         except OffloopError as error:
             self._problem = str(error)
-
-    def stop(self) -> None:
-        if self._runner is not None:
-            self._runner.stop()

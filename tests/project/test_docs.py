@@ -195,8 +195,8 @@ def test_every_callback_is_on_its_page() -> None:
 
 def test_links_outside_of_the_site_lead_somewhere() -> None:
     # Those between the pages of the site are checked when it is built.
-    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        for target, anchor in re.findall(r"\]\(([^)#:\s]+)#?([^)#:\s]*)\)", (ROOT / page).read_text()):
-            assert (ROOT / target).exists(), target
-            headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.MULTILINE) if anchor else []
+    for page in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/llms.txt")):
+        for target, anchor in re.findall(r"\]\(([^)#:\s]+)#?([^)#:\s]*)\)", page.read_text()):
+            assert (page.parent / target).exists(), target
+            headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), re.MULTILINE) if anchor else []
             assert not anchor or anchor in {slugify(one, "-") for one in headings}, f"{target}#{anchor}"

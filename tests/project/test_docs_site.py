@@ -100,5 +100,7 @@ def test_links_lead_somewhere_and_docstrings_are_rendered(site: Path, pages: dic
     assert "../bus/#offloop.bus.BASE_EVENTS" in links
     own = pages[site / "attach/index.html"].links
     assert any(link.endswith("sources/bus/types/event.py/") for link in own)
+    for target in re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text()):
+        assert (site / target / "index.html").is_file(), target
     # Of the help that the build adds.
     assert "offloop-compare" in pages[site / "commands/index.html"].anchors

@@ -62,12 +62,6 @@ class History:
                 self._is_reading = True
                 threading.Thread(target=self._read_requested, name="offloop-zoom", daemon=True).start()
 
-    def read(self, first: float, last: float) -> None:
-        """Read all events between two batches into the view now, unless too many."""
-        begin, end = self._offsets_around(first, last)
-        if end - begin <= MAX_BYTES:
-            self._view.refine(self._read_part((begin, end, 0, self._view.drawn)))
-
     def _offset(self, place: int) -> int:
         if place < 0:
             return 0

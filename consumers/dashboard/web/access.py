@@ -1,13 +1,11 @@
 """The address of a dashboard, and the tokens of its viewers and commanders."""
 
 import contextlib
-import errno
 import hmac
 import ipaddress
 import os
 import re
 import secrets
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +17,6 @@ from offloop.bus.files import read_private
 
 FIRST_PORT = 8420  # the port of a dashboard, unless it is taken or another one is given
 
-_PORTS_TRIED = 100
 _TOKEN_BYTES = 32
 _MIN_TOKEN = 16
 _TOKEN = re.compile(rf"[A-Za-z0-9._~-]{{{_MIN_TOKEN},}}")
@@ -92,11 +89,8 @@ class Listening:
     def option(self, name: str, value: str) -> str:
         return f"--{name.replace('_', '-')} {value}" if self.as_flags else f"{name}={value}"
 
-    def check_for_page(self) -> None:
-        require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
-        self.check()
-
     def check(self) -> None:
+        require("the dashboard", "dashboard", "nicegui", "numpy", "PIL")
         if self.port is not None and not 0 <= self.port < 1 << 16:
             raise ConfigurationError(f"{self.port} is not a port: use a number from 0 (any) to 65535")
         if (self.certificate is None) != (self.certificate_key is None):
@@ -149,30 +143,3 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
-
-
-def listen(listening: Listening) -> socket.socket:
-    """Return a listening socket. Raises ConfigurationError if that is impossible."""
-    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-    first = FIRST_PORT if listening.port is None else listening.port
-    last = min(first + _PORTS_TRIED - 1, 65_535) if listening.port is None else first
-    for port in range(first, last + 1):
-        try:
-            return socket.create_server((listening.host, port), family=family, backlog=128)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or (port == last and listening.port is not None):
-                raise ConfigurationError(_cannot_listen(listening, port, error)) from None
-    raise ConfigurationError(f"the ports {first} to {last} of {listening.host} are in use: choose another one")
-
-
-def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        free = listening.option("port", str(port + 1 if port + 1 < 1 << 16 else FIRST_PORT))
-        return (
-            f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
-            "leave it out to have a free one found"
-        )
-    why = error.strerror or error
-    return (
-        f"cannot listen at {listening.host} port {port}: {why}; use an address of this machine, and a port from 1024 on"
-    )

@@ -47,7 +47,7 @@ class Dashboard(RunTap):
         every: int = 10,
     ) -> None:
         listening = Listening(host, port, tokens, certificate, certificate_key, open_browser)
-        listening.check_for_page()
+        listening.check()
         self._listening = listening
         self._arguments = (host, port, tokens, certificate, certificate_key, open_browser, every)
         self._runs = [RunView("")]

@@ -1,7 +1,6 @@
 """The command ``offloop ui``."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,27 +24,6 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _LOOK_SECONDS = 1.0
 
 
-def listening_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a server that listens: the fields of :class:`Listening`."""
-    options = (
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --tokens and TLS."
-        ),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            metavar="PORT",
-            help=f"Default: {FIRST_PORT}, or the next that is free.",
-        ),
-        click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing."),
-        certificate_option,
-        certificate_key_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @click.command(
     cls=CliCommand,
     short_help="Show all runs, or the named ones, in the browser.",
@@ -55,7 +33,15 @@ def listening_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @runs_dir_option
 @stream_options
 @wait_option
-@listening_options
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --tokens and TLS."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"Default: {FIRST_PORT}, or the next that is free."
+)
+@click.option("--tokens", type=_FILE, metavar="FILE", help="Secrets that links carry; made if missing.")
+@certificate_option
+@certificate_key_option
 @click.option("--open-browser", is_flag=True, help="Open the page in a browser of this machine.")
 @click.option(
     "--every",

@@ -4,17 +4,15 @@ import contextlib
 import functools
 import html
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
+import uvicorn
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offloop.consumers.dashboard.web.access import Listening, Role, Tokens, is_loopback
-
-if TYPE_CHECKING:
-    import uvicorn
 
 ROLE = "offloop.role"  # key of the Role in a request's scope
 
@@ -96,10 +94,8 @@ class Gate:
         return response
 
 
-def guarded_server(app: ASGIApp, listening: Listening, tokens: Tokens | None, port: int) -> "uvicorn.Server":
+def guarded_server(app: ASGIApp, listening: Listening, tokens: Tokens | None, port: int) -> uvicorn.Server:
     """Return a server of an application behind the gate."""
-    import uvicorn
-
     gate = Gate(app, tokens, listening.host, f"offloop_dashboard_{port}", listening.certificate is not None)
     config = uvicorn.Config(
         gate,

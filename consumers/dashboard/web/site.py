@@ -1,5 +1,6 @@
 """The server of the web dashboard, in a thread with a separate event loop, and its pages."""
 
+import errno
 import socket
 import threading
 import webbrowser
@@ -10,7 +11,7 @@ from urllib.parse import urlencode
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line, say
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.dashboard.web.access import Listening, Opening, Role, Tokens, listen
+from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
 from offloop.consumers.dashboard.web.comparison import Comparison
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
@@ -27,6 +28,7 @@ ALL_RUNS = "/all"  # the path of the table of all runs
 CHOSEN_RUNS = "/runs"  # the path of the page of the runs in its address: ?run=A&run=B
 
 _LONGEST = 200
+_PORTS_TRIED = 100
 _PATIENCE_SECONDS = 30.0
 _RECONNECT_SECONDS = 10.0
 _ICON = (
@@ -46,7 +48,7 @@ class Site:
     def __init__(
         self, listening: Listening, place: Place | None = None, runs: Sequence[RunView] | None = None, every: int = 10
     ) -> None:
-        listening.check_for_page()
+        listening.check()
         self._listening = listening
         self._tokens = None if listening.tokens is None else Tokens.load(listening.tokens)
         self._server: uvicorn.Server | None = None
@@ -73,7 +75,7 @@ class Site:
         if not self._running.acquire(blocking=False):
             raise ConfigurationError("this process serves a dashboard already: watch several runs with 'offloop ui'")
         try:
-            listener = listen(self._listening)
+            listener = _listen(self._listening)
         except BaseException:
             self._running.release()
             raise
@@ -180,3 +182,29 @@ class Site:
         if len(asked) > MOST_COMPARED:
             problems.append(f"The first {MOST_COMPARED} of {len(asked):,} runs are shown.")
         Page(runs, opening, self._home, problems).build()
+
+
+def _listen(listening: Listening) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    first = FIRST_PORT if listening.port is None else listening.port
+    last = min(first + _PORTS_TRIED - 1, 65_535) if listening.port is None else first
+    for port in range(first, last + 1):
+        try:
+            return socket.create_server((listening.host, port), family=family, backlog=128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or (port == last and listening.port is not None):
+                raise ConfigurationError(_cannot_listen(listening, port, error)) from None
+    raise ConfigurationError(f"the ports {first} to {last} of {listening.host} are in use: choose another one")
+
+
+def _cannot_listen(listening: Listening, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        free = listening.option("port", str(port + 1 if port + 1 < 1 << 16 else FIRST_PORT))
+        return (
+            f"port {port} of {listening.host} is in use, by another dashboard perhaps: choose another with {free}, or "
+            "leave it out to have a free one found"
+        )
+    why = error.strerror or error
+    return (
+        f"cannot listen at {listening.host} port {port}: {why}; use an address of this machine, and a port from 1024 on"
+    )

@@ -189,6 +189,17 @@ def test_the_help_of_a_command_fits_on_a_screen_and_begins_with_its_frequent_opt
         assert all(max(option.opts, key=len) in text for option in options if not option.hidden)
 
 
+def test_every_command_that_ends_by_itself_answers_programs():
+    runs_until_ended = {"train chars", "train digits", "consume", "run", "ui", "mcp", "server bridge"}
+    without = {
+        context.command_path.removeprefix("offloop ")
+        for context in contexts()
+        if not any("--json" in one.opts for one in context.command.params)
+    }
+    # Those that set servers up, and one that reports while it works.
+    assert without - runs_until_ended == {"backfill", "server keygen", "server nats-config", "server remove"}
+
+
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
@@ -210,6 +221,9 @@ def test_a_command_of_another_package_that_cannot_be_loaded_hides_no_other(tmp_p
 def test_a_live_run_gets_commands(two_runs):
     with Publisher("third") as publisher:
         assert "has not taken effect yet" in invoke("send", "third", "stop", "--timeout", "0")
+        (sent,) = json.loads(invoke("send", "third", "stop", "--reason", "enough", "--timeout", "0", "--json"))
+        assert (sent["command"]["command"], sent["event"], sent["error"]) == ("stop", None, None)
+        assert sent["command"]["reason"].endswith(": enough")
         wait_for(lambda: publisher.poll() or publisher.stop_requested, "the command")
     with pytest.raises(ConfigurationError):
         invoke("send", "first", "stop")

@@ -208,7 +208,7 @@ def test_tags_and_notes_are_added_shown_and_removed(three: Path) -> None:
     header, *rows = invoke("runs", "--where", "tags == good").splitlines()
     assert "TAGS" in header
     assert [("fast, good" in row, "good, best" in row) for row in rows] == [(True, False), (False, True)]
-    assert invoke("edit", "--where", "lr > 1", "--tag", "x") == "'lr > 1' is true of no run\n"
+    assert run_command("edit", "--where", "lr > 1", "--tag", "x").stderr == "'lr > 1' is true of no run\n"
     invoke("edit", "a", "--note", "is it \x07 the seed?")
     assert re.search(r"^note +is it \\x07 the seed\?$", invoke("show", "a"), re.MULTILINE)
     assert names("--where", "note ~ SEED") == ["a"]
@@ -258,7 +258,7 @@ def test_a_name_that_is_taken_or_not_allowed_is_refused(three: Path) -> None:
 
 def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> None:
     invoke("edit", "c", "--archive")
-    assert invoke("rm", "--where", "lr > 1", "--yes") == "'lr > 1' is true of no run\n"
+    assert run_command("rm", "--where", "lr > 1", "--yes").stderr == "'lr > 1' is true of no run\n"
     told = invoke("rm", "--where", "lr < 0.05", "--yes")
     assert re.fullmatch(r"run b is deleted: [\d.]+ KiB freed\n", told)
     assert names("--archived") == ["c", "a"]
@@ -286,6 +286,29 @@ def test_in_a_terminal_it_asks_before_it_deletes(three: Path) -> None:
         finally:
             terminal.close()
         assert (three / "a").exists() is (three / "b").exists() is bool(code)
+
+
+def test_programs_get_results_as_json(three: Path, tmp_path: Path) -> None:
+    def results(*arguments: object) -> Any:
+        return strict_json(invoke(*arguments, "--json"))
+
+    (edited,) = results("edit", "a", "--tag", "good", "--pin")
+    assert (edited["run"], edited["tags"], edited["pinned"]) == ("a", ["good"], True)
+    assert results("edit", "b", "--rename", "d") == [{"run": "b", "renamed": "d"}]
+    (exported,) = results("export", "a", "--to", "csv", "-o", tmp_path / "a.csv")
+    assert exported["path"] == str(tmp_path / "a.csv")
+    assert exported["lost"] is False
+    (written,) = results("convert", three / "a" / "recording-1.mcap", "-o", tmp_path / "a.mcap")
+    assert written["events"] == exported["events"]
+    (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
+    (imported,) = results("import", "--from", "csv", tmp_path / "metrics.csv", "--run-name", "e")
+    assert (imported["run"], imported["values"]) == ("e", 1)
+    (removed,) = results("rm", "d", "--yes")
+    assert removed["run"] == "d"
+    assert removed["freed"] > 0
+    assert results("rm", "--where", "lr > 9", "--yes") == []
+    refused = run_command("export", "no", "--to", "csv", "--json")
+    assert (refused.exit_code, strict_json(refused.stdout)) == (1, [])
 
 
 def test_a_live_run_is_neither_renamed_nor_deleted_and_nothing_beside_it(three: Path) -> None:

@@ -91,7 +91,7 @@ async def test_finished_runs_are_listed_compared_and_explained(finished: Path) -
         tools = {tool.name: tool for tool in (await one.client.list_tools()).tools}
         assert "command_run" not in tools
         assert all(tool.annotations.read_only_hint for tool in tools.values())
-        assert "untrusted" in one.client.instructions
+        assert all("untrusted data" in tool.description for tool in tools.values())
 
         found = await one.ask("list_runs", where="lr < 1", sort="-Accuracy", columns=["lr", "loss.min"])
         assert [list(item.values()) for item in found["items"]] == [["fast", 0.5, 0.25], ["slow", 0.01, 0.25]]
@@ -241,7 +241,7 @@ async def test_http_asks_for_the_tokens_of_a_dashboard(runs_dir: Path, tmp_path:
     tokens, log = tmp_path / "tokens.txt", tmp_path / "log"
     with training("live", 0.99), open(log, "wb") as output:
         server = subprocess.Popen(
-            [*_OFFLOOP, "mcp", "--http", "--port", "0", "--allow", "stop", "--tokens", str(tokens)], stderr=output
+            [*_OFFLOOP, "mcp", "--http", "0", "--allow", "stop", "--tokens", str(tokens)], stderr=output
         )
         try:
             url = wait_for(lambda: next(iter(log.read_text().split("mcp: ")[1:]), ""), "the server's address").split()[
@@ -261,4 +261,4 @@ async def test_http_asks_for_the_tokens_of_a_dashboard(runs_dir: Path, tmp_path:
             server.send_signal(signal.SIGINT)
             server.wait(30)
     (outcome,) = Recording(find_run("live").recording).read_commands()
-    assert "with the role command" in outcome.command.reason
+    assert "at 127.0.0.1" in str(outcome.command.reason)
