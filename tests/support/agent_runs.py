@@ -10,10 +10,11 @@ from offloop import Event, Publisher
 
 def train(name: str, factor: float) -> None:
     loss = 1.0
-    with Publisher(name, max_delay=0) as publisher:
+    with Publisher(name, max_delay=0, capture_console=True) as publisher:
         publisher.publish(Event.FIT_START)
         for batch in range(1, 100_000):
             loss *= factor
+            print(f"batch {batch}", "x" * 500, flush=True)
             publisher.publish(Event.BATCH_END, epoch=0, batch=batch, sample=batch, loss=min(loss, 1e30), lr=[0.1])
             if batch < 20:
                 text = "\x1b[31m" + "red " * 600

@@ -33,7 +33,7 @@ _SCRIPT = Path(__file__).parents[2] / "support" / "agent_runs.py"
 
 @contextmanager
 def training(name: str, factor: float) -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen([sys.executable, str(_SCRIPT), name, str(factor)])
+    process = subprocess.Popen([sys.executable, str(_SCRIPT), name, str(factor)], stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: any(run.name == name and run.live for run in list_runs()), f"{name} to begin")
         yield process
@@ -111,7 +111,7 @@ async def test_finished_runs_are_listed_compared_and_explained(finished: Path) -
             "metrics": {"loss/train/total": [[0, 1.0], [1, 4.0], [2, "NaN"]]},
             "trouble": [],
         }
-        waited = await one.ask("wait_for", runs={"failed": "", "fast": ""}, rules=["nan", "loss < 0.3"])
+        waited = await one.ask("wait_for", runs={"failed": ""})
         assert "failed" in waited["runs"]["failed"]["ended"]
 
 
@@ -181,6 +181,13 @@ async def test_a_live_run_is_read_waited_for_and_stopped(runs_dir: Path, tmp_pat
             assert len(rows["items"][1]["text"]) < 200
             whole = await one.ask("read_table", run="bad", table="samples", row=rows["items"][1]["id"])
             assert len(whole["text"]) > 2000
+
+            printed = await one.ask("read_console", run="bad")
+            assert "batch " in printed["text"]
+            earlier = await one.ask("read_console", run="bad", before=printed["before"])
+            newest, oldest = (text.split()[1] for text in (earlier["text"].splitlines()[-1], printed["text"]))
+            assert int(newest) == int(oldest) - 1
+            assert "of ranks: [0]" in await one.refusal("read_console", run="bad", rank=7)
 
             assert "not allowed" in await one.refusal("command_run", run="bad", command="pause", reason="for a test")
             stopped = await one.ask("command_run", run="bad", command="stop", reason="the loss is above 100")
