@@ -190,7 +190,7 @@ def test_the_help_of_a_command_fits_on_a_screen_and_begins_with_its_frequent_opt
 
 
 def test_every_command_that_ends_by_itself_answers_programs():
-    runs_until_ended = {"train chars", "train digits", "consume", "run", "ui", "mcp", "server bridge"}
+    runs_until_ended = {"alert", "train chars", "train digits", "consume", "run", "ui", "mcp", "server bridge"}
     without = {
         context.command_path.removeprefix("offloop ")
         for context in contexts()
