@@ -469,13 +469,11 @@ def _how_to_resume(run: RunContext) -> str:
     info = next((one.info for one in attempts if one.number == run.attempt), {})
     if not (words := [str(word) for word in info.get("command") or ()]):
         return ""
-    what, given = "started", {word.partition("=")[0] for word in words}
-    if os.path.basename(words[0]) in ("trainer", "offloop") and "--save-folder" in given:
-        what = "to resume"
-        words += [] if "--run-name" in given else ["--run-name", run.run_name]
-        words += [] if "--seed" in given or "--autoresume" in given else ["--seed", str(info.get("seed"))]
-        words += [] if "--autoresume" in given else ["--autoresume"]
-    return f"{what} in {info.get('cwd', '?')}: {shlex.join(words)}"
+    saves = any(word.startswith("--save-folder") for word in words)
+    if resumes := saves and os.path.basename(words[0]) in ("trainer", "offloop"):
+        # Of options given twice the last one counts.
+        words += ["--run-name", run.run_name, "--seed", str(info.get("seed")), "--autoresume"]
+    return f"{'to resume' if resumes else 'started'} in {info.get('cwd', '?')}: {shlex.join(words)}"
 
 
 def _dump(notice: Notice, run: RunContext) -> None:

@@ -114,6 +114,8 @@ def test_a_consumer_that_goes_on_tells_what_it_would_have_told() -> None:
     ("rule", "place", "expected"),
     [
         ("loss/train/total", 17, "one of <"),
+        ("failed for 5s", 12, "which 'stalled' can have"),
+        ("stalled for 5ba", 13, "a time such as 5min"),
         ("loss > 10 for 5ba or so", 19, "the end of the rule"),
     ],
 )
