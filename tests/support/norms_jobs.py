@@ -151,8 +151,8 @@ def killed(folder: str) -> None:
 
     def watch(_: Event, state: State, __: object) -> None:
         batch = int(state.timestamp.batch)
-        if state.rank == 1 and batch == DIES_AT - 1:
-            time.sleep(0.2)  # the events until here are sent with the next one
+        if state.rank == 1 and batch >= DIES_AT - 1:
+            time.sleep(0.2)  # so that earlier events are sent, and have left the process
         if state.rank == 1 and batch == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
 
