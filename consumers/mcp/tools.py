@@ -110,7 +110,7 @@ class RunTools:
             tool.parameters = arguments.model_json_schema()
         if self._allowed:
             tools[-1].description += "".join(f"\n{name}: {COMMANDS[name]}" for name in sorted(self._allowed))
-            signal.signal(signal.SIGUSR1, lambda *_: self._allowed.clear())
+        signal.signal(signal.SIGUSR1, lambda *_: self._allowed.clear())
         return _Server("offloop", instructions=INSTRUCTIONS, log_level="WARNING", tools=tools)
 
     def list_runs(
