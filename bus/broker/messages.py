@@ -18,12 +18,12 @@ ActorText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-
 
 
 class StackMemory(msgspec.Struct):
-    """Memory to which a process appends the stacks of its threads at a signal."""
+    """Memory to which a process appends the stack of the thread that receives a signal."""
 
     signal: Annotated[int, msgspec.Meta(ge=1, le=64)]
     fd: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
     token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-    thread: Count  # thread of the training, as :func:`threading.get_ident` returns it
+    thread: Count  # thread of the training, by its number in the system
     nccl: Annotated[list[Path], msgspec.Meta(min_length=2, max_length=2)]
     """Beginnings of the paths of torch's NCCL dumps, and of the pipes that request them; empty if not set."""
 

@@ -1,5 +1,6 @@
 """Stacks of a run's ranks, and the places where they are: why a training hangs."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -53,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def write_stacks(path: Path, head: str, detail: str, ranks: Iterable[LiveRank]) -> str:
-    """Write the stacks of these ranks' threads; return the verdict, see :func:`verdict_of`.
+    """Write the stacks of these ranks; return the verdict, see :func:`verdict_of`.
 
     A rank that does not answer costs :data:`ANSWER_SECONDS`, all of them together."""
     asked = [_RankStacks(rank) for rank in sorted(ranks, key=lambda one: one.rank)]
@@ -141,22 +142,20 @@ class _RankStacks:
             # Without its handler the signal would end the process.
             if is_same and processes.is_running(rank.pid, rank.started) and processes.catches(rank.pid, memory.signal):
                 self.nccl = _request_nccl(rank.rank, *memory.nccl)
-                os.kill(rank.pid, memory.signal)
-                self._is_pending = True
+                self._is_pending = not ctypes.CDLL(None).tgkill(rank.pid, memory.thread, memory.signal)
+                self.place = "has no thread that trains any more"
 
     def is_pending(self) -> bool:
-        """Return whether the stacks are still incomplete: growing, or without the training's thread."""
+        """Return whether the stacks are still incomplete."""
         if self._is_pending:
             before, self._size = self._size, os.fstat(self._descriptor).st_size
             self._is_pending = self._size != before or not self._stack()
         return self._is_pending
 
     def _stack(self) -> list[Frame]:
-        """Read the stacks; return the one of the training's thread, innermost frame first."""
-        assert self.rank.stacks is not None
+        """Read the newest stack, innermost frame first."""
         self.text = _plain(os.pread(self._descriptor, _MOST_BYTES, self._begin).decode("latin-1"))
-        _, _, stack = self.text.partition(f"hread 0x{self.rank.stacks.thread:016x} ")
-        return [Frame(*found) for found in _FRAME.findall(stack.partition("\n\n")[0])]
+        return [Frame(*found) for found in _FRAME.findall(self.text.rpartition("Stack (most recent")[2])]
 
     def finish(self) -> None:
         """Set :attr:`place`, and free the memory."""
@@ -164,22 +163,20 @@ class _RankStacks:
             return
         if stack := self._stack():
             self.place = place_of(stack)
-        elif self.text:
-            self.place = "has no thread that trains any more"
         elif self._is_pending and self.rank.pid is not None:
             state = processes.state(self.rank.pid)
             self.place = f"does not answer within {ANSWER_SECONDS:g} s{_STATES.get(state, '')}"
         os.close(self._descriptor)
 
     def describe(self, py_spy: str | None, deadline: float) -> str:
-        """Return everything known, with native frames by ``py_spy`` if it may read the process before ``deadline``."""
+        """Return everything known; with ``py_spy``, if it can read the process before ``deadline``, all threads too."""
         text = f"\n== rank {self.rank.rank}, process {self.rank.pid} {self.place}\n\n{self.text}"
         if py_spy is not None and self.text and (left := deadline - time.monotonic()) > 0:
             command = [py_spy, "dump", "--native", "--pid", str(self.rank.pid)]
             with suppress(OSError, subprocess.TimeoutExpired):
                 found = subprocess.run(command, capture_output=True, timeout=left, check=False)
                 if not found.returncode:
-                    text += f"\n-- with native frames, by py-spy\n\n{_plain(found.stdout.decode('latin-1'))}"
+                    text += f"\n-- all threads, by py-spy\n\n{_plain(found.stdout.decode('latin-1'))}"
         return text
 
 

@@ -1,4 +1,4 @@
-"""A training's side of ``offloop send RUN stacks``: a signal writes the stacks of all threads to memory."""
+"""A training's side of ``offloop send RUN stacks``: a signal writes the stack of the training to memory."""
 
 import faulthandler
 import os
@@ -20,10 +20,10 @@ _registered: dict[str, Any] | None = None
 
 
 def register_stacks() -> dict[str, Any] | None:
-    """Let the broker have the stacks of this process; return what it must know, or ``None`` where that is impossible.
+    """Let the broker have the stack of this thread; return what it must know, or ``None`` where that is impossible.
 
-    The handler is C code of Python's: it needs neither the GIL nor the main thread, so a hanging process answers too.
-    It stays until the end of the process, because without it the signal would kill."""
+    The handler is C code of Python's: it does not need the GIL, so a hanging process answers too. It stays
+    until the end of the process, because without it the signal would kill."""
     global _owner, _registered
     if sys.platform != "linux":
         return None
@@ -33,7 +33,7 @@ def register_stacks() -> dict[str, Any] | None:
     if _registered is None:
         return None
     nccl = [next(filter(None, map(os.environ.get, names)), "") for names in _NCCL]
-    return {**_registered, "thread": threading.get_ident(), "nccl": nccl}
+    return {**_registered, "thread": threading.get_native_id(), "nccl": nccl}
 
 
 def _register(number: int | None) -> dict[str, Any] | None:
@@ -44,7 +44,8 @@ def _register(number: int | None) -> dict[str, Any] | None:
         # The memory ends with the last process that has it, and grows by each request, whose number is limited.
         memory = os.memfd_create("offloop-stacks", os.MFD_CLOEXEC)
         os.write(memory, token)
-        faulthandler.register(number, file=memory, all_threads=True, chain=False)
+        # Not all threads: those that run meanwhile are read without a lock, which has crashed a process.
+        faulthandler.register(number, file=memory, all_threads=False, chain=False)
     except OSError:
         return None
     return {"signal": number, "fd": memory, "token": token}

