@@ -163,6 +163,8 @@ class _RankStacks:
             return
         if stack := self._stack():
             self.place = place_of(stack)
+        elif not processes.is_running(self.rank.pid, self.rank.started):
+            self.place = "has ended"
         elif self._is_pending and self.rank.pid is not None:
             state = processes.state(self.rank.pid)
             self.place = f"does not answer within {ANSWER_SECONDS:g} s{_STATES.get(state, '')}"
