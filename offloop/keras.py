@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from offloop.attached.adapter import Adapter, Wrapped, contain, missing
+from offloop.attached.gradients import OF_GRADIENTS
 from offloop.attached.options import Options, is_enabled
 from offloop.attached.training import ALWAYS, EVALUATION_BATCHES, AttachedTraining, Framework
 from offloop.bus.errors import ConfigurationError
@@ -35,7 +36,6 @@ _FRAMEWORK = Framework(
     keeps_gradients=True,
 )
 _AT_START = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START})
-_OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms")
 _RATES_AHEAD = 16
 _MOMENTS = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
 
@@ -74,9 +74,9 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
         self._accumulation = optimizer.gradient_accumulation_steps or 1
         without = dict(_FRAMEWORK.without)
         if self._accumulation > 1:
-            without |= dict.fromkeys(_OF_GRADIENTS, "Keras adds up the gradients of microbatches within its optimizer")
+            without |= dict.fromkeys(OF_GRADIENTS, "Keras adds up the gradients of microbatches within its optimizer")
         elif optimizer is not model.optimizer or optimizer.loss_scale_factor:
-            without |= dict.fromkeys(_OF_GRADIENTS, "Keras's gradients belong to a scaled loss")
+            without |= dict.fromkeys(OF_GRADIENTS, "Keras's gradients belong to a scaled loss")
         self._optimizer = _StandIn.of(optimizer, model)
         self._training = AttachedTraining(
             _FRAMEWORK._replace(without=without),

@@ -61,6 +61,15 @@ class Table(NamedTuple):
     """Each with one cell for each column."""
 
 
+class Histogram(NamedTuple):
+    step: int
+    time: float
+    name: str
+    counts: list[int]
+    edges: list[float]
+    """Ascending, one more than counts."""
+
+
 class Text(NamedTuple):
     """A text for people."""
 
@@ -80,7 +89,7 @@ class Upload(NamedTuple):
     """Replace a file of that name."""
 
 
-Entry: TypeAlias = Images | Table | Text | Upload
+Entry: TypeAlias = Images | Table | Histogram | Text | Upload
 """Everything but metrics and hyperparameters."""
 
 
@@ -196,6 +205,8 @@ class LoggerDestination:
                 self.log_images(entry, state)
             case Table():
                 self.log_table(entry, state)
+            case Histogram():
+                self.log_histogram(entry, state)
             case Text():
                 self.log_text(entry, state)
             case Upload():
@@ -206,6 +217,9 @@ class LoggerDestination:
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         """Receive a table."""
+
+    def log_histogram(self, entry: Histogram, state: Snapshot) -> None:
+        """Receive a histogram."""
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
         """Receive a text."""
@@ -334,6 +348,18 @@ class Logger:
                     f"row {number} of table {name!r} has {len(row)} cells for {len(names)} columns: give one for each"
                 )
         self._entries.append(Table(self._step("log_table", step), 0.0, name, names, cells))
+
+    def log_histogram(
+        self, counts: Sequence[int], edges: Sequence[float], name: str = "Histogram", step: int | None = None
+    ) -> None:
+        """Log the numbers of values between ascending edges, of which there is one more.
+
+        Raises ConfigurationError: another number of edges."""
+        if len(edges) != len(counts) + 1:
+            raise ConfigurationError(
+                f"histogram {name!r} has {len(edges)} edges for {len(counts)} counts: give one more edge than counts"
+            )
+        self._entries.append(Histogram(self._step("log_histogram", step), 0.0, name, [*counts], [*edges]))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Log a text for people. Raises ConfigurationError: not a string."""

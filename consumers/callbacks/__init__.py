@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from offloop.consumers.callbacks.alert import Alert as Alert
     from offloop.consumers.callbacks.checkpoint_saver import CheckpointSaver as CheckpointSaver
     from offloop.consumers.callbacks.export import ExportForInferenceCallback as ExportForInferenceCallback
+    from offloop.consumers.callbacks.histograms import Histograms as Histograms
     from offloop.consumers.callbacks.image_visualizer import ImageVisualizer as ImageVisualizer
     from offloop.consumers.callbacks.lr_monitor import LRMonitor as LRMonitor
     from offloop.consumers.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor

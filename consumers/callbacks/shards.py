@@ -1,7 +1,7 @@
-"""Adds up the norms of sharded weights, of which each rank publishes those of its shards."""
+"""Adds up norms and histograms of sharded weights, of which each rank publishes those of its shards."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,12 +14,12 @@ _MOST_OPEN = 64
 
 
 class Shards(NamedTuple):
-    shards: float | dict[str, float]  # norms, by name where the field has several
+    shards: float | dict[str, float | list[int]]  # norms or counts, by name where the field has several
     ranks: int  # the number of ranks with shards, from the first rank; otherwise 0
 
 
 class WholeNorms(Together[Shards]):
-    """A field of norms, added up over the ranks of sharded weights. For callbacks with ``all_ranks``.
+    """A field of norms or histograms, added up over the ranks of sharded weights. For callbacks with ``all_ranks``.
 
     A batch for which the shards of a rank are missing is left out; the numbers 1, 2, 4, ... of them are reported."""
 
@@ -72,4 +72,8 @@ def _sum(reports: Mapping[Any, Shards]) -> Any:
     if not isinstance(parts[0], dict):
         return math.hypot(*parts)
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: math.hypot(*(part[name] for part in parts if name in part)) for name in names}
+    return {name: _added([part[name] for part in parts if name in part]) for name in names}
+
+
+def _added(parts: Sequence[Any]) -> Any:
+    return [sum(counts) for counts in zip(*parts, strict=True)] if isinstance(parts[0], list) else math.hypot(*parts)

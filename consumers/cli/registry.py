@@ -18,6 +18,7 @@ CALLBACKS: Registry[Callback] = Registry(
         "dashboard": "offloop.consumers.dashboard.web.callback:Dashboard",
         "early-stop": "offloop.consumers.callbacks.stoppers:EarlyStopper",
         "export": "offloop.consumers.callbacks.export:ExportForInferenceCallback",
+        "histograms": "offloop.consumers.callbacks.histograms:Histograms",
         "images": "offloop.consumers.callbacks.image_visualizer:ImageVisualizer",
         "lr": "offloop.consumers.callbacks.lr_monitor:LRMonitor",
         "memory": "offloop.consumers.callbacks.memory_monitor:MemoryMonitor",

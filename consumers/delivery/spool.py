@@ -11,7 +11,17 @@ from typing import Any
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers.api.logger import Entry, Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.api.logger import (
+    Entry,
+    Histogram,
+    Images,
+    LoggerDestination,
+    Row,
+    RunContext,
+    Table,
+    Text,
+    Upload,
+)
 from offloop.consumers.delivery.commit import pack_snapshot, unpack_snapshot
 from offloop.consumers.delivery.fanout import RAISED
 from offloop.consumers.delivery.spool_file import Offset, SpoolDirectory
@@ -22,7 +32,7 @@ _PATIENCE_SECONDS = 1.0
 _DIRECTORY = "consumers"
 _ROWS = "rows"
 _HYPERPARAMETERS = "hyperparameters"
-_KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in (Images, Table, Text, Upload)}
+_KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in (Images, Table, Histogram, Text, Upload)}
 _LARGE = ("Images", "Upload")
 _MOST_AT_ONCE = 200
 

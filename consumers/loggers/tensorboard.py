@@ -5,12 +5,13 @@ import io
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.consumers.api.logger import Entry, Images, LogValue, Row, RunContext, Text, Upload
+from offloop.consumers.api.logger import Entry, Histogram, Images, LogValue, Row, RunContext, Text, Upload
 from offloop.consumers.loggers.files import FileDestination
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class TensorboardLogger(FileDestination):
         self._begin_attempt(state, entry.step)
         if isinstance(entry, Images):
             values = _pictures(entry)
+        elif isinstance(entry, Histogram):
+            values = iter([_histogram(entry)])
         else:
             text = entry.text if isinstance(entry, Text) else _markdown(entry.columns, entry.rows)
             values = iter([_text(entry.name, text)])
@@ -160,6 +163,16 @@ def _metric(name: str, value: LogValue) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return _text(name, value) if isinstance(value, str) else Summary.Value(tag=name, simple_value=value)
+
+
+def _histogram(entry: Histogram) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    middles = [(low + high) / 2 for low, high in pairwise(entry.edges)]
+    moments = (math.fsum(n * x**power for n, x in zip(entry.counts, middles, strict=True)) for power in (0, 1, 2))
+    sums = dict(zip(("num", "sum", "sum_squares"), moments, strict=True))
+    bins = {"bucket_limit": entry.edges[1:], "bucket": entry.counts}
+    return Summary.Value(tag=entry.name, histo=HistogramProto(min=entry.edges[0], max=entry.edges[-1], **sums, **bins))
 
 
 def _text(name: str, text: str) -> Any:

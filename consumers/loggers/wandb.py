@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.api.logger import Histogram, Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
 _ACCOUNTS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 _STEP = "step"
@@ -170,6 +170,13 @@ class WandBLogger(LoggerDestination):
         with _refusals():
             table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
         self._log(entry.step, entry.time, {entry.name: table})
+
+    def log_histogram(self, entry: Histogram, state: Snapshot) -> None:
+        import wandb
+
+        with _refusals():
+            histogram = wandb.Histogram(np_histogram=(entry.counts, entry.edges))
+        self._log(entry.step, entry.time, {entry.name: histogram})
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
         self._log(entry.step, entry.time, {entry.name: entry.text})

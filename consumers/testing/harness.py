@@ -15,7 +15,7 @@ from offloop.bus.protocol.stream import as_stream
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.commands import Command
 from offloop.consumers.api.callback import Callback, OnError
-from offloop.consumers.api.logger import Images, LoggerDestination, LogValue, Row, Table, Text, Upload
+from offloop.consumers.api.logger import Histogram, Images, LoggerDestination, LogValue, Row, Table, Text, Upload
 from offloop.consumers.runner.dispatcher import CallbackError
 from offloop.consumers.runner.entries import requested_events
 from offloop.consumers.runner.runner import Runner
@@ -102,6 +102,7 @@ class Logged:
         self.images: list[Images] = []
         """Images, as destinations receive them."""
         self.tables: list[Table] = []
+        self.histograms: list[Histogram] = []
         self.texts: list[Text] = []
         self.uploads: list[Upload] = []
         """Files, which the callback may have removed."""
@@ -147,6 +148,9 @@ class Collector(LoggerDestination):
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         self._logged.tables.append(entry)
+
+    def log_histogram(self, entry: Histogram, state: Snapshot) -> None:
+        self._logged.histograms.append(entry)
 
     def log_text(self, entry: Text, state: Snapshot) -> None:
         self._logged.texts.append(entry)

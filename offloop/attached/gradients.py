@@ -11,7 +11,7 @@ from offloop.bus.types.event import Event
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field, FieldFunction, FieldNotReadyError, hook_optimizers
 
-_NAMES = ("gradient_norm", "gradient_norms", "optimizer_norms")
+OF_GRADIENTS = ("gradient_norm", "gradient_norms", "optimizer_norms", "gradient_histograms")
 
 
 class GradientProbe:
@@ -50,7 +50,7 @@ class GradientProbe:
 
 def keep_gradients(fields: dict[str, Field]) -> None:
     """Compute fields of gradients right after the step, and send them at the end of the batch."""
-    for name in _NAMES:
+    for name in OF_GRADIENTS:
         field = fields[name]
         probe = functools.partial(GradientProbe, field.compute)
         fields[name] = field._replace(compute=GradientProbe.found, events=frozenset({Event.BATCH_END}), probe=probe)

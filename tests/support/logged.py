@@ -45,6 +45,7 @@ class Everything(Callback):
             logger.log_images([image], "seen", True, masks=masks, mask_class_labels={1: "cat"}, use_table=False)
             logger.log_images([image], "tabled", True)
             logger.log_table(["a", "b"], [[1, "x"], [None, 0.5]], "numbers")
+            logger.log_histogram([3, 1], [-1.0, 0.0, 2.0], "spread")
             logger.log_text("all is well", "note at 2")
             logger.upload_file("checkpoints/model.pt", self._file)
 

@@ -1,6 +1,7 @@
 """The fields of norms, of a model that is sharded in several ways: what each rank publishes, and the whole norms."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from training import Act
 
 from offloop.bus import Event
 from offloop.bus.types.demand import Demand, EventDemand
+from offloop.bus.types.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, SIDE
 from offloop.consumers import JsonlLogger, OptimizerMonitor
 from offloop.trainer import State
 from offloop.trainer.algorithms import GradientClipping
@@ -84,6 +86,8 @@ def norms_of(shard: Callable[[Any], object], rank: int = 0, ranks: int = 1) -> d
         "parameter_norms": {name: norm(one) for name, one in parameters.items()},
         "moment_norms": {name: norm(one) for name, one in moments.items()},
         "update_norms": {name: norm(whole(one) - before[name]) for name, one in parameters.items()},
+        "gradient_histograms": {name: histogram(whole(one.grad)) for name, one in parameters.items()},
+        "parameter_histograms": {name: histogram(whole(one)) for name, one in parameters.items()},
     }
     return {"found": found, "expected": expected}
 
@@ -95,6 +99,19 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def norm(tensor: Any) -> float:
     return float(torch.linalg.vector_norm(whole(tensor).double()))
+
+
+def histogram(tensor: torch.Tensor) -> list[int]:
+    """Return the counts of the values, one by one."""
+    counts = [0] * (BINS + 1)
+    for value in tensor.flatten().tolist():
+        if not math.isfinite(value):
+            counts[BINS] += 1
+            continue
+        exponent = min(math.frexp(value)[1], MAX_EXPONENT)
+        size = max(0, exponent - MIN_EXPONENT + 1) if value else 0
+        counts[SIDE + (size if value > 0 else -size)] += 1
+    return counts
 
 
 def fsdp(model: Any) -> None:

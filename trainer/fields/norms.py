@@ -1,4 +1,4 @@
-"""Norms of gradients, weights, moments and updates, in a few steps of the device each."""
+"""Norms of gradients, weights, moments and updates, in a few steps of the device each; and histograms."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -9,12 +9,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
+from offloop.bus.types.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, SIDE
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import BATCH_RESULTS, Field, hook_optimizers
 
 _MOMENTS = ("exp_avg", "momentum_buffer")
 _GRADIENT = "l2_norm/grad/"
 _GLOBAL = f"{_GRADIENT}global"
+_AT_ONCE = 1 << 22  # values
 
 _Layout: TypeAlias = tuple[Any, tuple[Any, ...]]  # a DeviceMesh, and the placements of a tensor on it
 
@@ -50,7 +52,7 @@ def _layout(tensor: Any) -> _Layout | None:
 
 @torch.no_grad()
 def _of_ranks(state: State, tensors: Mapping[str, Tensor], norms: Callable[[Mapping[str, Tensor]], Any]) -> Any:
-    """Return the norms of whole tensors; of sharded ones those of this rank's shards, for consumers to add up.
+    """Return the norms, or histograms, of whole tensors; of sharded ones those of this rank's shards, to be added up.
 
     ``None`` on a rank without shards that count. No other rank is asked: the ranks receive the demand at different
     times, and one that computes alone would wait for the others."""
@@ -236,6 +238,25 @@ class UpdateProbe:
             self._before = {name: (old, parameters[name]) for name, old in zip(parameters, kept, strict=True)}
 
 
+@torch.no_grad()
+def _histograms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the number of values in each of the bins, see :mod:`offloop.bus.types.histograms`."""
+    found = {}
+    for name, tensor in tensors.items():
+        values = _dense(tensor.detach())
+        values = torch.view_as_real(values) if values.is_complex() else values
+        counts = torch.zeros(BINS + 1, dtype=torch.int64, device=values.device)
+        one = counts.new_ones(())
+        # In parts, because their bins take more memory than they do.
+        for part in torch.split(values.flatten(), _AT_ONCE):
+            exponents = torch.frexp(part.float())[1].clamp(max=MAX_EXPONENT)
+            size = (exponents - (MIN_EXPONENT - 1)).clamp(min=0).where(part != 0, 0)
+            bins = (SIDE + size * part.sign()).where(part.isfinite(), BINS).long()
+            counts.scatter_add_(0, bins, one.expand(len(bins)))
+        found[name] = counts
+    return found
+
+
 _AFTER_STEP = frozenset({Event.BATCH_END})
 
 NORM_FIELDS: dict[str, Field] = {
@@ -246,4 +267,6 @@ NORM_FIELDS: dict[str, Field] = {
     "moment_norms": Field(moment_norms, _AFTER_STEP),
     "update_norms": Field(UpdateProbe.norms, _AFTER_STEP, probe=UpdateProbe),
     "optimizer_norms": Field(optimizer_norms, _AFTER_STEP),
+    "gradient_histograms": Field(lambda state: _of_ranks(state, _gradients(state), _histograms_of), BATCH_RESULTS),
+    "parameter_histograms": Field(lambda state: _of_ranks(state, _parameters(state), _histograms_of)),
 }

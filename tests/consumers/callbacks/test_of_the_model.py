@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,21 +13,28 @@ from callback_calls import calls_of, goes_on_alike
 from consumers_stream import Collector, batch_end
 from gold import GoldMLP, gold_batches
 from helpers import REFERENCE
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tensor_stream import TensorStream
 from torch import Tensor, nn
 from training import gold_trainer
 
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
+from offloop.bus.types.histograms import BINS, EDGES, MAX_EXPONENT, MIN_EXPONENT, SIDE
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Callback, Runner
-from offloop.consumers.api.logger import Row, Table
+from offloop.consumers.api.logger import Histogram, Logger, Row, Table
 from offloop.consumers.callbacks.activation_monitor import ActivationMonitor
+from offloop.consumers.callbacks.histograms import Histograms
 from offloop.consumers.callbacks.memory_monitor import MemoryMonitor
 from offloop.consumers.callbacks.nan_monitor import NaNMonitor
 from offloop.consumers.callbacks.optimizer_monitor import OptimizerMonitor
-from offloop.trainer.device.device import Device
+from offloop.trainer import State
+from offloop.trainer.device.device import CpuDevice, Device
+from offloop.trainer.fields.norms import NORM_FIELDS
 from offloop.trainer.stream.run_stream import TrainingStream
 
 OPTIMIZED = json.loads((REFERENCE / "cb_optimizer_monitor.json").read_text())["runs"]
@@ -213,12 +221,16 @@ class Kept(Collector):
     def __init__(self) -> None:
         super().__init__()
         self.tables: list[Table] = []
+        self.histograms: list[Histogram] = []
+
+    def log_histogram(self, entry: Histogram, state: Snapshot) -> None:
+        self.histograms.append(entry)
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         self.tables.append(entry)
 
 
-def watched(monitor: NaNMonitor, snapshots: list[Snapshot]) -> Kept:
+def watched(monitor: Callback, snapshots: list[Snapshot]) -> Kept:
     kept = Kept()
     Runner(snapshots, [monitor], [kept]).run()
     return kept
@@ -342,3 +354,49 @@ def test_nan_monitor_checks_the_gradients_of_all_ranks_in_one_episode() -> None:
         (5, {"nan/loss": 1, "nan/gradients": 1, "nan/batches": 3}),
     ]
     goes_on_alike(NaNMonitor, snapshots)
+
+
+# -- histograms -------------------------------------------------------------------------------------------------------
+
+
+def counts_of(*values: tuple[int, int]) -> list[int]:
+    counts = [0] * (BINS + 1)
+    for number, count in values:
+        counts[number] = count
+    return counts
+
+
+def test_histograms_of_shards_are_added_up_and_shown_where_they_have_values() -> None:
+    field = "gradient_histograms"
+    shards = [{"a": counts_of((SIDE - 2, 3), (SIDE, 1)), "b": counts_of((BINS, 2))}, {"a": counts_of((SIDE, 4))}]
+    snapshots = [of_shards(1, rank, shard, field) for rank, shard in enumerate(shards)]
+    found = watched(Histograms(of=("gradients",), batch_log_interval=1), snapshots)
+    [shown] = found.histograms
+    assert (shown.step, shown.name, shown.counts) == (1, "histogram/gradients/a", [3, 0, 5])
+    smallest = 2.0 ** (MIN_EXPONENT - 1)
+    assert shown.edges == [-4 * smallest, -2 * smallest, -smallest, smallest]
+    assert found.rows[0].metrics == {"histogram/gradients/b/not_finite": 2}
+    assert Histograms(batch_log_interval=5).demand() == Demand(
+        {Event.BATCH_END: EventDemand(1, {"gradient_histograms": 5, "parameter_histograms": 5})}
+    )
+    with pytest.raises(ConfigurationError, match="use gradients, parameters"):
+        Histograms(of=("weights",))
+    with pytest.raises(ConfigurationError, match="has 2 edges for 2 counts: give one more edge than counts"):
+        Logger().log_histogram([1, 2], [0.0, 1.0], "h")
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+@example(
+    [2.0**MIN_EXPONENT, 2.0 ** (MIN_EXPONENT - 1), 2.0 ** (MIN_EXPONENT - 2), -0.5, -1.0, 1.0, 2.0**16, -(2.0**17)]
+)
+def test_each_value_is_in_the_bin_whose_edges_are_around_it(values: list[float]) -> None:
+    state = State(model=torch.nn.Linear(1, 1), device=CpuDevice(), seed=1, run_name="r")
+    state.model.weight = torch.nn.Parameter(torch.tensor([values]))
+    [counts, _] = NORM_FIELDS["parameter_histograms"].compute(state).values()
+    expected = counts_of()
+    for value in values:
+        inside = min(abs(value), 2.0**MAX_EXPONENT * 0.99) * (1 if value > 0 else -1)
+        below = [low <= inside < high if value > 0 else low < inside <= high for low, high in pairwise(EDGES)]
+        place = SIDE if abs(value) < 2.0 ** (MIN_EXPONENT - 1) else below.index(True) if math.isfinite(value) else BINS
+        expected[place] += 1
+    assert counts.tolist() == expected

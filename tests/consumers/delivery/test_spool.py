@@ -20,7 +20,7 @@ from helpers import wait_for
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import Callback, Logger
-from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.api.logger import Histogram, Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 from offloop.consumers.delivery.spool import PAUSES, Spool, wrap_in_spool
 from offloop.consumers.runner.runner import Runner
 
@@ -57,10 +57,10 @@ class Server(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         self.others.append(dict(hyperparameters))
 
-    def log_images(self, entry: Images | Text, state: Snapshot) -> None:
+    def log_images(self, entry: Images | Histogram | Text, state: Snapshot) -> None:
         self.others.append(entry)
 
-    log_text = log_images
+    log_text = log_histogram = log_images
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
         self.fault("log_table")
@@ -149,6 +149,8 @@ def test_entries_arrive_in_order_and_unchanged(context: RunContext, model: Path)
     spool.log_rows([row], state)
     spool.log_entry(Images(3, state.time, "I", images, masks, {1: "cat"}, False), state)
     spool.log_entry(table, state)
+    histogram = Histogram(3, state.time, "H", [1, 2], [-1.0, 0.0, 0.5])
+    spool.log_entry(histogram, state)
     spool.log_entry(Text(3, state.time, "note", "hello"), state)
     spool.log_entry(Upload("checkpoints/model.pt", model, True), state)
     model.unlink()
@@ -163,7 +165,7 @@ def test_entries_arrive_in_order_and_unchanged(context: RunContext, model: Path)
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
     assert logged_images[5:] == ({1: "cat"}, False)
-    assert rest == [table, Text(3, state.time, "note", "hello"), ("checkpoints/model.pt", b"weights", True)]
+    assert rest == [table, histogram, Text(3, state.time, "note", "hello"), ("checkpoints/model.pt", b"weights", True)]
     assert server.states == [state]
     assert (server.opened, server.closed) == (1, 1)
     assert spool_directories(context) == []

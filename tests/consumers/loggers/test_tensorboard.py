@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import metadata as hparams
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
-from offloop.consumers import Runner
+from offloop.consumers import Callback, Logger, Runner
 from offloop.consumers.api.logger import Row, RunContext
 from offloop.consumers.loggers.tensorboard import TensorboardLogger
 from offloop.consumers.runner.state_file import StateFile
@@ -44,6 +44,18 @@ def pixels(accumulator: EventAccumulator, tag: str) -> "np.ndarray[Any, Any]":
     decoded = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
     assert decoded.shape[:2] == (event.height, event.width)
     return decoded
+
+
+def test_a_histogram_is_drawn_between_its_edges(tmp_path: Path) -> None:
+    class Spread(Callback):
+        def batch_end(self, state: Snapshot, logger: Logger) -> None:
+            logger.log_histogram([3, 0, 1], [-1.0, 0.0, 1.0, 2.0], "spread")
+
+    Runner([batch_end(4)], [Spread()], [TensorboardLogger(str(tmp_path))]).run()
+    [event] = read(tmp_path / "run").Histograms("spread")
+    found = event.histogram_value
+    assert (event.step, found.bucket_limit, found.bucket) == (4, [0.0, 1.0, 2.0], [3.0, 0.0, 1.0])
+    assert (found.min, found.max, found.num, found.sum, found.sum_squares) == (-1.0, 2.0, 4.0, 0.0, 3.0)
 
 
 def test_numbers_are_scalars_at_the_step_and_time_of_their_row(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     others = [row for row in rows if "loss" not in row]
     assert {(row["step"], row["_timestamp"]) for row in others} == {(2, ends[1].time)}
     names = {name for row in others for name in row}
-    assert {"seen._type", "seen.all_masks", "tabled Table._type", "numbers.nrows", "note at 2"} <= names
+    assert {"seen._type", "seen.all_masks", "tabled Table._type", "numbers.nrows", "spread.bins", "note at 2"} <= names
     (image,) = tmp_path.glob("wandb/offline-run-*/files/media/images/seen_*.png")
     from PIL import Image
 
