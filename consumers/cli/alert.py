@@ -33,7 +33,8 @@ def alert(run: str | None, to: tuple[str, ...], rules: tuple[str, ...], **given:
     the callback 'alert'; this is short for 'consumer --callbacks alert' with them.
 
     \b
-    export OFFLOOP_ALERT_TO=ntfys://ntfy.sh/my-secret-topic     # pip install 'offloop[alerts]'
+    pip install 'offloop[alerts]'
+    export OFFLOOP_ALERT_TO=ntfys://ntfy.sh/my-secret-topic
     offloop alert --all"""
     options = {"rules": (*_RULES, *rules), "to": [one.replace(",", "%2C") for one in to]}
     assignments = tuple(f"alert.{name}={','.join(values)}" for name, values in options.items())

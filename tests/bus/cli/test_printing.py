@@ -141,7 +141,7 @@ def test_every_logger_of_the_project_escapes():
         for file in (ROOT / package).rglob("*.py")
         for name in re.findall(r"getLogger\(\"([^\"]+)\"\)", file.read_text())
     }
-    assert used == set(LOGGERS)
+    assert used - {"apprise"} == set(LOGGERS)  # whose records go nowhere
 
 
 def test_what_a_broker_logs_is_escaped(runs_dir):
