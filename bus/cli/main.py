@@ -23,8 +23,8 @@ EXIT_PENDING = 3
 COMMANDS_GROUP = "offloop.commands"  # entry points of other packages that add commands
 
 _SECTIONS = {
-    "Train and watch": ("train", "consume", "run", "ui"),
-    "Runs": ("runs", "show", "logs", "compare", "edit", "rm", "send"),
+    "Train and watch": ("train", "consume", "run", "ui", "alert"),
+    "Runs": ("runs", "show", "logs", "compare", "backfill", "edit", "rm", "send"),
     "Recordings": ("export", "import", "convert"),
     "Services": ("mcp", "server"),
 }  # the commands under each heading of the help

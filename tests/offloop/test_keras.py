@@ -216,7 +216,7 @@ def test_a_consumer_gets_the_weights_and_learns_what_cannot_be_had(tmp_path: Pat
     fit(model, OffloopCallback(run_name=RUN, callbacks=saver), epochs=1)
     assert list((tmp_path / "weights").glob("ep1-*.safetensors"))
     unavailable = snapshots_of()[0].unavailable["fields"]
-    gradients = {"gradient_norm", "gradient_norms", "optimizer_norms"}
+    gradients = {"gradient_norm", "gradient_norms", "optimizer_norms", "gradient_histograms"}
     assert set(unavailable) == {"activations", "outputs", "checkpoint", *gradients}
     assert unavailable["gradient_norm"] == "Keras adds up the gradients of microbatches within its optimizer"
 
