@@ -18,7 +18,7 @@ import msgspec
 
 from offloop.bus.errors import ConfigurationError, OffloopError, require
 from offloop.bus.publisher.actor import Actor, join
-from offloop.bus.runs.directory import host_name, read_run
+from offloop.bus.runs.directory import host_name, is_over, read_run
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.health import HEALTH, HOST, POWER_LIMIT, Gpu, Health
 
@@ -45,6 +45,8 @@ def main() -> None:
             # Of a dead broker the next one starts its own.
             _measure(actor, path, lambda: os.getppid() == parent)
     except OffloopError as error:
+        if is_over(path):  # it has just ended
+            return
         sys.exit(f"the health of this host cannot be measured: {error}")
 
 
