@@ -21,6 +21,7 @@ class HealthProcess:
         self._again_at = 0.0
 
     def tend(self, is_requested: bool) -> None:
+        """Start the process if it is requested and does not run; after a failure only some seconds later."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
             self._again_at = time.monotonic() + _AGAIN_SECONDS if code else 0.0
@@ -32,5 +33,6 @@ class HealthProcess:
                     self._process = start_module(*arguments, stdout=subprocess.DEVNULL, stderr=errors)
 
     def leave(self) -> None:
+        """Leave the process: it ends when the broker's has."""
         if self._process is not None:
             let_go(self._process)

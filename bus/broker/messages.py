@@ -7,7 +7,7 @@ import msgspec
 from offloop.bus.errors import ProtocolError
 
 Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-Path: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+PathText: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 # Sums of missing events must stay numbers that can be sent.
@@ -24,7 +24,7 @@ class StackMemory(msgspec.Struct):
     fd: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
     token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     thread: Count  # thread of the training, by its number in the system
-    nccl: Annotated[list[Path], msgspec.Meta(min_length=2, max_length=2)]
+    nccl: Annotated[list[PathText], msgspec.Meta(min_length=2, max_length=2)]
     """Beginnings of the paths of torch's NCCL dumps, and of the pipes that request them; empty if not set."""
 
 

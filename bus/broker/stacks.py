@@ -40,14 +40,17 @@ class Frame(NamedTuple):
 
     @property
     def is_public(self) -> bool:
+        """Whether the function's name is a public one."""
         return not self.function.startswith("_") or self.function.endswith("__")
 
     @property
     def is_own(self) -> bool:
+        """Whether the code is offloop's."""
         return self.file.startswith(_OWN)
 
     @property
     def is_users(self) -> bool:
+        """Whether the code is the user's: neither installed, nor Python's, nor offloop's."""
         packages = (f"{os.sep}{one}-packages{os.sep}" for one in ("site", "dist"))
         is_installed = any(one in self.file for one in packages) or self.file.startswith(_STANDARD_LIBRARY)
         return not (is_installed or self.is_own or self.file.startswith("<frozen"))

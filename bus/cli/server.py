@@ -38,11 +38,15 @@ def server() -> None:
 @server.command(short_help="Make an nkey for NATS servers.")
 @click.argument("name")
 @click.option("--dir", "folder", type=_FILE, default=".", metavar="DIR", help="Default: the current folder.")
-def keygen(name: str, folder: Path) -> None:
+@options.reporting
+def keygen(name: str, folder: Path, report: options.Report) -> None:
     """Make an nkey: NAME.nkey to hand out, NAME.nkey_secret to keep."""
     public, secret, made = make_nkey(name, folder)
-    say(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
-    say(f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'")
+    report(f"seed: {secret}; keep it secret, and give it to programs with '--nkey' or OFFLOOP_NKEY")
+    report(
+        f"public nkey: {made.public}, in {public}; give it to the servers' operator, for 'offloop server nats-config'",
+        {"public": made.public, "file": public, "seed": secret},
+    )
 
 
 @server.command(cls=CliCommand, short_help="Copy a run into NATS JetStream.")
@@ -99,7 +103,8 @@ def bridge(
 @server.command(cls=CliCommand, name="remove", short_help="Remove a run from NATS servers.")
 @click.argument("run")
 @options.stream_options
-def remove_stream(run: str, stream: str | None) -> None:
+@options.reporting
+def remove_stream(run: str, stream: str | None, report: options.Report) -> None:
     """Remove a run from NATS servers, with its streams. Its hosts keep their recordings.
 
     The nkey needs the role 'remove', see 'offloop server nats-config'. A run with a running bridge is refused."""
@@ -115,7 +120,7 @@ def remove_stream(run: str, stream: str | None) -> None:
     found = connection.call(remove_run(connection.client, run), 30.0)
     if not found:
         raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: {how_to_list(stream)}", run=run)
-    say(f"removed run {run}: {', '.join(found)}")
+    report(f"removed run {run}: {', '.join(found)}", {"run": run, "streams": list(found)})
 
 
 def _given(stream: str | None) -> str:

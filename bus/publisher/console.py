@@ -69,6 +69,7 @@ class ConsoleCapture:
             self._put("".join(traceback.format_exception(error)))
 
     def close(self) -> None:
+        """Restore the streams, and close the pipe."""
         self.end()
         pipe, self._pipe = self._pipe, -1
         if pipe >= 0:

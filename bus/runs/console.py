@@ -2,7 +2,7 @@
 
 A rank writes into a pipe, from which its host's broker writes ``console-ATTEMPT-RANK.log`` (``bus/broker/console.py``).
 The last lines of that file may still change. Of long output the file has the newest part, behind a line with the size
-of the removed one. Places are numbers of bytes since the begin of the output."""
+of the removed one. A place is a number of bytes from the beginning of the output."""
 
 import contextlib
 import fcntl
@@ -29,7 +29,7 @@ class ConsolePart(NamedTuple):
     settled: str  # lines that do not change any more, each with its line break
     rest: str  # the last lines, which may still change
     begin: int
-    end: int  # begin of the rest: read on from there
+    end: int  # where the rest begins: the next part is read from there
     is_first: bool  # no earlier text is kept
 
 
@@ -43,6 +43,7 @@ def open_pipe(path: Path) -> int:
 
 
 def console_path(run: Path, attempt: int, rank: int) -> Path:
+    """Return the path of a rank's output."""
     return run / f"console-{attempt}-{rank}.log"
 
 

@@ -53,6 +53,7 @@ class ReportedRun:
         self.traceback = None if error is None else last_traceback(run.path, run.last.number, error)
 
     def rows(self, table: str | None) -> Iterator[RowsAdded]:
+        """Yield the rows of a table, or of all, with those beside the recordings."""
         recordings: list[Recording] = []
         for attempt in self.run.attempts if self.entry.tables else ():
             with contextlib.suppress(OffloopError):  # the entry names an unreadable one
@@ -60,6 +61,7 @@ class ReportedRun:
         return read_rows(recordings + derived_recordings(self.run.path), table)
 
     def points(self, metric: str) -> list[Point]:
+        """Return the points of a metric, of each step those of the last attempt."""
         found: list[Point] = []
         for known in (summary.metrics.get(metric) for summary in self._summaries):
             later = [] if known is None else [(shown_step(metric, step), value) for step, value in known.points()]

@@ -215,6 +215,7 @@ def groups_of(names: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
 
 
 def group_order(prefix: str) -> tuple[int, str]:
+    """Return the place of a group among the others, as a key for sorting: losses first, norms and systems last."""
     first = prefix.partition("/")[0]
     if "norm" in prefix or first == "system":
         return 100 + (first == "system"), prefix

@@ -2,17 +2,14 @@
 
 import contextlib
 import json
-import math
-import operator
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,10 +28,10 @@ from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.metrics import MetricNames
-from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger, RunContext
+from offloop.consumers.callbacks.alert_rules import DISK, ENDS, STALLED, Rule, RuleState
 from offloop.consumers.callbacks.channels import Channel, deliver, open_channels
 from offloop.consumers.callbacks.loss_curve import LossCurve
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
@@ -47,137 +44,9 @@ from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
 _say = partial(say, err=True)
 _ALWAYS_THERE = {*dir(Snapshot), "flops_per_batch"}  # fields that are present without a request
 _LOSSES, _METRICS = "loss/", "metrics/"
+_DISK_SECONDS = 10.0  # between two measurements
 _DAY = 86400  # an older notice is not sent
-_DISK, _DISK_SECONDS = "disk/free_percent", 10.0
-_STALLED = "stalled"
-_ENDS = {"finished": "success", "failed": "failure", "lost": "failure"}
-_SHORT: dict[str, tuple[str | None, str, float]] = {
-    "nan": (None, "not finite", 0.0),
-    "disk": (_DISK, "<", 5.0),
-    **{word: (word, "", 0.0) for word in (*_ENDS, _STALLED)},
-}
-"""Words for rules: their name, test and limit."""
-
-_RULE = re.compile(
-    r"""\s*(?P<name>[^\s<>=!\[\]]+) (?:\s*\[(?P<key>[^\[\]]+)\])?
-    (?:
-        \s*(?P<is>is\b) (?:\s*(?P<kind>(?:nan|inf|finite|not[ ]finite)\b))?
-      | \s*(?P<test><=|>=|==|!=|<|>) (?:\s*(?P<number>[-+]?(?:inf\b|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)))?
-    )?
-    (?:\s*(?P<for>for\b) (?:\s*(?P<duration>\S+))?)?""",
-    re.VERBOSE,
-)
-"""Matches a rule as far as it is valid."""
-
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
-_IS: dict[str, Callable[[float], bool]] = {
-    "nan": math.isnan,
-    "inf": math.isinf,
-    "finite": math.isfinite,
-    "not finite": lambda value: not math.isfinite(value),
-}
-
-
-@dataclass(frozen=True)
-class Rule:
-    text: str
-    name: str | None  # its metric or field, or a word; None for every number of the training
-    key: str | None  # the entry of a field that is a map
-    test: str  # <, >=, ... or nan, inf, finite; nothing for a word
-    limit: float  # the number to compare with, where the test takes one
-    duration: Time | None  # how long it has to hold
-
-    @classmethod
-    def parse(cls, text: str) -> "Rule":
-        """Parse ``METRIC OPERATOR NUMBER``, ``METRIC is KIND``, or a word, optionally with ``for DURATION``.
-
-        Raises ConfigurationError with the number of the first wrong character, from 1."""
-        if (found := _RULE.match(text)) is None:
-            raise _unreadable(text, 0, "the name of a metric, or nan")
-        name, key, test, kind, number = found.group("name", "key", "test", "kind", "number")
-        before = found.end("key") + 1 if key else found.end("name")
-        rest, duration = text[found.end() :].strip(), None
-        if found["is"] and not kind:
-            raise _unreadable(text, found.end("is"), "nan, inf, finite or not finite")
-        if test and not number:
-            raise _unreadable(text, found.end("test"), "a number")
-        short = None if test or kind or key else _SHORT.get(name)
-        if not (test or kind or short) or (short and rest and not found["for"]):
-            raise _unreadable(text, before, "one of <, <=, >, >=, ==, != or 'is'")
-        if found["for"]:
-            duration = _duration(text, found["duration"] or "", found.end("for"))
-        if rest:
-            raise _unreadable(
-                text, found.end(), "the end of the rule" if duration else "'for' and a duration, or the end of the rule"
-            )
-        if short and not short[1] and duration and not (name == _STALLED and duration.unit is TimeUnit.SECOND):
-            raise _unreadable(text, found.end("for"), "a time such as 5min, which 'stalled' can have")
-        if short:
-            return cls(text, short[0], None, *short[1:], duration)
-        return cls(text, name, key, test or kind, float(number or 0.0), duration)
-
-    @property
-    def field(self) -> str | None:
-        return self.name if self.name is not None and self.name.isidentifier() and self.test else None
-
-    @property
-    def is_of_disk(self) -> bool:
-        return (self.name or "").startswith("disk/")
-
-    def holds(self, value: float) -> bool:
-        return _COMPARE[self.test](value, self.limit) if self.test in _COMPARE else _IS[self.test](value)
-
-    def lasted(self, since_ns: int, since: Timestamp, state: Snapshot) -> bool:
-        if self.duration is None:
-            return True
-        unit = self.duration.unit
-        if unit is TimeUnit.SECOND:
-            return state.time_ns - since_ns >= self.duration.value * 1e9
-        return bool(state.timestamp.get(unit) - since.get(unit) >= self.duration)
-
-
-@dataclass
-class RuleState:
-    since: tuple[int, Timestamp] | None = None
-    """Start of the time in which it has held without a break, in nanoseconds and in training time."""
-    firing: bool = False
-
-    def take_in(self, rule: Rule, value: float, began: Timestamp, state: Snapshot) -> AlertStatus | None:
-        """Judge a value of an event, and the time at which that began; return a changed status."""
-        if not rule.holds(value):
-            self.since = None
-            was_firing, self.firing = self.firing, False
-            return RESOLVED if was_firing else None
-        self.since = self.since or (state.time_ns, began)
-        if self.firing or not rule.lasted(*self.since, state):
-            return None
-        self.firing = True
-        return FIRING
-
-
-def _duration(text: str, duration: str, at: int) -> Time:
-    try:
-        read = Time.from_timestring(re.sub(r"(?<=\d)min\b", "m", duration))
-    except OffloopError:
-        read = None
-    if read is None or read.unit is TimeUnit.DURATION or read.value < 0:
-        raise _unreadable(text, at, "a duration such as 5ba, 2ep or 10min")
-    return read
-
-
-def _unreadable(text: str, at: int, expected: str) -> ConfigurationError:
-    rest = text[at:].lstrip()
-    return ConfigurationError(
-        f"alert rule {text!r}: at character {len(text) - len(rest) + 1} there is {repr(rest) if rest else 'its end'} "
-        f"instead of {expected}; examples of rules are 'loss > 10 for 5ba', 'nan' and 'failed'"
-    )
+_KINDS = {"finished": "success", "failed": "failure", "lost": "failure"}  # of messages, by Apprise
 
 
 class Notice(NamedTuple):
@@ -195,12 +64,14 @@ class Notice(NamedTuple):
 
     @property
     def about(self) -> str:
+        """Its subject; the same when it is resolved."""
         if self.metric is not None:
             return f"{self.rule} {self.metric}"
-        return "end" if self.rule in _ENDS else "stall"
+        return "end" if self.rule in ENDS else "stall"
 
     @property
     def title(self) -> str:
+        """The first line of a message."""
         return f"{'resolved: ' if self.status == RESOLVED and self.about != 'end' else ''}{self.rule}: {self.run}"
 
     def to_json(self) -> bytes:
@@ -289,10 +160,10 @@ class Alert(Callback):
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
         self.unjudged = {rule.text for rule in self._rules if rule.test and not rule.is_of_disk}
         self._words = {rule.name: rule.text for rule in self._rules if not rule.test}
-        waits = [rule.duration.value for rule in self._rules if rule.name == _STALLED and rule.duration]
+        waits = [rule.duration.value for rule in self._rules if rule.name == STALLED and rule.duration]
         self._stall = StallMonitor(min_seconds=waits[0]) if waits else StallMonitor()
         self._stall.act = self._report_stall  # type: ignore[method-assign]
-        if _STALLED in self._words:
+        if STALLED in self._words:
             self.host_windows = self._stall.host_windows  # type: ignore[method-assign]
         self._measures_disk = any(rule.is_of_disk for rule in self._rules)
         self._next_measurement = 0.0
@@ -311,7 +182,7 @@ class Alert(Callback):
 
     def demand(self) -> Demand:
         fields = EventDemand(fields=dict.fromkeys(self.fields, self.every))
-        stall = self._stall.demand() if _STALLED in self._words else Demand()
+        stall = self._stall.demand() if STALLED in self._words else Demand()
         return Demand.merge([stall, Demand({**dict.fromkeys(BASE_EVENTS, EventDemand()), Event.BATCH_END: fields})])
 
     def state_dict(self) -> dict[str, Any]:
@@ -351,7 +222,7 @@ class Alert(Callback):
 
     def resumed(self, logger: Logger) -> None:
         self._context = logger.context
-        if _STALLED in self._words:
+        if STALLED in self._words:
             self._stall.resumed(logger)
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
@@ -364,12 +235,13 @@ class Alert(Callback):
             self._at = state.seq, state.timestamp.values.epoch, state.timestamp.values.batch, state.time
             if event is Event.BATCH_END and self._to and state.loss is not None:
                 self._curve.add(self._at[2], state.loss)
-        if _STALLED in self._words and (state.rank == 0 or event is HEALTH):
+        if STALLED in self._words and (state.rank == 0 or event is HEALTH):
             self._stall.run_event(event, state, values)
         if self._measures_disk:
             self._measure_disk(values)
-        fields = {} if is_other else dict(state.fields)
-        fields |= {name: norms.whole(state) for name, norms in self._norms.items()}
+        fields = {} if is_other else state.fields
+        if self._norms:
+            fields = {**fields, **{name: norms.whole(state) for name, norms in self._norms.items()}}
         for source in () if is_other else self._sources:
             if event in source.demand().events:
                 source.run_event(event, state, values)
@@ -397,7 +269,7 @@ class Alert(Callback):
         self._next_measurement = now + _DISK_SECONDS
         with contextlib.suppress(OSError):
             used = shutil.disk_usage(run.run_dir)
-            values.log_metrics({_DISK: used.free / used.total * 100, "disk/free_gb": used.free / 1e9})
+            values.log_metrics({DISK: used.free / used.total * 100, "disk/free_gb": used.free / 1e9})
 
     def run_ended(self, ending: Ending | None) -> None:
         self._ending = ending
@@ -417,7 +289,7 @@ class Alert(Callback):
         self._act(identity, RESOLVED if word == "finished" else FIRING, word, str(ending), at, run)
 
     def _report_stall(self, alert: RunAlert, run: RunContext) -> None:
-        self._act(alert.id, alert.status, _STALLED, alert.text, alert.time, run)
+        self._act(alert.id, alert.status, STALLED, alert.text, alert.time, run)
 
     def _act(self, identity: str, status: AlertStatus, word: str, text: str, at: float, run: RunContext) -> None:
         _, epoch, batch, _ = self._at
@@ -448,7 +320,7 @@ class Alert(Callback):
         message = {
             "title": one_line(notice.title),
             "body": "\n".join(one_line(line) for line in lines if line),
-            "notify_type": _ENDS.get(notice.rule, "warning" if notice.status == FIRING else "info"),
+            "notify_type": _KINDS.get(notice.rule, "warning" if notice.status == FIRING else "info"),
         }
         channels = [channel for channel in self._channels if channel.name not in alert.sent]
         problems = deliver(

@@ -17,6 +17,7 @@ class LossCurve:
     last: float | None = None
 
     def add(self, batch: int, loss: float) -> None:
+        """Add the loss of a batch; of very many batches every second one is kept, and so on."""
         self.last = loss
         if batch % self.stride == 0:
             self.points.append((batch, loss))

@@ -15,6 +15,7 @@ from offloop.consumers.cli.main import settings_option
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @options.where_option
 @options.runs_dir_option
+@options.json_option
 @settings_option
 @click.option("--name", default="derived", show_default=True, metavar="NAME", help="Metrics become NAME/METRIC.")
 @click.option(

@@ -5,9 +5,10 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offloop.bus.cli.manage import choose_paths
+from offloop.bus.cli.options import say_json
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.printing import one_line, say, say_table
 from offloop.bus.protocol.snapshot import Snapshot
@@ -35,33 +36,36 @@ def run_over(
     name: str,
     jobs: int,
     what_if: bool,
+    as_json: bool,
 ) -> int:
     """Run callbacks over attempts of runs; return the exit code of ``offloop backfill``."""
     RunLogger(name)
     made, _ = create_selected(callbacks, [], options)
     requested_events(made)
     tasks = [Task(path, attempt, tuple(callbacks), options, name) for path, attempt in _attempts(runs, where, runs_dir)]
-    if not tasks:
-        return 0
     act = _try_out if what_if else _add_results
-    rows, has_failed = [], False
+    rows: list[tuple[str, str]] = []
+    results: list[dict[str, Any]] = []
     # Not forked: threads of libraries may be at work here.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)) or 1, mp_context=context) as pool:
         doing = {pool.submit(act, task): task for task in tasks}
         try:
             for count, future in enumerate(concurrent.futures.as_completed(doing), 1):
                 lines, is_failed = future.result()
-                has_failed |= is_failed
+                run, attempt = doing[future].run.name, doing[future].attempt
+                results.append({"run": run, "attempt": attempt, "failed": is_failed, "results": lines})
                 for line in lines:
                     rows.append((doing[future].shown, line))
                     say(f"[{count} of {len(tasks)}] {doing[future].shown}: {line}", err=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if what_if:
+    if as_json:
+        say_json(sorted(results, key=lambda one: (one["run"], one["attempt"])))
+    elif what_if:
         say_table(sorted(rows))
-    return EXIT_FAILED if has_failed else 0
+    return EXIT_FAILED if any(one["failed"] for one in results) else 0
 
 
 class Task(NamedTuple):

@@ -220,7 +220,7 @@ class RunTools:
         info, entry = self._run(run)
         view = _view(info.recorded_as, info.last, lambda _: False)
         values = sorted(entry.metrics, key=lambda name: not name.startswith(("loss/", "metrics/")))
-        odd = [name for name in values if entry.metrics[name].last - entry.metrics[name].last]
+        odd = [name for name in values if not math.isfinite(entry.metrics[name].last)]
         named = ("status", "error", "reason", "started", "ended", "epoch", "batch", "planned", "problem")
         found = {name: getattr(entry, name) for name in named} | {
             "now": time.time(),

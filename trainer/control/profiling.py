@@ -33,6 +33,7 @@ class Profile:
         self._batch_mark: Any = None
 
     def begin(self, publisher: Publisher, rank: int) -> None:
+        """Start to record on this rank."""
         if profiler._is_profiler_enabled:
             raise ConfigurationError(f"rank {rank} has an active profiler of its own: end that one first")
         place = publisher.attempt, rank
@@ -53,6 +54,7 @@ class Profile:
             self._batch_mark.__enter__()
 
     def batch_end(self, batch: int) -> None:
+        """Mark the end of a batch in the trace."""
         if self._profiler is not None:
             self._mark(batch)
 
@@ -68,6 +70,7 @@ class Profile:
         return str(self._path)
 
     def end(self) -> None:
+        """End the recording, without a file."""
         if self._profiler is not None:
             self._mark(None)
             _checked(lambda: self._profiler.__exit__(None, None, None))

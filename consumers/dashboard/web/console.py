@@ -31,6 +31,7 @@ def add_console_routes(app: "FastAPI") -> None:
 
 
 def escape_lines(text: str) -> str:
+    """Escape all but line breaks."""
     return "\n".join(escape(line.expandtabs()) for line in text.split("\n"))
 
 

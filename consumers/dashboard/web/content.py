@@ -38,6 +38,7 @@ def address_of(run: RunView, what: str) -> str:
 
 
 def as_json(value: Any) -> "Response":
+    """Return a response that browsers do not keep."""
     from fastapi import Response
 
     return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})

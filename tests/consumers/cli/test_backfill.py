@@ -1,5 +1,6 @@
 """``offloop backfill``: what a callback would have logged, and where a stopper would have acted, in old runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_a_metric_is_added_to_the_chosen_runs_and_only_once() -> None:
     assert "one: has results of 'judge' already" in again.stderr
     for name, recording in before.items():
         assert (find_run(name).path / "recording-1.mcap").read_bytes() == recording
+
+
+def test_programs_get_the_results_of_each_run() -> None:
+    done = backfill("judge.py:Judge", "one", "two", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (
+        0,
+        [{"run": run, "attempt": 1, "failed": False, "results": ["10 events"]} for run in ("one", "two")],
+    )
+    done = backfill("alert", "two", "-o", "alert.rules=loss > 7.5", "--what-if", "--json")
+    assert json.loads(done.stdout)[0]["results"] == ["alert at batch 8 of 10: loss > 7.5 (loss is 8)"]
+    assert json.loads(backfill("alert", "--where", "run == 'no'", "-o", "alert.rules=nan", "--json").stdout) == []
 
 
 def test_a_run_that_fails_keeps_nothing_and_is_named() -> None:

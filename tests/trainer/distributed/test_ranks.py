@@ -199,7 +199,7 @@ def test_commands_take_effect_on_all_ranks_at_the_same_batch(finished: Path) -> 
     outcomes = json.loads((folder / "outcomes.json").read_text())
     assert [error for _, _, error in outcomes] == [None] * 4
     set_at, paused_at, resumed_at, stopped_at = (batch for _, batch, _ in outcomes)
-    assert set_at <= stopped_at  # the end of an epoch is a boundary of its own
+    assert set_at <= stopped_at  # a stop also takes effect within the next batch
     assert paused_at == resumed_at
     assert first["counts"][1] == second["counts"][1] == stopped_at
     assert first["weights"] == second["weights"]
