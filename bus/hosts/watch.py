@@ -91,10 +91,6 @@ class _Watching:
             self._never |= Source.of(snapshot.fields).fields.keys()
             self._has_gpu |= snapshot.get("device_name") not in (None, "cpu")
         elif snapshot.event is Event.BATCH_END:
-            if isinstance(snapshot.get("gradient_norm"), dict) and "gradient_norm" not in self._never:
-                # Of shards, most of which are on other hosts.
-                self._never.add("gradient_norm")
-                self._asked = None
             self._append(self._windows.take(snapshot))
         elif snapshot.event is HEALTH:
             self._windows.health = Health.of(snapshot.fields)

@@ -22,6 +22,7 @@ class _Batch(NamedTuple):
     ended_ns: int
     values: dict[str, float]
     samples: int | None
+    shards: int  # as in HostWindow
 
 
 class _Window(NamedTuple):
@@ -156,6 +157,7 @@ class HostWindows:
             tuple(rank for rank in ranks if self._ranks[rank].batch < last),
             {name: _summary(name, ranks, of_ranks) for name, of_ranks in values.items()},
             self.health,
+            max((known.batches[last].shards for known in self._at(last)), default=0),
         )
         self.health = None
         self._closed = last
@@ -173,7 +175,8 @@ class HostWindows:
             if here is None:
                 continue
             for name, value in here.values.items():
-                yield name, batch, value
+                if name != host_windows.SHARD_NORM or batch == last:
+                    yield name, batch, value
             if before is not None:
                 seconds = (here.ended_ns - before.ended_ns) / 1e9
                 yield host_windows.STEP, batch, seconds
@@ -183,13 +186,17 @@ class HostWindows:
             yield host_windows.THROUGHPUT, last, samples / took
 
 
-def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:
-    """Return the values of a batch by name, and its number of samples."""
+def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None, int]:
+    """Return the values of a batch by name, its number of samples, and the number of ranks with shards."""
     get = snapshot.get
     values: dict[str, float] = {}
     for name, value in ((host_windows.LOSS, get("loss")), (host_windows.GRADIENT_NORM, get("gradient_norm"))):
         if isinstance(value, int | float):
             values[name] = float(value)
+    shards = 0
+    match get("gradient_norm"):
+        case {"shards": int() | float() as norm, "ranks": int() as shards}:
+            values[host_windows.SHARD_NORM] = float(norm)
     memory = get("memory_stats")
     if isinstance(memory, dict) and isinstance(reserved := memory.get(_RESERVED), int | float):
         values[host_windows.MEMORY] = float(reserved)
@@ -201,7 +208,7 @@ def _values(snapshot: Snapshot) -> tuple[dict[str, float], int | None]:
         if starts := phases.starts("backward"):
             values[host_windows.ARRIVAL] = (starts[0] - snapshot.time_ns) / 1e9
     samples = get("batch_size")
-    return values, samples if type(samples) is int else None
+    return values, samples if type(samples) is int else None, max(shards, 0)
 
 
 def _summary(name: str, ranks: Sequence[int], of_ranks: Mapping[int, list[tuple[int, float]]]) -> Quantity:

@@ -24,6 +24,7 @@ hosts are not compared."""
 LOSS = "loss"
 MEMORY = "memory"  # bytes in use on the device
 GRADIENT_NORM = "gradient_norm"
+SHARD_NORM = "gradient_norm/shards"  # of the gradients of the rank's shards, at the last batch alone
 THROUGHPUT = "throughput"  # samples a second
 PHASE = "phase/"
 """Prefix of a phase's name, with the seconds of each batch: see :data:`offloop.bus.types.phases.PHASES`."""
@@ -59,6 +60,7 @@ class HostWindow(msgspec.Struct, array_like=True, frozen=True):
     late: tuple[_Count, ...] = ()  # ranks that had not finished batch ``last`` when the window was sent
     quantities: Annotated[Mapping[str, Quantity], msgspec.Meta(max_length=MAX_QUANTITIES)] = {}
     health: Health | None = None  # measured since the window before
+    shards: _Count = 0  # number of ranks of all hosts with a SHARD_NORM, known to the host of the first rank
 
 
 _decode = msgspec.msgpack.Decoder(HostWindow).decode

@@ -1,13 +1,15 @@
 """Norms of gradients, and the optimizer's values for each parameter, as metrics."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from offloop.bus.errors import check_at_least
+from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.consumers.callbacks.shards import WholeNorms
+from offloop.consumers.callbacks.shards import HostNorms, WholeNorms
 
 _GLOBAL = "l2_norm/grad/global"
 
@@ -26,8 +28,8 @@ class OptimizerMonitor(Callback):
     batch, unscaled, and clipped where an algorithm clips.
 
     Of sharded weights (FSDP2, tensor parallelism) each rank computes the norms of its shards, and they are added up
-    here, as far as the ranks are on one host. The optimizer's report is then ``l2_norm/moment/PARAMETER`` and
-    ``l2_norm/param/PARAMETER``.
+    here. The optimizer's report is then ``l2_norm/moment/PARAMETER`` and ``l2_norm/param/PARAMETER``. Of weights that
+    are sharded over several hosts there is only ``l2_norm/grad/global``, once a window (``--stream``).
 
     Args:
         log_optimizer_metrics: log the optimizer's report.
@@ -50,6 +52,7 @@ class OptimizerMonitor(Callback):
         elif log_optimizer_metrics:
             self._field = "optimizer_norms"
         self._norms = WholeNorms(self._field)
+        self._of_hosts = HostNorms()
         # The request of this object.
         self.fields = (self._field,)  # type: ignore[misc]
         self.every = batch_log_interval  # type: ignore[misc]
@@ -58,6 +61,10 @@ class OptimizerMonitor(Callback):
         norms = self._norms.whole(state)
         if norms is not None:
             logger.log_metrics(self._metrics(norms))
+
+    def host_windows(self, windows: Sequence[HostWindow], logger: Logger) -> None:
+        for batch, norm in self._of_hosts.add(windows):
+            logger.log_metrics({_GLOBAL: norm}, batch)
 
     def _metrics(self, norms: Any) -> dict[str, float]:
         if self._field == "optimizer_norms":

@@ -1,16 +1,18 @@
 """Adds up norms and histograms of sharded weights, of which each rank publishes those of its shards."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from offloop.bus.printing import say
+from offloop.bus.protocol.host_windows import SHARD_NORM, HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.callbacks.arrivals import Together
 
 _MOST_OPEN = 64
+_MOST_OPEN_WINDOWS = 8
 
 
 class Shards(NamedTuple):
@@ -57,9 +59,36 @@ class WholeNorms(Together[Shards]):
         if self._left_out.bit_count() == 1:
             say(
                 f"run {state.run_name}: {self.field} is left out of {self._left_out} batches; of batch {batch} the "
-                f"shards of {found} of {ranks or 'all'} ranks came. A consumer sees the ranks of one host.",
+                f"shards of {found} of {ranks or 'all'} ranks came. A consumer sees the ranks of one host; over several, "
+                "OptimizerMonitor's l2_norm/grad/global alone is known, by their windows.",
                 err=True,
             )
+
+
+class HostNorms:
+    """Adds up the norms of all gradients of weights that are sharded over several hosts, from the hosts' windows."""
+
+    def __init__(self) -> None:
+        self._windows: Together[HostWindow] = Together(_MOST_OPEN_WINDOWS, HostWindow)
+
+    def add(self, windows: Iterable[HostWindow]) -> list[tuple[int, float]]:
+        """Return batches of which all shards are known, with the norm; NaN if that of a shard is not finite."""
+        found = []
+        for window in windows:
+            report = window if SHARD_NORM in window.quantities else None
+            for batch, reports in self._windows.add(window.host, window.last, window.time_ns, report, _has_all):
+                # Shards of one host come as events.
+                if len(reports) > 1 and _has_all(reports.values()):
+                    parts = [one.quantities[SHARD_NORM] for one in reports.values()]
+                    norms = (norm for part in parts for norm in part.ranks if not math.isnan(norm))
+                    found.append(
+                        (batch, math.hypot(*norms) if all(part.first_nan is None for part in parts) else math.nan)
+                    )
+        return found
+
+
+def _has_all(windows: Collection[HostWindow]) -> bool:
+    return sum(one.quantities[SHARD_NORM].count for one in windows) == max(one.shards for one in windows)
 
 
 def of_rank(state: Snapshot) -> str:

@@ -42,9 +42,6 @@ def test_gradient_norms_are_requested_once_a_window_where_they_are_available(run
         wait_for(lambda: "phases" in asked(), "the demand")
         assert asked() == {"phases", "gradient_norm"} - never.keys()
         assert not publisher.demand.due_fields(Event.BATCH_END, 3, None)
-        # Norms of shards are those of one rank: they are not requested again.
-        publisher.publish(Event.BATCH_END, batch=batch, gradient_norm={"shards": 1.0, "ranks": 2})
-        wait_for(lambda: asked() == {"phases"}, "the demand without norms")
         windows = GrowingWindows(windows_path(attempt.recording, 1))
         measured = wait_for(lambda: asked() and [one.health for one in windows.windows() if one.health], "the health")
         assert measured[0].values["memory_percent"] > 0

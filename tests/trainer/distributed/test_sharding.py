@@ -13,6 +13,7 @@ from typing import Any
 import norms_jobs
 import pytest
 import torch
+from callback_calls import CallLog
 from forked import fill_once, run_ranks
 from safetensors import safe_open
 from sharding_jobs import LAST, comparable, fitted, flip_last_byte, weights
@@ -21,8 +22,11 @@ from training import Act, gold_trainer
 
 from offloop.bus import Event, Recording
 from offloop.bus.errors import CheckpointError, ConfigurationError
+from offloop.bus.hosts.windows import HostWindows
+from offloop.bus.protocol.host_windows import HostWindow, decode_window, encode_window
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.timestamp import Timestamp
+from offloop.consumers import OptimizerMonitor
 from offloop.consumers.callbacks.shards import WholeNorms
 from offloop.trainer import State
 from offloop.trainer.algorithms import GradientClipping
@@ -160,6 +164,36 @@ def test_norms_of_shards_add_up_to_those_of_the_whole_weights(of_ranks: Found, l
         alone = norms_jobs.norms_of(lambda _: None)["found"]
         assert whole(of_ranks, layout, "gradient_norms") == close(alone["gradient_norms"])
         assert whole(of_ranks, layout, "update_norms") == pytest.approx(alone["update_norms"], rel=1e-4)
+
+
+def test_of_shards_on_several_hosts_windows_have_the_norm_of_all_gradients(of_ranks: Found) -> None:
+    fields = [one["fsdp"]["found"]["gradient_norm"] for one in of_ranks]
+
+    def windows(host: int, norms: list[Any]) -> list[HostWindow]:
+        ranks = (2 * host, 2 * host + 1)
+        made, found = HostWindows(f"node{host}", 1, ranks, 4, 2), []
+        for batch in (1, 2):
+            for rank in ranks:
+                # Of the first batch there is only a part, as at a request.
+                norm = {} if rank == 3 and batch == 1 else {"gradient_norm": norms[rank]}
+                time_ns, timestamp = batch * 2 * 10**9, Timestamp(batch=batch)
+                end = Snapshot.build(Event.BATCH_END, rank=rank, timestamp=timestamp, time_ns=time_ns, **norm)
+                found += made.take(end)
+        return [decode_window(encode_window(one)) for one in found + made.finish()]
+
+    def logged(norms: list[Any]) -> list[tuple[int, float]]:
+        monitor, logger = OptimizerMonitor(), CallLog()
+        logger.begin(Snapshot.build(Event.BATCH_END))
+        for host in (1, 0):
+            monitor.host_windows(windows(host, norms), logger)
+        return [(step, metrics["l2_norm/grad/global"]) for step, _, metrics in logger.calls]
+
+    expected = math.hypot(*of_ranks[0]["fsdp"]["expected"]["gradient_norms"].values())
+    assert logged(fields) == [(2, pytest.approx(expected, rel=1e-5))]
+    [(_, norm)] = logged([*fields[:3], fields[3] | {"shards": math.inf}])
+    assert math.isnan(norm)
+    # A host that reports only one of its ranks.
+    assert logged([*fields[:3], None]) == []
 
 
 def test_norms_that_cannot_be_added_up_are_refused_with_the_reason(of_ranks: Found) -> None:
