@@ -59,8 +59,8 @@ class WholeNorms(Together[Shards]):
         if self._left_out.bit_count() == 1:
             say(
                 f"run {state.run_name}: {self.field} is left out of {self._left_out} batches; of batch {batch} the "
-                f"shards of {found} of {ranks or 'all'} ranks came. A consumer sees the ranks of one host; over several, "
-                "OptimizerMonitor's l2_norm/grad/global alone is known, by their windows.",
+                f"shards of {found} of {ranks or 'all'} ranks came. A consumer sees the ranks of one host; over "
+                "several, OptimizerMonitor's l2_norm/grad/global alone is known, by their windows.",
                 err=True,
             )
 
