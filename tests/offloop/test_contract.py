@@ -1,5 +1,7 @@
 """Every adapter leaves the training as it is, whatever becomes of the run, and does what consumers want."""
 
+import gzip
+import json
 import logging
 import math
 import os
@@ -200,11 +202,11 @@ def test_every_command_is_done_after_the_batch_in_which_it_comes(train: Train) -
     heat: list[float] = []
     sender = Sender(
         *(("pause",), ("set", "lr", 0.5), ("set", "heat", 3), ("set", "heat", "hot"), ("set", "cold", 1)),
-        *(("resume",), ("set", "eval", "now"), ("checkpoint",), ("stop",)),
+        *(("resume",), ("set", "eval", "now"), ("profile", "2ba"), ("checkpoint",), ("stop",)),
         at=4,
     )
     train({"on_set": {"heat": lambda value: heat.append(float(value))}}, sender.step, 100_000)
-    pause, rate, *_, resume, evaluation, checkpoint, stop = sender.outcomes
+    pause, rate, *_, resume, evaluation, profile, checkpoint, stop = sender.outcomes
     # What the metrics of its epoch have added up would be forgotten.
     refused = {3, 4, 6} if framework is _with_keras else {3, 4}
     assert {at for at, one in enumerate(sender.outcomes) if one.error is not None} == refused
@@ -219,6 +221,9 @@ def test_every_command_is_done_after_the_batch_in_which_it_comes(train: Train) -
     if framework is not _with_keras:
         evaluated = [one.timestamp.batch.value for one in snapshots_of() if one.event is Event.EVAL_END]
         assert evaluation.batch in evaluated
+    trace = json.loads(gzip.decompress(Path(str(profile.done)).read_bytes()))["traceEvents"]
+    marks = {one["name"] for one in trace if one["name"].startswith("ProfilerStep#")}
+    assert marks == {f"ProfilerStep#{profile.batch - before}" for before in (1, 2)}
     if framework in WITH_PATHS:
         (saved,) = [one for one in read_entry(find_run("r")).checkpoints if one.batch == checkpoint.batch]
         assert Path(saved.path).exists()
