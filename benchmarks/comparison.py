@@ -79,7 +79,7 @@ def spread(name: str, cell: Mapping[str, Any]) -> str:
     """Return the quartiles of a cell that has enough rounds for them, for the table."""
     if name == "killed" or len(cell["rounds"]) < 3:
         return ""
-    return f" <sub>{figure(name, cell['low'])} to {figure(name, cell['high'])}</sub>"
+    return f" <sub>{figure(name, cell['low'])}…{figure(name, cell['high'])}</sub>"
 
 
 def figure(name: str, value: float) -> str:

@@ -56,9 +56,9 @@ def test_a_cell_within_noise(name: str, given: dict[str, Any], expected: bool) -
 
 def test_the_table_shows_noise_as_no_difference_and_the_quartiles() -> None:
     _, _, plain, ours, mlflow, _, *notes = table(MEASURED).splitlines()
-    assert plain.startswith("| PyTorch loop | ≈ 1 <sub>0.95 to 0.98</sub> | ≈ 0 ")
-    assert "| ≈ 1 <sub>0.96 to 0.99</sub> | 45 <sub>40 to 51</sub> | ≈ 1 <sub>0.97 to 1.02</sub> | 0 to 2 |" in ours
-    assert "| 0.09 <sub>0.08 to 0.10</sub> | fails at step 3<sup>2</sup> | n/a<sup>3</sup> | 0 |" in mlflow
+    assert plain.startswith("| PyTorch loop | ≈ 1 <sub>0.95…0.98</sub> | ≈ 0 ")
+    assert "| ≈ 1 <sub>0.96…0.99</sub> | 45 <sub>40…51</sub> | ≈ 1 <sub>0.97…1.02</sub> | 0 to 2 |" in ours
+    assert "| 0.09 <sub>0.08…0.10</sub> | fails at step 3<sup>2</sup> | n/a<sup>3</sup> | 0 |" in mlflow
     assert notes == ["1. not measured", "2. no such file", "3. it does not run callbacks"]
 
 
