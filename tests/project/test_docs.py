@@ -57,15 +57,6 @@ EXPORTING = (
     "offloop",
 )
 """The packages whose public names are all on reference pages."""
-ALONE = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
-"""The variables of the only process of torchrun."""
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +94,6 @@ def test_code_on_the_pages_runs(
     script: Callable[[Path], None],
     runs_dir: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Those that its page has shown before are beside it.
     for one in (other for other in CODE if other.page == block.page and other.line <= block.line):
@@ -113,9 +103,6 @@ def test_code_on_the_pages_runs(
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file]
         subprocess.run(command, cwd=tmp_path, timeout=100, check=True)
     else:
-        if "init_process_group" in block.text:  # several ranks are tested with what they use
-            for name, value in ALONE.items():
-                monkeypatch.setenv(name, value)
         script(file)
 
 
