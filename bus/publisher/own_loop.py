@@ -54,9 +54,13 @@ class OwnLoop:
         self._logged_at = 0
 
     def take_timestamp(self, fields: dict[str, Any]) -> TrainingTime:
-        """Remove the counters from the fields. ``total_wct`` defaults to the time since construction."""
+        """Remove the counters from the fields. ``total_wct`` defaults to the time since construction.
+
+        An event without counters happens at the time that the one before it has reached."""
         fields.setdefault("total_wct", self._total_wct())
-        return Timestamp(**{name: fields.pop(name) for name in TrainingTime._fields if name in fields}).values
+        given = {name: fields.pop(name) for name in TrainingTime._fields if name in fields}
+        values = Timestamp(**given).values
+        return values if len(given) > 1 else self.reached._replace(total_wct=values.total_wct)
 
     def before(self, timestamp: TrainingTime) -> TrainingTime | None:
         """Training time at the start of the batch that ends at ``timestamp``."""

@@ -286,11 +286,11 @@ class Publisher(SerialCalls, OwnEvents):
     def publish(self, event: Event | str, **fields: Any) -> None:
         """Publish an event of your own loop, if it is requested.
 
-        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and so on set the training time. ``total_wct``
-        (a timedelta) is the time spent training, by default the time since this publisher was made. ``lr`` is a rate, a
-        list of rates, or a map of optimizer names to rates. ``loss`` is a number, a value that ``float`` accepts, or a
-        :class:`~offloop.bus.types.deferred.Deferred`. Other names become fields of the snapshot; MessagePack must be
-        able to hold their values.
+        ``epoch``, ``batch``, ``sample``, ``token``, ``batch_in_epoch`` and so on set the training time; without any of
+        them it is that of the event before. ``total_wct`` (a timedelta) is the time spent training, by default the time
+        since this publisher was made. ``lr`` is a rate, a list of rates, or a map of optimizer names to rates. ``loss``
+        is a number, a value that ``float`` accepts, or a :class:`~offloop.bus.types.deferred.Deferred`. Other names
+        become fields of the snapshot; MessagePack must be able to hold their values.
 
         Raises:
             ConfigurationError: The event is unknown, or a value cannot be sent. A loss on a GPU is refused, because

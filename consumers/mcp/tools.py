@@ -220,13 +220,15 @@ class RunTools:
         info, entry = self._run(run)
         view = _view(info.recorded_as, info.last, lambda _: False)
         values = sorted(entry.metrics, key=lambda name: not name.startswith(("loss/", "metrics/")))
+        # Of a live run the recording has no end yet.
+        events = [one for one in view.log() if one.kind != "end" or not info.live]
         odd = [name for name in values if not math.isfinite(entry.metrics[name].last)]
         named = ("status", "error", "reason", "started", "ended", "epoch", "batch", "planned", "problem")
         found = {name: getattr(entry, name) for name in named} | {
             "now": time.time(),
             "traceback": last_traceback(info.path, info.last.number, entry.error or ""),
             "attempts": [[one.number, one.status, one.error] for one in info.attempts[-_LAST:]],
-            "last events": [[one.time, one.kind, one.text] for one in view.log()[-_LAST:]],
+            "last events": [[one.time, one.kind, one.text] for one in events[-_LAST:]],
             "last alerts": list(map(vars, read_alerts(info.path)[-_LAST:])),
             "not finite now": odd[:_LAST],
             "last metrics": list(map(_describe_metric(entry), values[:_LAST])),

@@ -1,11 +1,14 @@
 """What is installed has one name at its top level: no file and no package of the user's own is in its way."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
+import yaml
 from paths import ROOT
 
 FOLDERS = ("bus", "consumers", "offloop", "trainer")
@@ -40,3 +43,18 @@ def test_the_wheel_has_one_name_at_its_top_level_and_every_file(tmp_path: Path) 
         name if name.startswith("offloop/") else f"offloop/{name}" for name in tracked if not name.endswith("LICENSE")
     }
     assert names == files - {f"offloop/{name}" for name in FOLDERS}
+
+
+def test_the_conda_package_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((ROOT / "packaging" / "recipe.yaml").read_text())
+    context, build, requirements = recipe["context"], recipe["build"], recipe["requirements"]
+    assert (context["version"], f">={context['python_min']}") == (project["version"], project["requires-python"])
+    named = {"msgpack": "msgpack-python"}
+    needed = [
+        re.sub(r"^([\w-]+)(.*)", lambda one: f"{named.get(one[1], one[1])} {one[2]}", one)
+        for one in project["dependencies"]
+    ]
+    assert requirements["run"][1:] == needed
+    assert build["python"]["entry_points"] == [f"{name} = {place}" for name, place in project["scripts"].items()]
+    assert recipe["about"]["license"] == project["license"]

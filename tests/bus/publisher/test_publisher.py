@@ -71,7 +71,10 @@ def test_a_plain_loop_is_recorded_as_it_was(runs_dir):
         assert find_run("my-run").live
         for batch in range(1, 101):
             publisher.publish(Event.BATCH_END, epoch=0, batch=batch, loss=1 / batch, lr=[0.1, 0.01], **derived)
-    snapshots, ending = read_back(publisher)
+        publisher.publish(Event.FIT_END)
+    (*snapshots, end), ending = read_back(publisher)
+    # Without counters an event has those of the one before.
+    assert (end.event, int(end.timestamp.batch)) == (Event.FIT_END, 100)
     assert [int(snapshot.timestamp.batch) for snapshot in snapshots] == list(range(1, 101))
     assert [snapshot.seq for snapshot in snapshots] == list(range(1, 101))
     last = snapshots[-1]
@@ -79,7 +82,7 @@ def test_a_plain_loop_is_recorded_as_it_was(runs_dir):
     plain = {"a": 0.5, "b": ["epoch_end", True], "c": "n", "d": [1, {"e": 2}]}
     assert {name: last.fields[name] for name in plain} == plain
     assert ending.status == "finished"
-    assert (publisher.statistics().acknowledged, publisher.statistics().dropped) == (101, 0)
+    assert (publisher.statistics().acknowledged, publisher.statistics().dropped) == (102, 0)
     run = find_run("my-run")
     assert (run.live, run.status) == (False, "finished")
     assert run.last.info["config"] == {"lr": 0.1}

@@ -165,6 +165,7 @@ async def test_answers_about_a_huge_run_are_bounded(runs_dir: Path) -> None:
 
 async def refusal_is_explained(one: Agent) -> bool:
     events = (await one.ask("explain_run", run="good"))["last events"]
+    assert not any("the run was" in text for _, _, text in events)
     return any("tester 7" in text and "to keep it" in text for _, _, text in events)
 
 
