@@ -30,5 +30,5 @@ if TYPE_CHECKING:
     from offloop.bus.types.timeouts import Timeouts as Timeouts
     from offloop.bus.types.timestamp import Timestamp as Timestamp
     from offloop.bus.types.timestamp import wall_clock as wall_clock
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

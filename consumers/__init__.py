@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from offloop.consumers.api.callback import CannotWorkError as CannotWorkError
     from offloop.consumers.api.logger import Logger as Logger
     from offloop.consumers.api.logger import LoggerDestination as LoggerDestination
+    from offloop.consumers.api.logger import Row as Row
+    from offloop.consumers.api.logger import RunContext as RunContext
     from offloop.consumers.callbacks import *  # noqa: F403  # all that they export
     from offloop.consumers.dashboard import Dashboard as Dashboard
     from offloop.consumers.dashboard import Top as Top
     from offloop.consumers.loggers import *  # noqa: F403  # all that they export
     from offloop.consumers.runner.runner import Runner as Runner
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

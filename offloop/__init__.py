@@ -8,9 +8,9 @@ They are loaded at first use, so that a machine without torch can import this pa
 # Nothing is imported here: Ctrl-C shows a traceback until a command's module handles it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from offloop.bus import Event, Image, Publisher, Recording, Subscriber
+    from offloop.bus import Event, Image, Publisher, Recording, Snapshot, Subscriber
     from offloop.bus.publisher.actor import join
-    from offloop.consumers import Callback
+    from offloop.consumers import Callback, Logger, LoggerDestination, Row, RunContext
     from offloop.folder import runs
     from offloop.own_loop import watch
     from offloop.trainer import Algorithm, Trainer
@@ -22,8 +22,13 @@ __all__ = [
     "Callback",
     "Event",
     "Image",
+    "Logger",
+    "LoggerDestination",
     "Publisher",
     "Recording",
+    "Row",
+    "RunContext",
+    "Snapshot",
     "Subscriber",
     "Trainer",
     "join",
@@ -32,16 +37,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # with it a type checker accepts any name
 
-        return version(__name__)
-    from offloop.bus.lazy import lazy_exports
-    from offloop.trainer.arguments import explain_missing
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version
 
-    load, _, _ = lazy_exports(__name__, explain_missing)
-    return load(name)
+            return version(__name__)
+        from offloop.bus.lazy import lazy_exports
+        from offloop.trainer.arguments import explain_missing
+
+        load, _, _ = lazy_exports(__name__, explain_missing)
+        return load(name)
 
 
 def __dir__() -> list[str]:

@@ -20,8 +20,8 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler
     from accelerate.utils import DistributedType, DynamoBackend
-except ModuleNotFoundError as error:
-    raise missing(error, "offloop.accelerate", "accelerate") from None
+except ModuleNotFoundError as _error:
+    raise missing(_error, "offloop.accelerate", "accelerate") from None
 
 _FRAMEWORK = OWN_LOOP._replace(name="Accelerate", package="accelerate", events=OWN_LOOP.events | {Event.AFTER_LOSS})
 _ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)

@@ -16,9 +16,9 @@ from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 try:
     import composer
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     # The distribution has another name than the package, and pip finds old versions first.
-    raise missing(error, "offloop.composer", "'mosaicml>=0.32'", ("composer",)) from None
+    raise missing(_error, "offloop.composer", "'mosaicml>=0.32'", ("composer",)) from None
 
 _FRAMEWORK = Framework("Composer", "mosaicml", frozenset(Event))
 _counts_of = operator.attrgetter(*(f"{name}.value" for name in TrainingTime._fields[:-4]))
@@ -51,7 +51,7 @@ class OffloopCallback(Adapter, composer.Callback):  # type: ignore[misc]
         ours = _OURS[event._value_]
         if ours is Event.INIT:
             # Each trainer has its own run, also after an error of offloop in another one.
-            self.detached = not is_enabled(self._options)
+            self.detached: bool = not is_enabled(self._options)
             self._start(state)
         elif not self.detached and (ours in self._always or ours in self._training.requested_events):
             self._take(ours, state)

@@ -53,14 +53,14 @@ class _Folder:
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
         self._index = RunIndex(where)
-        self.root = self._index.root
+        self.root: Path = self._index.root
         # Users of notebooks close nothing.
         weakref.finalize(self, self._index.close)
         self.refresh()
 
     def refresh(self) -> None:
         self._index.refresh()
-        self.table = RunTable(dict(sorted(self._index.entries.items())))
+        self.table: RunTable = RunTable(dict(sorted(self._index.entries.items())))
 
     def replace(self, entry: RunEntry) -> None:
         self.table = RunTable({**self.table.entries, entry.run: entry}, self.table)

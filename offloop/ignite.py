@@ -23,8 +23,8 @@ from offloop.trainer.arguments.checks import as_list
 try:
     import torch
     from ignite.engine import Engine, Events
-except ModuleNotFoundError as error:
-    raise missing(error, "offloop.ignite", "pytorch-ignite") from None
+except ModuleNotFoundError as _error:
+    raise missing(_error, "offloop.ignite", "pytorch-ignite") from None
 
 _FRAMEWORK = OWN_LOOP._replace(name="Ignite", package="pytorch-ignite", events=OWN_LOOP.events | EVALUATION_BATCHES)
 

@@ -16,14 +16,14 @@ try:
     import keras
     import torch
     from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-except ModuleNotFoundError as error:
-    if error.name in ("tensorflow", "jax", "openvino"):
+except ModuleNotFoundError as _error:
+    if _error.name in ("tensorflow", "jax", "openvino"):
         raise ModuleNotFoundError(
-            f"Keras needs {error.name}; offloop.keras attaches to its torch backend: set KERAS_BACKEND=torch before "
+            f"Keras needs {_error.name}; offloop.keras attaches to its torch backend: set KERAS_BACKEND=torch before "
             "Keras is imported",
-            name=error.name,
+            name=_error.name,
         ) from None
-    raise missing(error, "offloop.keras", "keras") from None
+    raise missing(_error, "offloop.keras", "keras") from None
 
 _FRAMEWORK = Framework(
     "Keras",
@@ -65,7 +65,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._end(_left())
-        self.detached = not is_enabled(self._options)
+        self.detached: bool = not is_enabled(self._options)
         self._begin()
 
     def _begin(self) -> None:

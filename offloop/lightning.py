@@ -73,7 +73,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._resumed = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.detached = not is_enabled(self._options)
+        self.detached: bool = not is_enabled(self._options)
         self._begin(trainer, pl_module)
 
     def _begin(self, trainer: Any, pl_module: Any) -> None:

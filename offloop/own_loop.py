@@ -75,7 +75,7 @@ class WatchedRun(RunEvents):
         """Start the run; further arguments are those of :class:`AttachedTraining`."""
         super().__init__()
         self._is_disabled = not is_enabled(options)
-        self.detached = self._is_disabled
+        self.detached: bool = self._is_disabled
         """True if there is no run: it is disabled, or an error of offloop has ended it."""
         self._accumulation = gradient_accumulation_steps
         self._position = LoopPosition()

@@ -29,8 +29,8 @@ try:
     from transformers import Trainer, TrainerCallback, __version__
     from transformers.trainer_pt_utils import find_batch_size
     from transformers.trainer_utils import has_length
-except ModuleNotFoundError as error:
-    raise missing(error, "offloop.transformers", "transformers accelerate") from None
+except ModuleNotFoundError as _error:
+    raise missing(_error, "offloop.transformers", "transformers accelerate") from None
 
 _EVENTS = ALWAYS | EVALUATION_BATCHES | PREDICTION | STEP
 _WITHOUT = {"outputs": "the trainer does not pass on the model's outputs"}
@@ -87,7 +87,7 @@ class OffloopCallback(Adapter, TrainerCallback):  # type: ignore[misc]
             self._end(MemoryError(f"out of memory: it restarts with batches of {state.train_batch_size}"))
         attached = [one for one in self._trainer.callback_handler.callbacks if isinstance(one, OffloopCallback)]
         # A notebook's cell may add it twice.
-        self.detached = not self._is_enabled or attached[-1:] != [self]
+        self.detached: bool = not self._is_enabled or attached[-1:] != [self]
         self._begin(args, state, parts["train_dataloader"], name)
 
     def _begin(self, args: Any, state: Any, dataloader: Any, name: str | None) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 try:
     from verl.utils import tracking
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     # verl loads this module in each of its processes, so the rest of offloop is imported when it is used.
     from offloop.attached.adapter import missing
 
-    raise missing(error, "offloop.verl", "verl") from None
+    raise missing(_error, "offloop.verl", "verl") from None
 
 _NAME = "offloop"
 _log = logging.getLogger(_NAME)

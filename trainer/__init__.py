@@ -18,5 +18,5 @@ if TYPE_CHECKING:
     from offloop.trainer.engine.state import AlgorithmLogger as AlgorithmLogger
     from offloop.trainer.engine.state import State as State
     from offloop.trainer.trainer import Trainer as Trainer
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

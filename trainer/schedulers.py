@@ -73,8 +73,8 @@ class StepScheduler(Scheduler):
     """Multiplies by ``gamma`` once every ``step_size``, as :class:`torch.optim.lr_scheduler.StepLR` does."""
 
     def __init__(self, step_size: TimeInput, gamma: float = 0.1) -> None:
-        self.step_size = check_time("step_size", step_size)
-        self.gamma = check_number(gamma, "gamma")
+        self.step_size: Time = check_time("step_size", step_size)
+        self.gamma: float = check_number(gamma, "gamma")
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, step_size = resolve_period("step_size", self.step_size, state, ssr)
@@ -85,8 +85,8 @@ class MultiStepScheduler(Scheduler):
     """Multiplies by ``gamma`` at each of the ``milestones``, as :class:`torch.optim.lr_scheduler.MultiStepLR` does."""
 
     def __init__(self, milestones: Iterable[TimeInput], gamma: float = 0.1) -> None:
-        self.milestones = check_milestones(milestones)
-        self.gamma = check_number(gamma, "gamma")
+        self.milestones: list[Time] = check_milestones(milestones)
+        self.gamma: float = check_number(gamma, "gamma")
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         values = state.timestamp.values
@@ -98,8 +98,8 @@ class ConstantScheduler(Scheduler):
     """``alpha`` until ``t_max``, then 1, as :class:`torch.optim.lr_scheduler.ConstantLR` does."""
 
     def __init__(self, alpha: float = 1.0, t_max: TimeInput = "1dur") -> None:
-        self.alpha = check_number(alpha, "alpha")
-        self.t_max = check_time("t_max", t_max)
+        self.alpha: float = check_number(alpha, "alpha")
+        self.t_max: Time = check_time("t_max", t_max)
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, t_max = resolve_period("t_max", self.t_max, state, ssr)
@@ -110,8 +110,8 @@ class ExponentialScheduler(Scheduler):
     """``gamma ** (t / decay_period)``. With a period of one epoch and known batches it changes every batch."""
 
     def __init__(self, gamma: float, decay_period: TimeInput = "1ep") -> None:
-        self.gamma = check_number(gamma, "gamma")
-        self.decay_period = check_time("decay_period", decay_period)
+        self.gamma: float = check_number(gamma, "gamma")
+        self.decay_period: Time = check_time("decay_period", decay_period)
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, decay_period = resolve_period("decay_period", self.decay_period, state, ssr)
@@ -128,10 +128,10 @@ class _Curve(Scheduler):
     Hour", 2017, section 2.2."""
 
     t_warmup: Time | None = None
-    scale_warmup = False
+    scale_warmup: bool = False
 
     def __init__(self, t_max: TimeInput) -> None:
-        self.t_max = check_time("t_max", t_max)
+        self.t_max: Time = check_time("t_max", t_max)
 
     def warm_up(self, t_warmup: TimeInput, scale_warmup: bool) -> None:
         self.t_warmup = time = check_time("t_warmup", t_warmup, zero_allowed=True)
@@ -174,8 +174,8 @@ class LinearScheduler(_Curve):
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: TimeInput = "1dur") -> None:
         super().__init__(t_max)
-        self.alpha_i = check_number(alpha_i, "alpha_i")
-        self.alpha_f = check_number(alpha_f, "alpha_f")
+        self.alpha_i: float = check_number(alpha_i, "alpha_i")
+        self.alpha_f: float = check_number(alpha_f, "alpha_f")
 
     def at(self, progress: float) -> float:
         return self.alpha_i + progress * (self.alpha_f - self.alpha_i)
@@ -188,7 +188,7 @@ class CosineAnnealingScheduler(_Curve):
 
     def __init__(self, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
         super().__init__(t_max)
-        self.alpha_f = check_number(alpha_f, "alpha_f")
+        self.alpha_f: float = check_number(alpha_f, "alpha_f")
 
     def at(self, progress: float) -> float:
         return _cosine(progress, self.alpha_f)
@@ -199,8 +199,8 @@ class PolynomialScheduler(_Curve):
 
     def __init__(self, power: float, t_max: TimeInput = "1dur", alpha_f: float = 0.0) -> None:
         super().__init__(t_max)
-        self.power = check_number(power, "power", above=0.0)
-        self.alpha_f = check_number(alpha_f, "alpha_f")
+        self.power: float = check_number(power, "power", above=0.0)
+        self.alpha_f: float = check_number(alpha_f, "alpha_f")
 
     def at(self, progress: float) -> float:
         remaining: float = (1.0 - progress) ** self.power
@@ -214,9 +214,9 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
     see :class:`CosineAnnealingScheduler`."""
 
     def __init__(self, t_0: TimeInput, t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
-        self.t_0 = check_time("t_0", t_0)
-        self.t_mult = check_number(t_mult, "t_mult", least=1.0)
-        self.alpha_f = check_number(alpha_f, "alpha_f")
+        self.t_0: Time = check_time("t_0", t_0)
+        self.t_mult: float = check_number(t_mult, "t_mult", least=1.0)
+        self.alpha_f: float = check_number(alpha_f, "alpha_f")
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:
         index, cycle = resolve_period("t_0", self.t_0, state, ssr)
@@ -240,7 +240,7 @@ class MultiStepWithWarmupScheduler(MultiStepScheduler):
         self, t_warmup: TimeInput, milestones: Iterable[TimeInput], gamma: float = 0.1, scale_warmup: bool = False
     ) -> None:
         super().__init__(milestones, gamma)
-        self.t_warmup = check_time("t_warmup", t_warmup, zero_allowed=True)
+        self.t_warmup: Time = check_time("t_warmup", t_warmup, zero_allowed=True)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: "State", ssr: float = 1.0) -> float:

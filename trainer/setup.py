@@ -1,13 +1,13 @@
 """Checks and assembles the parts of a training."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.event import Event
-from offloop.bus.types.time import TimeInput
+from offloop.bus.types.time import Time, TimeInput
 from offloop.bus.types.timestamp import Timestamp, wall_clock
 from offloop.trainer.arguments.checks import as_list
 from offloop.trainer.arguments.durations import (
@@ -20,15 +20,15 @@ from offloop.trainer.arguments.durations import (
 from offloop.trainer.checkpoints.checkpoints import Checkpoints
 from offloop.trainer.config import TrainerArguments
 from offloop.trainer.control.remote_control import RemoteControl
-from offloop.trainer.control.settings import check_settings
+from offloop.trainer.control.settings import SettingFunction, check_settings
 from offloop.trainer.data.evaluator import Evaluator, as_evaluators
 from offloop.trainer.data.metrics import check_model
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.device.device import get_device, is_gpu, make_scaler
 from offloop.trainer.device.seeding import check_seed, make_deterministic, new_seed, seed_all
-from offloop.trainer.distributed.ranks import join_ranks, make_equal
+from offloop.trainer.distributed.ranks import Ranks, join_ranks, make_equal
 from offloop.trainer.distributed.sampling import check_parts, check_shards, own_sampler
-from offloop.trainer.engine.engine import check_loss_interpolation
+from offloop.trainer.engine.engine import Engine, check_loss_interpolation
 from offloop.trainer.engine.state import Algorithm, AlgorithmLogger, State
 from offloop.trainer.evaluation.evaluation import Evaluation, add_eval_metrics, add_train_metrics, use_evaluators
 from offloop.trainer.loop.forward_pass import ForwardPass
@@ -47,28 +47,28 @@ class Setup:
         evaluators = as_evaluators(given.eval_dataloader)
         check_model(given.model, evaluated=bool(evaluators))
         self.data = None if given.train_dataloader is None else as_data_spec(given.train_dataloader, "train_dataloader")
-        self.max_duration = scaled_max_duration(given.max_duration, given.scale_schedule_ratio)
+        self.max_duration: Time | None = scaled_max_duration(given.max_duration, given.scale_schedule_ratio)
         check_countable(self.max_duration, check_iteration_length(given.iteration_length))
-        self.eval_interval = check_interval(given.eval_interval, "eval_interval")
+        self.eval_interval: Time = check_interval(given.eval_interval, "eval_interval")
         self.microbatch_size = check_microbatch_size(given.device_train_microbatch_size)
-        self.clock = given.clock or wall_clock()
-        self.stream = TrainingStream(given, given.callbacks, given.loggers)
-        self.settings = check_settings(given.settings)
-        self.optimization = Optimization(given.optimizers, given.schedulers, given.scale_schedule_ratio)
+        self.clock: Callable[[], int] = given.clock or wall_clock()
+        self.stream: TrainingStream = TrainingStream(given, given.callbacks, given.loggers)
+        self.settings: dict[str, SettingFunction] = check_settings(given.settings)
+        self.optimization: Optimization = Optimization(given.optimizers, given.schedulers, given.scale_schedule_ratio)
 
         # From here on the process changes, and waits for the other ranks.
         if given.deterministic_mode:
             make_deterministic()
         # Before the device is chosen: each rank has its own.
-        self.ranks = join_ranks(on_gpu=is_gpu(given.device))
+        self.ranks: Ranks | None = join_ranks(on_gpu=is_gpu(given.device))
         if self.ranks is not None and self.microbatch_size == "auto":
             raise ConfigurationError(
                 "device_train_microbatch_size 'auto' is for one rank: with several, give a number of samples"
             )
-        self.forward_pass = ForwardPass(given, self.ranks)
+        self.forward_pass: ForwardPass = ForwardPass(given, self.ranks)
         check_shards(self.ranks, self.data, evaluators)
-        self.state = self._make_state(given, evaluators)
-        self.checkpoints = Checkpoints(
+        self.state: State = self._make_state(given, evaluators)
+        self.checkpoints: Checkpoints = Checkpoints(
             given, self.state, self.ranks, has_run_name=given.run_name is not None, sharded=self.forward_pass.is_sharded
         )
         self.checkpoints.check()
@@ -130,7 +130,7 @@ class Setup:
     def start(self, logger: AlgorithmLogger, control: RemoteControl, shows: bool) -> None:
         """Start the run and its consumers, then bring the state to the start of the training."""
         checked = self.state.run_name
-        self.engine = self.stream.start(
+        self.engine: Engine = self.stream.start(
             self.state,
             logger,
             control,
@@ -148,7 +148,7 @@ class Setup:
         if self.stream.publisher is not None:
             self.checkpoints.announce = self.stream.publisher.mark_checkpoint
             self.checkpoints.run_dir = self.stream.publisher.run_dir
-        self.evaluation = Evaluation(
+        self.evaluation: Evaluation = Evaluation(
             self.state,
             self.engine,
             self.clock,

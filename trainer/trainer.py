@@ -15,13 +15,14 @@ from offloop.trainer.arguments.checks import check_function, check_path, check_s
 from offloop.trainer.config import TrainerArguments, accept_arguments
 from offloop.trainer.control.interrupts import Interruption, defer_signals
 from offloop.trainer.control.remote_control import RemoteControl
-from offloop.trainer.control.settings import make_settings
+from offloop.trainer.control.settings import Settings, make_settings
 from offloop.trainer.data.evaluator import Evaluator, as_evaluators
 from offloop.trainer.data.metrics import check_model
 from offloop.trainer.data.spec import DataSpec, as_data_spec
 from offloop.trainer.distributed.ranks import report_lost_ranks
 from offloop.trainer.distributed.sampling import check_shards
-from offloop.trainer.engine.state import AlgorithmLogger
+from offloop.trainer.engine.engine import Engine
+from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.evaluation.evaluation import evaluating_on_others, newest_metrics
 from offloop.trainer.loop.progress import ProgressDisplay
 from offloop.trainer.setup import Setup
@@ -48,18 +49,19 @@ class Trainer:
     @accept_arguments(TrainerArguments)
     def __init__(self, given: TrainerArguments) -> None:
         self._setup = setup = Setup(given)
-        self.state = state = setup.state
+        self.state: State = setup.state
+        state = self.state
         self._closed = self._is_fitting = self._is_introduced = False
         shown = given.progress_bar and state.rank == 0
         self._progress = ProgressDisplay(state, setup.clock, sys.stderr if shown else None)
-        self.logger = AlgorithmLogger(state)
-        self.settings = make_settings(self._progress, setup.settings)
+        self.logger: AlgorithmLogger = AlgorithmLogger(state)
+        self.settings: Settings = make_settings(self._progress, setup.settings)
         """Values that ``offloop send RUN set NAME VALUE`` can set. More can be registered."""
         self._stream = setup.stream
         self._control = RemoteControl(state, self.settings, setup.ranks, self._progress.note)
         with self._ending_on_error():
             setup.start(self.logger, self._control, shows=given.progress_bar)
-        self.engine = setup.engine
+        self.engine: Engine = setup.engine
         self._publisher = setup.stream.publisher
 
     @property

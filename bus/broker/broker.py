@@ -53,8 +53,8 @@ class Broker:
     def __init__(self, directory: RunDirectory, *, bridge_to: str | None = None) -> None:
         self.directory = directory
         self.run: BrokerRun | None = None  # the run while it is live
-        self.has_ended = False
-        self.statistics = BrokerStatistics()
+        self.has_ended: bool = False
+        self.statistics: BrokerStatistics = BrokerStatistics()
         self.publishers: dict[bytes, LiveRank] = {}  # ranks by the connections of their publishers
         self._bridge = BridgeProcess(directory.path, bridge_to) if bridge_to else None
         self._health = HealthProcess(directory.path)
@@ -64,7 +64,7 @@ class Broker:
         self._named = 0
         self._flight: FlightRecorder | None = None
         # Of the control endpoint and the event feed.
-        self.addresses = (
+        self.addresses: tuple[str, str] = (
             socket_address(directory.path / SOCKET_FILES[0]),
             socket_address(directory.path / SOCKET_FILES[1]),
         )

@@ -42,7 +42,7 @@ class Screen:
     sequences are removed."""
 
     def __init__(self, lines: Sequence[str] = ("",)) -> None:
-        self.lines = list(lines)
+        self.lines: list[str] = list(lines)
         self._row, self._column = len(self.lines) - 1, len(self.lines[-1])
         self._saved = self._row, self._column
         self._rest = ""

@@ -29,7 +29,7 @@ class Consumers:
         self._leases: dict[bytes | int, _Lease] = {}
         self._merged = Demand()
         self._is_stale = False
-        self.version = 0  # changes whenever publishers must learn of other consumers, fields or barrier events
+        self.version: int = 0  # changes whenever publishers must learn of other consumers, fields or barrier events
 
     def renew(
         self,

@@ -60,23 +60,23 @@ class BrokerRun:
     ) -> None:
         self._statistics = statistics
         self.directory = directory
-        self.name = directory.name
+        self.name: str = directory.name
         self.attempt = attempt
         self.writer = writer
         self.world_size = world_size
         self.local_world_size = local_world_size  # number of ranks that publish here
         self.ranks: dict[int, LiveRank] = {}
-        self.consumers = Consumers()
+        self.consumers: Consumers = Consumers()
         self.reported: tuple[Demand, int] = Demand(), 0
         """Demand and version of :attr:`consumers` last sent to publishers."""
-        self.ending = Ending("finished")  # worst ending of a rank so far
+        self.ending: Ending = Ending("finished")  # worst ending of a rank so far
         self.last_end: float | None = None
         self.write_error: str | None = None  # why nothing can be recorded at the moment, if so
-        self.lost = 0  # number of received events that are not in the recording
-        self.flush_soon = False
+        self.lost: int = 0  # number of received events that are not in the recording
+        self.flush_soon: bool = False
         self._is_full = False
-        self.flight = FlightRecorder(directory, attempt)
-        self.console = ConsoleRecorder(directory, attempt)
+        self.flight: FlightRecorder = FlightRecorder(directory, attempt)
+        self.console: ConsoleRecorder = ConsoleRecorder(directory, attempt)
         self._retry_at = 0.0
         self._summarizer: Summarizer | None = None
         self._is_summarized = True

@@ -76,7 +76,7 @@ class CheckpointNames:
         names = self._known = {**_ALONE, **(names or {})}
         if "://" in os.fspath(folder):
             raise ConfigurationError(f"folder {os.fspath(folder)!r} is not on a file system: use a local path")
-        self.folder = Path(CheckpointName(os.fspath(folder), names, "folder").at())
+        self.folder: Path = Path(CheckpointName(os.fspath(folder), names, "folder").at())
         self._filename = CheckpointName(filename, names, "filename", _TIMES)
         self._filename.check_relative()
         if not self._filename.changes and not overwrite:
@@ -309,8 +309,8 @@ class CheckpointName:
             else:
                 allowed = ", ".join(f"{{{known}}}" for known in (*names, *changing))
                 raise ConfigurationError(f"{argument} {template!r} has an unknown {{{name}}}: use {allowed}")
-        self.changes = bool(seen)  # the name depends on the training time
-        self.glob = re.sub(r"\*+", "*", wildcard)  # matches all its names, and some others
+        self.changes: bool = bool(seen)  # the name depends on the training time
+        self.glob: str = re.sub(r"\*+", "*", wildcard)  # matches all its names, and some others
         self._pattern = re.compile(pattern, re.DOTALL)
 
     def at(self, timestamp: Timestamp | None = None) -> str:

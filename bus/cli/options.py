@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -29,25 +29,27 @@ HELPS = {
     "--stream": "NATS JetStream servers of runs: nats://HOST:4222. Default: $OFFLOOP_STREAM.",
 }  # help of options that trainer has too; it makes its options from the trainer's arguments
 
-runs_dir_option = click.option("--runs-dir", metavar="DIR", help=HELPS["--runs-dir"])
-run_name_option = click.option("--run-name", metavar="NAME", help=HELPS["--run-name"])
-json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-where_option = click.option("--where", metavar="EXPR", help="Only runs for which this is true, such as 'lr > 0.01'.")
-archived_option = click.option("--archived", is_flag=True, help="Archived runs too.")
-wait_option = click.option("--wait", is_flag=True, help="Wait for a named run that does not exist yet.")
-output_option = click.option(
+runs_dir_option: Final = click.option("--runs-dir", metavar="DIR", help=HELPS["--runs-dir"])
+run_name_option: Final = click.option("--run-name", metavar="NAME", help=HELPS["--run-name"])
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+where_option: Final = click.option(
+    "--where", metavar="EXPR", help="Only runs for which this is true, such as 'lr > 0.01'."
+)
+archived_option: Final = click.option("--archived", is_flag=True, help="Archived runs too.")
+wait_option: Final = click.option("--wait", is_flag=True, help="Wait for a named run that does not exist yet.")
+output_option: Final = click.option(
     "-o", "--output", metavar="FILE", help="The file to write. Default: named after the recording."
 )
-force_option = click.option("--force", is_flag=True, help="Replace the file that is there.")
-nkey_option = click.option(
+force_option: Final = click.option("--force", is_flag=True, help="Replace the file that is there.")
+nkey_option: Final = click.option(
     "--nkey", type=_FILE, metavar="FILE", hidden=True, help="Seed of your nkey. Default: $OFFLOOP_NKEY."
 )
-stream_option = click.option("--stream", metavar="ADDRESS", envvar=STREAM_VARIABLE, help=HELPS["--stream"])
-ca_option = click.option(
+stream_option: Final = click.option("--stream", metavar="ADDRESS", envvar=STREAM_VARIABLE, help=HELPS["--stream"])
+ca_option: Final = click.option(
     "--ca", type=_FILE, metavar="FILE", hidden=True, help="CA file of NATS servers. Default: $OFFLOOP_CA."
 )
-certificate_option = click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
-certificate_key_option = click.option(
+certificate_option: Final = click.option("--certificate", type=_FILE, metavar="FILE", help="TLS certificate, as PEM.")
+certificate_key_option: Final = click.option(
     "--certificate-key", type=_FILE, metavar="FILE", help="Secret key of the certificate, as PEM."
 )
 
@@ -102,7 +104,7 @@ def _ranks_given(_context: click.Context, _parameter: click.Parameter, value: st
     return ranks
 
 
-ranks_option = click.option(
+ranks_option: Final = click.option(
     "--ranks", callback=_ranks_given, metavar="RANK,...", help="Only these ranks, such as 17,18."
 )
 
@@ -184,13 +186,13 @@ def _bound(text: str) -> "Time":
     return parse_bound(text)
 
 
-start_option = click.option(
+start_option: Final = click.option(
     "--start", callback=read_by(_bound), metavar="TIME", help="Begin there: 2ep, 100ba, 0.5dur, 90sec."
 )
-until_option = click.option("--until", callback=read_by(_bound), metavar="TIME", help="End there, inclusive.")
+until_option: Final = click.option("--until", callback=read_by(_bound), metavar="TIME", help="End there, inclusive.")
 
 
-rate_option = click.option(
+rate_option: Final = click.option(
     "--rate", callback=read_by(_rate), metavar="RATE", show_default="max", help="Speed: 1 as it was, 10, max."
 )
 

@@ -116,10 +116,10 @@ class Columns:
         for entry in entries:
             hyperparameters.update(dict.fromkeys(entry.hyperparameters))
             metrics.update(dict.fromkeys(entry.metrics))
-        self.hyperparameters = tuple(hyperparameters)
-        self.metrics = tuple(metrics)
-        self.metric_names = MetricNames(metrics)
-        self.goals = goals_in(entry.hyperparameters for entry in entries)
+        self.hyperparameters: tuple[str, ...] = tuple(hyperparameters)
+        self.metrics: tuple[str, ...] = tuple(metrics)
+        self.metric_names: MetricNames = MetricNames(metrics)
+        self.goals: dict[str, Mode] = goals_in(entry.hyperparameters for entry in entries)
         self._some = entries[:_LOOKED_AT]
         self._found: dict[str, Column] = {}
 

@@ -34,7 +34,7 @@ class RunIndex:
     recordings. An unreadable run has the status ``unreadable``."""
 
     def __init__(self, runs_dir: str | os.PathLike[str] | None = None) -> None:
-        self.root = chosen_runs_dir(runs_dir)
+        self.root: Path = chosen_runs_dir(runs_dir)
         self.problem: str | None = None  # why entries cannot be stored
         self._entries: dict[str, RunEntry] = {}
         self._stamps: dict[str, str] = {}

@@ -34,10 +34,10 @@ class RunTable:
     """All runs of a place at one moment; a later table replaces an earlier one."""
 
     def __init__(self, entries: Mapping[str, RunEntry], before: "RunTable | None" = None) -> None:
-        self.entries = dict(entries)
-        self.newest_first = newest_first(self.entries.values())
-        self.has_folders = any("/" in run for run in self.entries)
-        self.known = self._columns(before)
+        self.entries: dict[str, RunEntry] = dict(entries)
+        self.newest_first: list[RunEntry] = newest_first(self.entries.values())
+        self.has_folders: bool = any("/" in run for run in self.entries)
+        self.known: Columns = self._columns(before)
         self._usual: tuple[str, ...] | None = None
         self._chosen: dict[tuple[str, str, bool], Chosen] = {}
         self._orders: dict[str, list[RunEntry]] = {}

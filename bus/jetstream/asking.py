@@ -29,7 +29,7 @@ class Asking:
         self.status = status
         self._note = note
         self.say = say
-        self.sent_at = -math.inf  # time of the servers' last acceptance, by ``time.monotonic``
+        self.sent_at: float = -math.inf  # time of the servers' last acceptance, by ``time.monotonic``
         self._full: dict[str, str] = {}  # reasons by subject for which the stream takes no more messages
         self._rests = self._unstored = 0
         self._said: set[str] = set()

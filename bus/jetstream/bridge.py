@@ -80,7 +80,7 @@ class Bridge:
         self._watch = watch
         self._identity = f"{self._host}/{os.getpid()}/{secrets.token_hex(4)}"
         self._run = read_run(path)
-        self.status = BridgeStatus.of_this_process(str(servers), self._host)
+        self.status: BridgeStatus = BridgeStatus.of_this_process(str(servers), self._host)
         self._shown: FileCopy | None = None
         self._progress: _Progress | None = None
         self._reported_at = 0.0

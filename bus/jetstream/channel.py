@@ -27,7 +27,7 @@ class StreamChannel:
     """A Channel through the bridges of runs, which forward messages to brokers and return the answers."""
 
     def __init__(self, connection: NatsConnection) -> None:
-        self.peer = f"NATS at {connection.address}"
+        self.peer: str = f"NATS at {connection.address}"
         self._connection = connection
         self._inbox = connection.client.new_inbox()
         self._subscription: Any = None

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
 from nats.aio.transport import TcpTransport
 from nats.errors import Error, SecureConnRequiredError
+from nats.js import JetStreamContext
 
 from offloop.bus.errors import BrokerError, ConfigurationError, OffloopError
 from offloop.bus.jetstream import names
@@ -96,9 +97,9 @@ class NatsClient(Client):
 
     def __init__(self, servers: NatsServers, say: Callable[[str], None] | None = None) -> None:
         super().__init__()
-        self.js = self.jetstream(timeout=API_SECONDS)
+        self.js: JetStreamContext = self.jetstream(timeout=API_SECONDS)
         self.failure: OffloopError | None = None
-        self.trouble = ""  # reason of the last failed connection
+        self.trouble: str = ""  # reason of the last failed connection
         self._to = servers
         self._say = say
         self._nkey = None if servers.nkey is None else load_nkey(servers.nkey)

@@ -50,7 +50,7 @@ class FileCopy:
         self._asking = asking
         self._subject = subject
         self.file = file
-        self.at = Copied()
+        self.at: Copied = Copied()
 
     def close(self) -> None:
         self._asking.forget(self._subject)

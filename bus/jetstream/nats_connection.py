@@ -25,7 +25,7 @@ class NatsConnection:
 
     def __init__(self, servers: NatsServers) -> None:
         self.servers = servers
-        self.address = str(servers)
+        self.address: str = str(servers)
         self._users = 1
         self._failure: Exception | None = None
         self._ready = threading.Event()

@@ -44,8 +44,8 @@ class StreamBytes:
         self._place = 0  # Number of jumps of the reader. Data requested before a jump are dropped.
         self._asked, self._reached = 1, 0  # numbers of requested and of completed look-ups of the end
         self.hole: Hole | None = None
-        self.refusal = ""  # why no further data come, if so
-        self.newest = b""  # the last stored message; it ends with the newest check record
+        self.refusal: str = ""  # why no further data come, if so
+        self.newest: bytes = b""  # the last stored message; it ends with the newest check record
         self._wake = asyncio.Event()
         self._sequence: int | None = None  # sequence number of the message placed last; ``None`` if it must be searched
         self._sequence_place = 0

@@ -36,7 +36,7 @@ class SocketChannel(Channel):
     """Channel to a broker on this machine. Raises ConfigurationError: the address is invalid."""
 
     def __init__(self, address: str) -> None:
-        self.peer = f"the broker at {address}"
+        self.peer: str = f"the broker at {address}"
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = connect_socket(self._context, zmq.DEALER, address)

@@ -133,7 +133,7 @@ class FlightRingReader:
         self.token = token
         self._descriptor = shared_memory.open_memory(pid, shared, token)
         try:
-            self.batches = self._front()[0]
+            self.batches: int = self._front()[0]
         except BaseException:
             os.close(self._descriptor)
             raise

@@ -315,7 +315,7 @@ def _counted(size: int) -> dict[str, Callable[[Any], Any]]:
 # msgpack: each level doubles the size of this type, which every process builds at its start.
 _scalar: Any = bool | int | float | str | None
 _plain: Any = _scalar
-for _ in range(4):
+for _depth in range(4):
     _plain = bool | int | float | str | list[_plain] | dict[str, _plain] | None
 _decode_plain_map = msgspec.msgpack.Decoder(dict[str, _plain]).decode
 _decode_scalar_map = msgspec.msgpack.Decoder(dict[str, _scalar]).decode

@@ -167,9 +167,9 @@ class StreamOrder:
     ) -> None:
         self.run = run
         self.attempt = attempt
-        self.events = None if events is None else frozenset(events)
+        self.events: frozenset[Event] | None = None if events is None else frozenset(events)
         self.gaps: list[Gap] = []
-        self.skipped = 0  # number of malformed records and of unknown events
+        self.skipped: int = 0  # number of malformed records and of unknown events
         self._base_only = self.events is not None and self.events <= BASE_EVENTS
         self._routes: dict[str | bytes, _Route | None] = {}
         self._reached: dict[int, tuple[int, int]] = dict(after or {})
@@ -180,7 +180,7 @@ class StreamOrder:
         """Receives the commands sent through its snapshots, see :meth:`Snapshot.bind`."""
         self.fetch: Fetch | None = None
         self._ends: dict[int, Ending] = {}
-        self.expected_ranks = 1  # number of ranks that publish here, once one of them has ended
+        self.expected_ranks: int = 1  # number of ranks that publish here, once one of them has ended
         self.outcomes: list[Outcome] = []  # commands answered by the first rank, so far
         self.checkpoints: list[CheckpointMark] = []  # checkpoints saved and loaded by the first rank, so far
 

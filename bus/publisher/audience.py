@@ -19,10 +19,10 @@ class Audience:
     def __init__(self, run_name: str, rank: int, always: Iterable[Event]) -> None:
         self._run_name = run_name
         self._rank = rank
-        self.always = frozenset(always)
+        self.always: frozenset[Event] = frozenset(always)
         self.requested_events: set[Event] = set(self.always)  # events to publish now, changed in place
-        self.demand = Demand()  # merged demand of all consumers, without its delay
-        self.version = 0  # changes whenever ``demand`` does
+        self.demand: Demand = Demand()  # merged demand of all consumers, without its delay
+        self.version: int = 0  # changes whenever ``demand`` does
         self.max_delay: float | None = None  # shortest delay that a consumer requests, in seconds
         self.expected: set[str] = set()  # names of consumers that are awaited and have not joined yet
         self._consumers: dict[str, ConsumerProgress] = {}

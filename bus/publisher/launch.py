@@ -42,7 +42,7 @@ class BrokerProcess:
         is_new: bool = False,
     ) -> None:
         self._root = root
-        self.name = name
+        self.name: str = name
         self._environment = {} if servers is None else {STREAM_VARIABLE: servers}
         self._timeouts = timeouts
         if is_new:

@@ -24,12 +24,12 @@ class LoggedValues:
     """Values gathered by step."""
 
     def __init__(self, left_out: LeftOut) -> None:
-        self.bound = 0  # upper bound of their size in bytes
-        self.count = 0  # number of added values, including replaced ones
-        self.step = 0  # the step of the last values
+        self.bound: int = 0  # upper bound of their size in bytes
+        self.count: int = 0  # number of added values, including replaced ones
+        self.step: int = 0  # the step of the last values
         self._names: set[str] = set()
         self._steps: dict[int, dict[str, Any]] = {}
-        self.has_late = False  # at least one value has not arrived yet
+        self.has_late: bool = False  # at least one value has not arrived yet
         self._left_out = left_out
 
     def step_for(self, values: Mapping[str, Any]) -> int:

@@ -39,15 +39,15 @@ class Outbox:
         # Number of frames at the front that are in a batch already.
         self._taken = 0
         self._announce = False
-        self.seq = 0  # number of the last frame, and so of all frames ever put in
-        self.base_seq = 0
-        self.last_sent = 0  # number of the last frame handed to the socket
+        self.seq: int = 0  # number of the last frame, and so of all frames ever put in
+        self.base_seq: int = 0
+        self.last_sent: int = 0  # number of the last frame handed to the socket
         self.paused = False  # send nothing: no broker serves the run
-        self.size = 0  # bytes of all kept frames, sent or not
-        self.size_high = 0  # maximum of ``size`` so far
-        self.sent = 0  # frames handed to the socket, each counted once
-        self.resent = 0
-        self.dropped = 0  # frames removed unsent because the limit was reached
+        self.size: int = 0  # bytes of all kept frames, sent or not
+        self.size_high: int = 0  # maximum of ``size`` so far
+        self.sent: int = 0  # frames handed to the socket, each counted once
+        self.resent: int = 0
+        self.dropped: int = 0  # frames removed unsent because the limit was reached
 
     def __len__(self) -> int:
         # Unsent frames; a copy, because another thread may send meanwhile.

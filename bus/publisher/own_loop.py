@@ -48,8 +48,8 @@ class OwnLoop:
         self._previous: TrainingTime | None = None
         # An actor's values belong to batches of the training.
         self._counts_batches = actor is not None
-        self.reached = Timestamp().values  # training time at the last event
-        self.logged = LoggedValues(left_out)
+        self.reached: TrainingTime = Timestamp().values  # training time at the last event
+        self.logged: LoggedValues = LoggedValues(left_out)
         self._logged_names: set[str] = set()
         self._logged_at = 0
 

@@ -162,11 +162,11 @@ class Publisher(SerialCalls, OwnEvents):
         BrokerError: The broker did not start, or refused.
     """
 
-    stop_requested = False
+    stop_requested: bool = False
     """A command requested the end of the training. Check it after each batch of your own loop."""
     stop_reason: str | None = None
     """Reason and sender of that command."""
-    fit_has_ended = False
+    fit_has_ended: bool = False
     """``FIT_END`` was published, and no ``FIT_START`` after it."""
     kept_events: frozenset[Event] = frozenset()
     """Events that stay in :attr:`requested_events` after the broker is lost for good: ranks synchronize there."""
@@ -217,31 +217,31 @@ class Publisher(SerialCalls, OwnEvents):
             actor=actor,
             capture_console=capture_console,
         )
-        self.actor = None if actor is None else actor._replace(name=str(session.welcome.get("name")))
+        self.actor: ActorName | None = None if actor is None else actor._replace(name=str(session.welcome.get("name")))
         """Name and role of an actor, see :class:`offloop.bus.publisher.actor.Actor`; ``None`` for a rank."""
         if self.actor is not None:
             rank = int(session.welcome["rank"])
         self.published_before: int = session.welcome.get("published_before", 0)
         """Events that earlier actors of this name have published, without the first and the last one of each."""
-        self.training_ended = False
+        self.training_ended: bool = False
         """The ranks of the run have ended; an actor can send its last events for some seconds."""
         self.run_name: str = session.run_name
         """Name of the run. It differs from the given name if that was taken."""
         self.attempt: int = session.welcome["attempt"]
-        self.info = session.info
+        self.info: dict[str, Any] = session.info
         """The run's description in ``run.json``: the given ``info`` and data of this process."""
-        self.address = session.address
+        self.address: str = session.address
         """Address of the broker, for further ranks."""
         self._audience = audience = Audience(self.run_name, rank, events)
-        self.requested_events = audience.requested_events
+        self.requested_events: set[Event] = audience.requested_events
         """Events to publish now. The set is changed in place, so a loop can keep a reference."""
-        self.demand = Demand()
+        self.demand: Demand = Demand()
         """Merged demand of all consumers."""
-        self.demand_version = 0
+        self.demand_version: int = 0
         """Changes whenever :attr:`demand` does."""
-        self.expected_consumers = audience.expected
+        self.expected_consumers: set[str] = audience.expected
         """Names of awaited consumers that have not joined yet."""
-        self.left_out = LeftOut(self.run_name)
+        self.left_out: LeftOut = LeftOut(self.run_name)
         """Counts values that could not be published."""
         self._on_command = on_command or self._take_stop
         self._commands: deque[str] = deque(maxlen=_REMEMBERED_COMMANDS)

@@ -52,15 +52,15 @@ class BrokerSession:
         self.run_name: str = hello["run"]
         self.address = address
         self.process = process
-        self.info = describe(self.run_name)
+        self.info: dict[str, Any] = describe(self.run_name)
         self._hello = {**hello, "info": self.info}
         self._timeouts = timeouts
         self._is_silent = False
         self._exited: float | None = None  # when the own broker was found to have finished
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self.socket = self._connect()
-            self.welcome = self._greet()
+            self.socket: zmq.Socket[bytes] = self._connect()
+            self.welcome: dict[str, Any] = self._greet()
             self._hello["new"] = False
             if (name := str(self.welcome.get("run", self.run_name))) != self.run_name:
                 # The description may depend on the run's name.
@@ -72,7 +72,7 @@ class BrokerSession:
             self._context.destroy(linger=0)
             raise
         outbox = Outbox(self._send, backlog_bytes)
-        self.state = SessionState(self.run_name, self.welcome, outbox, timeouts, time.monotonic())
+        self.state: SessionState = SessionState(self.run_name, self.welcome, outbox, timeouts, time.monotonic())
         in_use.add(self)
 
     def _connect(self) -> "zmq.Socket[bytes]":

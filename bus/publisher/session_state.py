@@ -40,10 +40,10 @@ class SessionState:
 
     def __init__(self, run_name: str, welcome: dict[str, Any], outbox: Outbox, timeouts: Timeouts, now: float) -> None:
         self.outbox = outbox
-        self.acknowledged = 0  # number of the last event that the broker has on disk
+        self.acknowledged: int = 0  # number of the last event that the broker has on disk
         self.write_error: str | None = None  # why the broker cannot record at the moment
-        self.restarts = 0  # number of times that the broker was lost and found again or restarted
-        self.lost = False  # no broker will serve the run any more
+        self.restarts: int = 0  # number of times that the broker was lost and found again or restarted
+        self.lost: bool = False  # no broker will serve the run any more
         self._run_name = run_name
         self._timeouts = timeouts
         self._demand: Any = None
@@ -106,8 +106,8 @@ class SessionState:
         return []
 
     def _note_welcome(self, welcome: dict[str, Any]) -> None:
-        self.run_dir = Path(str(welcome.get("path")))
-        self.recording = self.run_dir / str(welcome.get("recording"))
+        self.run_dir: Path = Path(str(welcome.get("path")))
+        self.recording: Path = self.run_dir / str(welcome.get("recording"))
         self._demand = welcome.get("demand", self._demand)
 
     def _was_ended_by_broker(self, welcome: dict[str, Any]) -> bool:

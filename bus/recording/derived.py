@@ -64,8 +64,8 @@ class DerivedWriter:
     Raises RunDirectoryError if it cannot be written, RecordingError if it is another run's."""
 
     def __init__(self, run_dir: Path, run: str, attempt: int, run_id: str | None, name: str) -> None:
-        self.path = path = derived_path(run_dir, attempt, name)
-        self._writer = RecordingWriter(path, run, attempt, run_id, resume=path.exists())
+        self.path: Path = derived_path(run_dir, attempt, name)
+        self._writer = RecordingWriter(self.path, run, attempt, run_id, resume=self.path.exists())
         self._run, self._attempt, self._name = run, attempt, name
         at = self._writer.positions.get(_RANK)
         self._seq, self._base_seq, self._time = (0, 0, 0) if at is None else (at.seq, at.base_seq, at.time)

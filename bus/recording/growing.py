@@ -10,7 +10,7 @@ class GrowingRecording(FileSource):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, follow=False)
-        self.end = 0  # offset of the end of the last whole check record
+        self.end: int = 0  # offset of the end of the last whole check record
         self.check: CheckRecord | None = None
 
     def look(self) -> int:

@@ -69,7 +69,7 @@ class GrowingWindows:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: FileSource | None = None
-        self.end = 0  # offset of the end of the last whole window
+        self.end: int = 0  # offset of the end of the last whole window
 
     @property
     def size(self) -> int:

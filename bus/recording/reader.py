@@ -36,7 +36,7 @@ class RecordingReader:
         self._source: records.ByteSource = records.FileSource(source) if isinstance(source, Path) else source
         self._name = name or str(source)
         self.cut: str | None = None  # the incomplete record at the end, after ``read``, if any
-        self.finished = False  # the end of a closed recording was read
+        self.finished: bool = False  # the end of a closed recording was read
         self.metadata: dict[str, str] = {}
         """``run``, ``attempt``, ``protocol_version`` and ``id``, once the front was read."""
         self.positions: dict[int, records.Position] = {}  # position of each rank in the last check record

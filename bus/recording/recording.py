@@ -37,7 +37,8 @@ class Recording(RunStream):
     """Unreadable places with their offsets, after an iteration. ``None`` for an intact file."""
 
     def __init__(self, path: str | os.PathLike[str], attempt: int | None = None) -> None:
-        self.path = self.recording = _find(Path(path), attempt)
+        self.path: Path = _find(Path(path), attempt)
+        self.recording: Path = self.path
         with RecordingReader(self.path) as reader:
             # The name is in a metadata record before the first chunk, and in every check record.
             for _ in reader.read():
@@ -45,9 +46,9 @@ class Recording(RunStream):
                     break
             metadata = reader.metadata
         try:
-            self.run_name = metadata["run"]
-            self.attempt = int(metadata["attempt"])
-            self.run_id = metadata.get("id")
+            self.run_name: str = metadata["run"]
+            self.attempt: int = int(metadata["attempt"])
+            self.run_id: str | None = metadata.get("id")
             """The run's identity, see :attr:`offloop.bus.RunInfo.id`. ``None`` in a recording without one."""
         except (KeyError, ValueError):
             raise RecordingError(
@@ -55,9 +56,9 @@ class Recording(RunStream):
                 path=self.path,
             ) from None
         reason = metadata.get("flight")
-        self.flight = None if reason is None else (reason, metadata.get("flight_detail", ""))
+        self.flight: tuple[str, str] | None = None if reason is None else (reason, metadata.get("flight_detail", ""))
         """Why a flight recorder wrote it: one word, and a description. ``None`` for other recordings."""
-        self.run_dir = self.path.parent
+        self.run_dir: Path = self.path.parent
         self._iterations: weakref.WeakSet[Generator[list[Snapshot], None, None]] = weakref.WeakSet()
         self._order = StreamOrder(self.run_name, self.attempt, None)
         self._begin = 0

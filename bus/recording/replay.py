@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.order import CheckpointMark, Ending, Gap
@@ -97,16 +98,16 @@ class Replay(RunStream):
         self._recording = recording
         self._pace = rate if isinstance(rate, Pace) else Pace(math.inf if rate is None else rate)
         self._start = parse_bound(start) if isinstance(start, str) else start
-        self.until = parse_bound(until) if isinstance(until, str) else until
+        self.until: Time | None = parse_bound(until) if isinstance(until, str) else until
         """Last moment; ``None`` for the end."""
         self._events = None if events is None else frozenset(events)
         self._after = after
-        self.run_name = recording.run_name
-        self.run_id = recording.run_id
-        self.attempt = recording.attempt
-        self.path = recording.path
-        self.run_dir = recording.run_dir
-        self.given = 0
+        self.run_name: str = recording.run_name
+        self.run_id: str | None = recording.run_id
+        self.attempt: int = recording.attempt
+        self.path: Path = recording.path
+        self.run_dir: Path | None = recording.run_dir
+        self.given: int = 0
         """Number of yielded snapshots."""
         # Commands of the part so far, and the number of all that were checked.
         self._commands: list[Outcome] = []

@@ -97,7 +97,9 @@ class RecordSource:
     def __init__(self, path: Path, ranks: Collection[int] | None = None) -> None:
         recording = Recording(path)
         self.path = path
-        self.run, self.attempt, self.run_id = recording.run_name, recording.attempt, recording.run_id
+        self.run: str = recording.run_name
+        self.attempt: int = recording.attempt
+        self.run_id: str | None = recording.run_id
         self._ranks = ranks
         self._begin()
 
@@ -106,7 +108,7 @@ class RecordSource:
         self.gaps: list[Gap] = []
         self.left_out: list[Gap] = []
         self._left_out_records = Damage()
-        self.lost = False  # some bytes or records cannot be read
+        self.lost: bool = False  # some bytes or records cannot be read
         self.ranks: set[int] = set()  # ranks with records
         self._topics: dict[str, Topic] = {}
         self._last: dict[int, int] = {}

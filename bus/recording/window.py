@@ -53,8 +53,8 @@ class Window:
         self._start = start
         self._until = until
         self._past: set[int] = set()
-        self.begun = False  # an event in the window was found
-        self.over = False  # every rank is past the end
+        self.begun: bool = False  # an event in the window was found
+        self.over: bool = False  # every rank is past the end
 
     def takes(self, state: Snapshot) -> bool:
         """Return whether to replay the event. Raise ConfigurationError if the recording lacks the necessary values."""

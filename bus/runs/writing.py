@@ -78,7 +78,7 @@ class RunDirectory:
     """A run's directory, locked and written by its broker. Raises RunIsLiveError, RunDirectoryError."""
 
     def __init__(self, root: Path, name: str, run_id: str | None = None) -> None:
-        self.path = root / check_run_name(name)
+        self.path: Path = root / check_run_name(name)
         self.name = name
         self._lock = self._directory = -1
         self._began_at: float | None = None

@@ -67,12 +67,13 @@ class RunSource(ABC):
 
 class LocalRun(RunSource):
     def __init__(self, info: RunInfo) -> None:
-        self.run_name = info.recorded_as
-        self.run_id = info.id
-        self.attempt = info.last.number
-        self.run_dir = self._path = info.path
-        self.recording = info.recording
-        self.reader = RecordingReader(info.recording)
+        self.run_name: str = info.recorded_as
+        self.run_id: str | None = info.id
+        self.attempt: int = info.last.number
+        self.run_dir: Path = info.path
+        self._path = info.path
+        self.recording: Path = info.recording
+        self.reader: RecordingReader = RecordingReader(info.recording)
         self._control_endpoint: str | None = None
         self._lost_since: float | None = None
         self._status = self._found(info)
@@ -98,7 +99,8 @@ class LocalRun(RunSource):
         if run.last.number != self.attempt:
             return RunStatus.FINISHED
         if run.live and run.control_endpoint is not None and run.event_feed is not None:
-            self._control_endpoint, self.event_feed = run.control_endpoint, run.event_feed
+            self._control_endpoint = run.control_endpoint
+            self.event_feed: str | None = run.event_feed
             self._lost_since = None
             return RunStatus.LIVE
         if run.away or run.last.status == "running":

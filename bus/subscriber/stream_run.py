@@ -40,11 +40,11 @@ class StreamRun(RunSource):
             raise RunNotFoundError(f"NATS at {address} {what}: {how_to_list(address)}", run=run)
         listed = next((one for one in runs if one.live), runs[0])
         self._run = check_run_name(listed.run)
-        self.run_name = check_run_name(listed.recorded_as or self._run)
+        self.run_name: str = check_run_name(listed.recorded_as or self._run)
         self.run_id: str | None = listed.id
         self.attempt: int = listed.attempt
         self._bytes = StreamBytes(connection, self._run, self.attempt)
-        self.reader = RecordingReader(self._bytes, f"the recording of run {self._run}")
+        self.reader: RecordingReader = RecordingReader(self._bytes, f"the recording of run {self._run}")
         self._windows: StreamWindows | None = None
         self._newest = b""
         self._positions: dict[int, tuple[int, int]] = {}

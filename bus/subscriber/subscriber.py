@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -111,13 +112,13 @@ class Subscriber(RunStream):
                 )
         self._source = _open_source(run, runs_dir, stream)
         self._servers = stream
-        self.run_name = self._source.run_name
-        self.run_id = self._source.run_id
+        self.run_name: str = self._source.run_name
+        self.run_id: str | None = self._source.run_id
         """The run's identity, see :attr:`offloop.bus.RunInfo.id`."""
-        self.run_dir = self._source.run_dir
+        self.run_dir: Path | None = self._source.run_dir
         """Directory of the run, if it is on this machine."""
-        self.attempt = self._source.attempt
-        self.recording = self._source.recording
+        self.attempt: int = self._source.attempt
+        self.recording: Path | None = self._source.recording
         """Recording that is read, if it is on this machine."""
         self._demand = Demand.of(events or ()) if demand is None else demand
         self._order = StreamOrder(self.run_name, self.attempt, events, after)

@@ -85,10 +85,10 @@ class Segment:
 
     def __init__(self, capacity: int, pin: Pin | None) -> None:
         self.capacity = capacity
-        self.reserved = False
+        self.reserved: bool = False
         self.published: tuple[int, str] | None = None
         """``seq`` and field of its contents, until all requesters have handled them."""
-        self.since = 0.0  # monotonic time at which it was last published or released
+        self.since: float = 0.0  # monotonic time at which it was last published or released
         self.kept: dict[str, Any] = {}  # objects that the owner keeps for the next use of this memory
         self._number = self._size = 0
         self._field = ""

@@ -138,7 +138,7 @@ class _Side:
         self._records = iter(self._source)
         self._seq = 0
         self._holes: list[tuple[int, float]] = []
-        self.batch = 0
+        self.batch: int = 0
         self.next: Recorded | None = None
         self._advance()
 

@@ -48,9 +48,10 @@ class ReportedRun:
 
     def __init__(self, run: RunInfo) -> None:
         self.run = run
-        self.entry, self._summaries = read_results(run)
-        error = self.entry.error
-        self.traceback = None if error is None else last_traceback(run.path, run.last.number, error)
+        entry, self._summaries = read_results(run)
+        self.entry: RunEntry = entry
+        error = entry.error
+        self.traceback: str | None = None if error is None else last_traceback(run.path, run.last.number, error)
 
     def rows(self, table: str | None) -> Iterator[RowsAdded]:
         """Yield the rows of a table, or of all, with those beside the recordings."""

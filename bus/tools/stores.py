@@ -44,7 +44,7 @@ _MAGIC = b":W&B"
 _FILE_HEAD = 7
 _BLOCK = 1 << 15
 _PART = struct.Struct("<IHB")  # CRC-32 of the kind and the data, length, kind
-_FULL, _FIRST, _, _LAST = range(1, 5)
+_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
 
 
 def _wandb_logs(path: Path) -> list[Log]:

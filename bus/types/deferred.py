@@ -33,7 +33,7 @@ class LeftOut:
     """The values that cannot be published: logs the first of each name, and counts all."""
 
     def __init__(self, run_name: str) -> None:
-        self.count = 0  # number of values left out
+        self.count: int = 0  # number of values left out
         self._run_name = run_name
         self._names: dict[str, None] = {}
 

@@ -91,20 +91,20 @@ class Timestamp:
     values: TrainingTime
     """The 14 numbers; durations in microseconds."""
 
-    iteration = _Counter("Complete iterations.")
-    epoch = _Counter("Complete epochs.")
-    batch = _Counter("Batches trained on.")
-    sample = _Counter("Samples trained on.")
-    token = _Counter("Tokens trained on.")
-    epoch_in_iteration = _Counter("Complete epochs of this iteration.")
-    token_in_iteration = _Counter("Tokens of this iteration.")
-    batch_in_epoch = _Counter("Batches of this epoch.")
-    sample_in_epoch = _Counter("Samples of this epoch.")
-    token_in_epoch = _Counter("Tokens of this epoch.")
-    total_wct = _Duration("Time spent training since the start of the run.")
-    iteration_wct = _Duration("Time spent training in this iteration.")
-    epoch_wct = _Duration("Time spent training in this epoch.")
-    batch_wct = _Duration("Time that the last batch took.")
+    iteration: _Counter = _Counter("Complete iterations.")
+    epoch: _Counter = _Counter("Complete epochs.")
+    batch: _Counter = _Counter("Batches trained on.")
+    sample: _Counter = _Counter("Samples trained on.")
+    token: _Counter = _Counter("Tokens trained on.")
+    epoch_in_iteration: _Counter = _Counter("Complete epochs of this iteration.")
+    token_in_iteration: _Counter = _Counter("Tokens of this iteration.")
+    batch_in_epoch: _Counter = _Counter("Batches of this epoch.")
+    sample_in_epoch: _Counter = _Counter("Samples of this epoch.")
+    token_in_epoch: _Counter = _Counter("Tokens of this epoch.")
+    total_wct: _Duration = _Duration("Time spent training since the start of the run.")
+    iteration_wct: _Duration = _Duration("Time spent training in this iteration.")
+    epoch_wct: _Duration = _Duration("Time spent training in this epoch.")
+    batch_wct: _Duration = _Duration("Time that the last batch took.")
 
     def __init__(
         self,

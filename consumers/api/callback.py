@@ -45,52 +45,52 @@ class Callback:
 
     Reference: ``composer/core/callback.py``."""
 
-    all_ranks: ClassVar[bool] = False
+    all_ranks: bool = False
     """Send the events of every rank, not only those of the first one."""
 
-    sees_actors: ClassVar[bool] = False
+    sees_actors: bool = False
     """Send the events with which processes besides the ranks log values, see :func:`offloop.join`."""
 
-    events: ClassVar[Collection[Event | str] | None] = None
+    events: Collection[Event | str] | None = None
     """The events that :meth:`run_event` requests, for a class that overrides it; ``None`` for all of them."""
 
-    fields: ClassVar[Collection[str]] = ()
+    fields: Collection[str] = ()
     """Fields of ``state`` to compute for this callback, such as ``("gradient_norm",)``, at every event that has them.
 
     Other fields on demand are hidden from it."""
 
-    every: ClassVar[int | str] = 1
+    every: int | str = 1
     """The interval of ``fields`` and of inner events, in batches or another unit.
 
     10 is for the batches 10, 20, ...; ``2ep`` and ``0.25dur`` are other units, see
     :func:`offloop.bus.types.intervals.is_due`. :data:`offloop.bus.BASE_EVENTS` are always published. An object may
     set its own interval in ``__init__``."""
 
-    max_delay: ClassVar[float | None] = None
+    max_delay: float | None = None
     """Seconds, from 0 to 1, by which events may be late in a fast loop, which sends several together.
 
     ``None`` is the training's own ``max_delay``, 50 ms by default. The shortest delay of all consumers counts; a
     very short one slows the training down, see ``docs/performance.md``."""
 
-    background: ClassVar[bool | None] = None
+    background: bool | None = None
     """Run with a separate stream, so that it delays no other callback.
 
     ``True`` gives it a thread, for slow methods. ``False`` lets it share a stream with other callbacks, which
     handle each event one after the other. ``None`` is ``False``, except for a callback with ``async`` methods: it
     runs in the shared event loop, and while it waits, the others continue."""
 
-    barrier_events: ClassVar[Collection[Event | str]] = ()
+    barrier_events: Collection[Event | str] = ()
     """The events at which the callback may stop the training. A trainer with ``wait_for`` waits there for it."""
 
-    resumes: ClassVar[bool] = True
+    resumes: bool = True
     """Restore :meth:`state_dict` in a later attempt, from the checkpoint from which that attempt resumes.
 
     ``False`` is for a state of one attempt, such as a position in its file."""
 
-    keeps: ClassVar[Collection[str]] = ()
+    keeps: Collection[str] = ()
     """Attributes that make up :meth:`state_dict`: plain values, dataclasses of them, or objects with these methods."""
 
-    owns_terminal: ClassVar[bool] = False
+    owns_terminal: bool = False
     """The callback draws on the whole terminal, so the command ``consumer`` logs nothing there."""
 
     @staticmethod

@@ -4,7 +4,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.protocol.order import CheckpointMark
@@ -144,10 +144,10 @@ class LoggerDestination:
     destination is given to a ``Trainer``. Open files and connections in :meth:`open`. Use no clock: equal streams
     are to give equal output."""
 
-    max_delay: ClassVar[float | None] = None
+    max_delay: float | None = None
     """Seconds by which its values may be late, as for :attr:`offloop.consumers.Callback.max_delay`."""
 
-    background: ClassVar[bool] = False
+    background: bool = False
     """For a slow or unreachable destination, such as a server.
 
     A thread feeds it from a :class:`~offloop.consumers.delivery.spool.Spool`, so it delays no callback. After an
@@ -155,10 +155,10 @@ class LoggerDestination:
     arrived. :meth:`load_state_dict` is called before each :meth:`open` but the first. A
     :class:`~offloop.bus.errors.ConfigurationError` before anything was sent ends the attempts."""
 
-    writes_to_terminal: ClassVar[bool] = False
+    writes_to_terminal: bool = False
     """It writes to the terminal, so it is refused beside a callback that draws on the whole terminal."""
 
-    acknowledges: ClassVar[bool] = True
+    acknowledges: bool = True
     """With ``background``: values are safe when a method returns, and not only when :meth:`close` returns.
 
     Otherwise it may be given everything since it was opened again."""
@@ -169,7 +169,7 @@ class LoggerDestination:
     finish_seconds: float = 0.0
     """As :attr:`drain_seconds`, for a file, the images of an event, and :meth:`close`."""
 
-    requires: ClassVar[tuple[str, str] | None] = None
+    requires: tuple[str, str] | None = None
     """The extra of offloop and the module that it needs, such as ``("mlflow", "mlflow")``, for :meth:`check`."""
 
     problem: str | None = None
@@ -264,7 +264,7 @@ class Logger:
     """Gathers what callbacks log during an event, then passes it to the destinations. For one thread."""
 
     def __init__(self, context: RunContext | None = None) -> None:
-        self.context = context or RunContext("run", 1, None)
+        self.context: RunContext = context or RunContext("run", 1, None)
         """The observed run."""
         self._now: int | None = None  # batches trained at the current event
         # The metrics for that step, as long as none were logged for another one; then those for all steps, in order.

@@ -25,5 +25,5 @@ if TYPE_CHECKING:
     from offloop.consumers.callbacks.stoppers import ThresholdStopper as ThresholdStopper
     from offloop.consumers.callbacks.system_monitor import SystemMonitor as SystemMonitor
     from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics as TrainerMetrics
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

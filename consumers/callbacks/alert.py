@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -128,8 +128,8 @@ class Alert(Callback):
     Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), and a missing
     ``command``."""
 
-    background: ClassVar[bool] = True
-    sees_actors: ClassVar[bool] = True
+    background: bool = True
+    sees_actors = True
 
     def __init__(
         self,
@@ -150,21 +150,23 @@ class Alert(Callback):
         self._command = None if command is None else _checked(_listed(command))
         self._timeout = timeout
         asked = (rule.field for rule in self._rules)
-        self.fields = tuple(dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE))  # type: ignore[misc]
-        self.every = every  # type: ignore[misc]
+        self.fields: tuple[str, ...] = tuple(
+            dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE)
+        )
+        self.every: int = every
         self._norms = {name: WholeNorms(name) for name in self.fields}
-        self.all_ranks = bool(self.fields)  # type: ignore[misc]
+        self.all_ranks: bool = bool(self.fields)
         self._dumps = dump
         self._sources: list[Callback] = [TrainerMetrics(), SpeedMonitor(), LRMonitor()]
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
-        self.unjudged = {rule.text for rule in self._rules if rule.test and not rule.is_of_disk}
+        self.unjudged: set[str] = {rule.text for rule in self._rules if rule.test and not rule.is_of_disk}
         self._words = {rule.name: rule.text for rule in self._rules if not rule.test}
         waits = [rule.duration.value for rule in self._rules if rule.name == STALLED and rule.duration]
         self._stall = StallMonitor(min_seconds=waits[0]) if waits else StallMonitor()
         self._stall.act = self._report_stall  # type: ignore[method-assign]
         if STALLED in self._words:
-            self.host_windows = self._stall.host_windows  # type: ignore[method-assign]
+            vars(self)["host_windows"] = self._stall.host_windows
         self._measures_disk = any(rule.is_of_disk for rule in self._rules)
         self._next_measurement = 0.0
         self._to = _listed(to)

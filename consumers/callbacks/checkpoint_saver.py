@@ -69,7 +69,7 @@ class CheckpointSaver(Callback):
     :class:`offloop.consumers.CannotWorkError` when several metrics have the name. Reference:
     ``composer/callbacks/checkpoint_saver.py``, which has no ``monitor``."""
 
-    background = True
+    background: bool = True
 
     def __init__(
         self,
@@ -171,9 +171,14 @@ class CheckpointSaver(Callback):
         if self._is_due(state) and not self._is_saved(state):
             self._save(folder, state, state.timestamp, logger)
 
-    epoch_checkpoint = batch_checkpoint
-    iteration_checkpoint = batch_checkpoint
-    fit_end = batch_checkpoint
+    def epoch_checkpoint(self, state: Snapshot, logger: Logger) -> None:
+        self.batch_checkpoint(state, logger)
+
+    def iteration_checkpoint(self, state: Snapshot, logger: Logger) -> None:
+        self.batch_checkpoint(state, logger)
+
+    def fit_end(self, state: Snapshot, logger: Logger) -> None:
+        self.batch_checkpoint(state, logger)
 
     def eval_after_all(self, state: Snapshot, logger: Logger) -> None:
         folder = self._begin(state, logger.context.run_dir)

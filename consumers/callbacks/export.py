@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from offloop.bus.errors import (
     CheckpointError,
@@ -120,7 +120,7 @@ class ExportForInferenceCallback(Callback):
     are not recorded, so a replay has nothing to export. Needs ``pip install 'offloop[export]'``. Reference:
     ``composer/callbacks/export_for_inference.py``."""
 
-    background: ClassVar[bool] = True
+    background: bool = True
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Histograms(Callback):
 
     all_ranks = True
     resumes = False
-    keeps = ("_gradients", "_parameters")
+    keeps: tuple[str, ...] = ("_gradients", "_parameters")
 
     def __init__(self, of: tuple[str, ...] = ("gradients", "parameters"), batch_log_interval: int = 100) -> None:
         check_at_least("batch_log_interval", batch_log_interval, 1)
@@ -31,8 +31,8 @@ class Histograms(Callback):
             check_choice("of", one, _FIELDS)
         self._gradients, self._parameters = (WholeNorms(field) for field in _FIELDS.values())
         # The request of this object.
-        self.fields = tuple(_FIELDS[one] for one in of)  # type: ignore[misc]
-        self.every = batch_log_interval  # type: ignore[misc]
+        self.fields: tuple[str, ...] = tuple(_FIELDS[one] for one in of)
+        self.every: int = batch_log_interval
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         for what, whole in zip(_FIELDS, (self._gradients, self._parameters), strict=True):

@@ -45,7 +45,7 @@ class MemoryMonitor(Callback):
     Reference: ``composer/callbacks/memory_monitor.py``."""
 
     resumes = False
-    keeps = ("_reports",)
+    keeps: tuple[str, ...] = ("_reports",)
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MemoryMonitor(Callback):
         self._keys = _DEFAULT_KEYS if memory_keys is None else _names(memory_keys)
         self._interval = dist_aggregate_batch_interval
         self._reports: dict[int, dict[int, dict[str, float]]] = {}  # the ranks' reports of incomplete batches
-        self.all_ranks = self._interval is not None  # type: ignore[misc]
+        self.all_ranks: bool = self._interval is not None
 
     def demand(self) -> Demand:
         # Without the statistics, as on a CPU, the event is of no use.

@@ -37,8 +37,8 @@ class NaNMonitor(Callback):
         per_parameter: check the gradient of each parameter.
     """
 
-    barrier_events = (Event.BATCH_END,)
-    keeps = ("_bad_batches", "_in_episode", "_bad_loss_at", "_norms")
+    barrier_events: tuple[Event, ...] = (Event.BATCH_END,)
+    keeps: tuple[str, ...] = ("_bad_batches", "_in_episode", "_bad_loss_at", "_norms")
 
     def __init__(
         self, action: Literal["alert", "stop"] = "alert", check_gradients: bool = True, per_parameter: bool = False
@@ -48,10 +48,10 @@ class NaNMonitor(Callback):
             raise ConfigurationError("per_parameter requires check_gradients")
         self._action = action
         if action != "stop":
-            self.barrier_events = ()  # type: ignore[assignment, misc]  # nothing to wait for
+            self.barrier_events = ()  # nothing to wait for
         self._norms = WholeNorms("gradient_norms" if per_parameter else "gradient_norm")
-        self.fields = (self._norms.field,) if check_gradients else ()  # type: ignore[misc]
-        self.all_ranks = check_gradients  # type: ignore[misc]
+        self.fields: tuple[str, ...] = (self._norms.field,) if check_gradients else ()
+        self.all_ranks = check_gradients
         self._bad_batches = 0
         self._in_episode = False
         self._bad_loss_at = -1  # a batch that is reported before its gradients are known

@@ -40,7 +40,7 @@ class OptimizerMonitor(Callback):
 
     all_ranks = True
     resumes = False
-    keeps = ("_norms",)
+    keeps: tuple[str, ...] = ("_norms",)
 
     def __init__(
         self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10, only_global: bool = False
@@ -54,8 +54,8 @@ class OptimizerMonitor(Callback):
         self._norms = WholeNorms(self._field)
         self._of_hosts = HostNorms()
         # The request of this object.
-        self.fields = (self._field,)  # type: ignore[misc]
-        self.every = batch_log_interval  # type: ignore[misc]
+        self.fields: tuple[str, ...] = (self._field,)
+        self.every: int = batch_log_interval
 
     def batch_end(self, state: Snapshot, logger: Logger) -> None:
         norms = self._norms.whole(state)

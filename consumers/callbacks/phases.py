@@ -105,14 +105,14 @@ class Phases(Callback):
 
     all_ranks = True
     resumes = False
-    keeps = ("_verdict", "_resumed", "_evaluation", "_reports")
-    fields = ("phases",)
+    keeps: tuple[str, ...] = ("_verdict", "_resumed", "_evaluation", "_reports")
+    fields: tuple[str, ...] = ("phases",)
 
     def __init__(self, every: int | str = 10, window: int = 10, threshold: float = 0.3) -> None:
         check_at_least("window", window, 1)
         if not 0 < threshold < 1:
             raise ConfigurationError(f"threshold is {threshold}: use a share of the time between 0 and 1")
-        self.every = every  # type: ignore[misc]
+        self.every = every
         self._threshold = threshold
         self._samples: deque[Sample] = deque(maxlen=window)
         self._verdict: str | None = None

@@ -28,7 +28,14 @@ class RuntimeEstimator(Callback):
     ``composer/callbacks/runtime_estimator.py``."""
 
     resumes = False
-    keeps = ("_left_to_skip", "_disabled", "_start_ns", "_start_part", "_epoch_batches", "_evaluations")
+    keeps: tuple[str, ...] = (
+        "_left_to_skip",
+        "_disabled",
+        "_start_ns",
+        "_start_part",
+        "_epoch_batches",
+        "_evaluations",
+    )
 
     def __init__(self, skip_batches: int = 1, time_unit: TimeUnitName = "hours") -> None:
         check_at_least("skip_batches", skip_batches, 0)

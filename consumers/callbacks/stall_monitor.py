@@ -52,9 +52,9 @@ class StallMonitor(Callback):
         factor, min_seconds: see above.
         stacks: end an alert with the places where the ranks are, as ``offloop send RUN stacks`` finds them."""
 
-    events = BASE_EVENTS | _EVALUATION_BATCHES | {HEALTH}
+    events: frozenset[Event] = BASE_EVENTS | _EVALUATION_BATCHES | {HEALTH}
     resumes = False
-    keeps = ("_seen",)
+    keeps: tuple[str, ...] = ("_seen",)
 
     def __init__(self, factor: float = 10.0, min_seconds: float = 30.0, stacks: bool = True) -> None:
         check_at_least("factor", factor, 1)

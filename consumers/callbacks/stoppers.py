@@ -42,19 +42,19 @@ class Stopper(Callback, ABC):
     lists the known ones: at the start of a training that publishes the labels of its evaluators, otherwise at the first
     evaluation."""
 
-    keeps = ("_has_seen_label", "_is_announced")
+    keeps: tuple[str, ...] = ("_has_seen_label", "_is_announced")
     sees_actors = True
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
         self.monitor = monitor
         self.dataloader_label = dataloader_label
-        self.comp_func = _comparison(comp, monitor)
+        self.comp_func: Comparison = _comparison(comp, monitor)
         events = {Event.BATCH_END, Event.EPOCH_END} if on_batch else {Event.EPOCH_END}
         self._looks_at = events if dataloader_label == TRAIN else {Event.EVAL_END}
         if dataloader_label == LOGGED:
             self._looks_at = set(BASE_EVENTS)
         else:
-            self.barrier_events = self._looks_at  # type: ignore[misc]  # an object's own, as the options say
+            self.barrier_events: set[Event] = self._looks_at  # an object's own, as the options say
         self._has_seen_label = dataloader_label in (TRAIN, LOGGED)
         self._is_announced = False
 
@@ -194,14 +194,14 @@ class EarlyStopper(Stopper):
         min_delta: float = 0.0,
         patience: Time | str | int = 1,
     ) -> None:
-        self.patience = Time.from_input(patience, TimeUnit.EPOCH)
+        self.patience: Time = Time.from_input(patience, TimeUnit.EPOCH)
         if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.patience.value < 0:
             raise ConfigurationError(
                 f"patience is {str(self.patience)!r}: give a number of epochs from 0 on, or a time such as '2ep' or "
                 "'500ba'"
             )
         super().__init__(monitor, dataloader_label, comp, on_batch=self.patience.unit is TimeUnit.BATCH)
-        self.min_delta = abs(min_delta)
+        self.min_delta: float = abs(min_delta)
         self.best: float | None = None
         """The best value so far; ``None`` before the first."""
         self.best_occurred: Timestamp | None = None

@@ -38,7 +38,7 @@ class SystemMonitor(Callback):
     missing GPU once on standard error. Needs ``pip install 'offloop[system]'`` where the training runs. Reference:
     ``composer/callbacks/system_metrics_monitor.py``."""
 
-    keeps = ("_logged_ns", "_reported")
+    keeps: tuple[str, ...] = ("_logged_ns", "_reported")
 
     def __init__(
         self, gpu_available: bool | None = None, log_all_data: bool = False, every_seconds: float = 10.0

@@ -33,7 +33,7 @@ class TrainerMetrics(Callback):
     the microbatch size and the hyperparameters of the trainer are not logged (the run reports them itself), and values
     of algorithms and ``Publisher.log`` arrive with the next event, under their own steps."""
 
-    events = BASE_EVENTS  # any event may bring values that algorithms logged
+    events: frozenset[Event] = BASE_EVENTS  # any event may bring values that algorithms logged
     sees_actors = True
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:

@@ -1,7 +1,7 @@
 """The command ``offloop consume``, or ``consumer``: attach callbacks to a run, or replay a recording through them."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
@@ -17,7 +17,7 @@ from offloop.bus.terminal import CliCommand, run_command
 from offloop.consumers.api.callback import OnError
 from offloop.consumers.delivery.commit import COMMIT_EVENTS
 
-callbacks_option = click.option(
+callbacks_option: Final = click.option(
     "--callbacks",
     "-c",
     callback=split_names,
@@ -27,7 +27,7 @@ callbacks_option = click.option(
     show_default=True,
     help="Callbacks to run.",
 )
-loggers_option = click.option(
+loggers_option: Final = click.option(
     "--log",
     "-l",
     "loggers",
@@ -38,7 +38,7 @@ loggers_option = click.option(
     show_default=True,
     help="Where to log to.",
 )
-settings_option = click.option(
+settings_option: Final = click.option(
     "-o", "options", metavar="NAME.OPTION=VALUE", multiple=True, help="Set an option of a callback or logger."
 )
 

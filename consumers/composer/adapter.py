@@ -120,7 +120,7 @@ class AdaptedCallback(Callback):
             if hasattr(callback, name):
                 setattr(self, name, getattr(callback, name))
         if not _overrides(callback, "run_event"):
-            self.events = [event for event in Event if _overrides(callback, event.value)]  # type: ignore[misc]
+            self.events: list[Event] = [event for event in Event if _overrides(callback, event.value)]
 
     @property
     def shown_as(self) -> str:

@@ -7,5 +7,5 @@ from offloop.bus.lazy import lazy_exports
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.terminal.top import Top as Top
     from offloop.consumers.dashboard.web.callback import Dashboard as Dashboard
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -34,7 +34,7 @@ class Fanout:
         self._failed: dict[str, LoggerDestination] = {}
         self.only_sends = False  # true while closing, when only servers are left to wait for
         self.named: set[str] = set()  # the hyperparameters that callbacks have logged, which replace those of the run
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         """Held while anything is delivered, and by the thread that stores positions from the first to the last,
         so that they belong together."""
 

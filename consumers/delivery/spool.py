@@ -314,7 +314,7 @@ class Spool(LoggerDestination):
             if missing or self._fatal:
                 self._say(f"{missing} of {given} entries did not arrive{self._reason}; {self._next_step}")
             if missing:
-                self.problem = f"lacks {missing} of {given} entries"
+                self.problem: str = f"lacks {missing} of {given} entries"
             elif self._fatal or self._left_out:
                 self.problem = "failed" if self._fatal else "lacks entries that it refused"
             if not self._holds or (self._is_over and missing):

@@ -47,8 +47,8 @@ class SpoolDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.position = SpoolPosition(0, Offset(), 0, {})
-        self.end = Offset()
+        self.position: SpoolPosition = SpoolPosition(0, Offset(), 0, {})
+        self.end: Offset = Offset()
         self._file: BinaryIO | None = None
         self._bases: list[int] = []
 

@@ -13,5 +13,5 @@ if TYPE_CHECKING:
     from offloop.consumers.loggers.run import RunLogger as RunLogger
     from offloop.consumers.loggers.tensorboard import TensorboardLogger as TensorboardLogger
     from offloop.consumers.loggers.wandb import WandBLogger as WandBLogger
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

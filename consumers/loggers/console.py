@@ -58,7 +58,7 @@ class ConsoleLogger(LoggerDestination):
     the model, then by the order of their first values."""
 
     writes_to_terminal = True
-    max_delay = 0.1
+    max_delay: float = 0.1
 
     def __init__(self, every: float = 1.0, hide: Sequence[str] = _HIDDEN, most: int = _MOST) -> None:
         check_at_least("every", every, 0)

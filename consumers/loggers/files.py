@@ -42,7 +42,7 @@ class FileDestination(LoggerDestination):
 
     def open(self, context: RunContext) -> None:
         self._path = self._chosen or self._default_path(context)
-        self.where = str(self._path)
+        self.where: str = str(self._path)
         try:
             if not self._goes_on:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

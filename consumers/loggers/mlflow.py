@@ -57,7 +57,7 @@ class MLFlowLogger(LoggerDestination):
     """
 
     name: ClassVar[str] = "mlflow"
-    requires = ("mlflow", "mlflow")
+    requires: tuple[str, str] = ("mlflow", "mlflow")
     background = True
 
     def __init__(
@@ -91,7 +91,7 @@ class MLFlowLogger(LoggerDestination):
         self._client = MlflowClient(self._tracking_uri)
         uri = self._client.tracking_uri
         is_server = uri.startswith(("http://", "https://"))
-        self.where = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+        self.where: str | None = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
         self._experiment_id = self._experiment()
         self._context = context
         self._run_id, self._last_time = None, None

@@ -31,7 +31,7 @@ class PrometheusLogger(LoggerDestination):
 
     ``port=0`` takes a free port; standard error names it. Anyone who can reach ``address`` can read the values."""
 
-    requires = ("prometheus", "prometheus_client")
+    requires: tuple[str, str] = ("prometheus", "prometheus_client")
 
     def __init__(self, port: int = 9464, address: str = "127.0.0.1") -> None:
         if not 0 <= port <= _MAX_PORT:
@@ -46,7 +46,7 @@ class PrometheusLogger(LoggerDestination):
         self._time = 0.0
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
-        self.url = ""
+        self.url: str = ""
 
     def open(self, context: RunContext) -> None:
         from prometheus_client import CollectorRegistry, start_http_server

@@ -84,7 +84,7 @@ class RunLogger(LoggerDestination):
                     raise
                 time.sleep(0.1)
             else:
-                self.where = f"run {run.name}, as {self._name}/..."
+                self.where: str = f"run {run.name}, as {self._name}/..."
                 return publisher
         return None
 

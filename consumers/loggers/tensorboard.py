@@ -39,7 +39,7 @@ class TensorboardLogger(FileDestination):
 
     name = "tensorboard"
     elsewhere = "log_dir=DIR"
-    requires = ("tensorboard", "tensorboard.compat.proto.event_pb2")
+    requires: tuple[str, str] = ("tensorboard", "tensorboard.compat.proto.event_pb2")
 
     def __init__(self, log_dir: str | None = None, overwrite: bool = False) -> None:
         super().__init__(None, overwrite)
@@ -54,7 +54,7 @@ class TensorboardLogger(FileDestination):
         if not self._goes_on:
             self._begins_again = context.attempt > 1
         super().open(context)
-        self.where = f"tensorboard --logdir {shlex.quote(str(self.opened_path.parent))}"
+        self.where: str = f"tensorboard --logdir {shlex.quote(str(self.opened_path.parent))}"
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         self._begin_attempt(state, min(row.step for row in rows))

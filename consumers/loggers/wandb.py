@@ -46,7 +46,7 @@ class WandBLogger(LoggerDestination):
     """
 
     name: ClassVar[str] = "wandb"
-    requires = ("wandb", "wandb")
+    requires: tuple[str, str] = ("wandb", "wandb")
     background = True
     acknowledges = False  # wandb accepts everything at once, and loses unwritten data when this process is killed
 

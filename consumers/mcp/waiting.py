@@ -47,9 +47,9 @@ class WatchedRun(threading.Thread):
 
     def __init__(self, run: FoundRun, rules: Sequence[str], stall_seconds: float) -> None:
         super().__init__(name="offloop-watched", daemon=True)
-        self.place = 0.0  # number of the newest event
+        self.place: float = 0.0  # number of the newest event
         self.batch = 0
-        self.looked = time.monotonic()
+        self.looked: float = time.monotonic()
         self._followed = run
         self._findings: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_FINDINGS)
         # The stalls last: they set the place.

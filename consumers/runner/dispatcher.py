@@ -47,7 +47,7 @@ class Handling:
         self.on_error: OnError = on_error
         self.keeps_positions = keeps_positions
         self.at_checkpoint = at_checkpoint
-        self.source = Source()
+        self.source: Source = Source()
         self.first_error: BaseException | None = None
         self.dispatchers: list[Dispatcher] = []  # the dispatcher of the shared stream is the first
 
@@ -125,19 +125,19 @@ class Dispatcher:
         self.deliver: Callable[[Logger, Snapshot], None] = fanout.deliver
         """Passes what was logged during an event to the destinations."""
         self.handling = handling
-        self.entries = [CallbackEntry(callback, name) for name, callback in callbacks]
-        self.context = RunContext(
+        self.entries: list[CallbackEntry] = [CallbackEntry(callback, name) for name, callback in callbacks]
+        self.context: RunContext = RunContext(
             *(stream.run_name, stream.attempt, stream.run_dir, stream.commander, stream.answered),
             *(stream.run_id, stream.checkpoints, lambda: self.handling.source),
         )
         self.positions: dict[int, tuple[int, int]] = {}
         """Rank to ``(seq, base_seq)`` of the last event that need not come again."""
         self.last: Snapshot | None = None
-        self.handled = 0  # events that at least one callback received
+        self.handled: int = 0  # events that at least one callback received
         self.fields_since: dict[str, int] = {}  # requested field to the number of the batch with which it came first
         self.fatal: Exception | None = None  # the error that ended it before its stream
-        self.stopping = False  # it stops after the current event
-        self.interrupted = False
+        self.stopping: bool = False  # it stops after the current event
+        self.interrupted: bool = False
         self.stream = stream
         self._keeps_positions = handling.keeps_positions
         self._with_hyperparameters = WITH_HYPERPARAMETERS if logs_hyperparameters else frozenset()

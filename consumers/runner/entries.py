@@ -116,7 +116,7 @@ class CallbackEntry:
     closed: bool = False
 
     def __post_init__(self) -> None:
-        self.demand = self.callback.demand()
+        self.demand: Demand = self.callback.demand()
 
     def handler_of(self, event: Event) -> Callable[[Snapshot, Logger], MaybeAwaitable]:
         callback = self.callback

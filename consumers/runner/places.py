@@ -65,7 +65,7 @@ class FolderRuns:
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self.directory = directory
-        self.in_words = in_words(runs_dir(directory))
+        self.in_words: str = in_words(runs_dir(directory))
 
     def __str__(self) -> str:
         return f"in {self.in_words}"
@@ -97,7 +97,7 @@ class NatsRuns:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.in_words = f"NATS at {address}"
+        self.in_words: str = f"NATS at {address}"
 
     def __str__(self) -> str:
         return f"at {self.address}"

@@ -28,8 +28,8 @@ class StateFile:
     syncs it to the disk. Raises ConfigurationError or RunDirectoryError."""
 
     def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
-        self.name = check_name(name)
-        self.path = directory / f"{name}-{attempt}.state"
+        self.name: str = check_name(name)
+        self.path: Path = directory / f"{name}-{attempt}.state"
         self._run = (run_name, attempt)
         with self._explained():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.protocol.stream import RunStream
@@ -26,10 +27,10 @@ class CallbackWorker(Dispatcher):
     def __init__(self, stream: RunStream, name: str, callback: Callback, fanout: Fanout, handling: Handling) -> None:
         # The shared stream brings the hyperparameters.
         super().__init__(stream, [(name, callback)], fanout, handling, logs_hyperparameters=False)
-        self.deliver = self._deliver_and_note
+        self.deliver: Callable[[Logger, Snapshot], None] = self._deliver_and_note
         self.name = name
         self.callback = callback
-        self.progress = WorkerProgress({}, CallbackState(name, 0, False, {}))
+        self.progress: WorkerProgress = WorkerProgress({}, CallbackState(name, 0, False, {}))
         """The progress noted last. It changes only under the fanout's lock, so that it matches the
         destinations' output."""
         self._next_note = 0.0

@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from offloop.consumers.testing.harness import Logged as Logged
     from offloop.consumers.testing.harness import replay as replay
     from offloop.consumers.testing.memory_stream import MemoryStream as MemoryStream
-
-# pytest imports this package in every run where it is installed, so imports are lazy.
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    # pytest imports this package in every run where it is installed, so imports are lazy.
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -86,7 +86,7 @@ class MemoryStream(RunStream):
             if count < 1:
                 raise ConfigurationError(f"{name} is {count}: use 1 or more")
         _check_seconds("seconds_per_batch", seconds_per_batch)
-        self.run_name = check_run_name(run_name)
+        self.run_name: str = check_run_name(run_name)
         self.attempt = attempt
         self._ending: Ending | None = None
         self._of_batch = {"loss": loss, "lr": lr, "train_metrics": train_metrics}

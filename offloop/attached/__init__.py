@@ -4,5 +4,5 @@ from offloop.trainer.arguments import missing_extra
 
 try:
     import torch  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(missing_extra("torch"), name=error.name) from None
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(missing_extra("torch"), name=_error.name) from None

@@ -166,7 +166,7 @@ class Adapter(RunEvents):
     def __init__(self, options: Options) -> None:
         super().__init__()
         check_options(options)
-        self.detached = True
+        self.detached: bool = True
         """True if there is no run: outside of a training, if disabled, or after an error of offloop."""
         self._options = options
         self._wrapped: list[Wrapped] = []

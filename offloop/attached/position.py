@@ -34,10 +34,12 @@ class LoopPosition:
     Independent of a run: a loop counts the same if offloop could not be attached, or was detached."""
 
     def __init__(self) -> None:
-        self.reached = Timestamp()
-        self.samples = self.tokens = 0
+        self.reached: Timestamp = Timestamp()
+        self.samples: int = 0
+        self.tokens: int = 0
         """Counts of the current batch."""
-        self.fetched = self.trained = 0
+        self.fetched: int = 0
+        self.trained: int = 0
         """Batches of this pass, and those that the optimizer has stepped for."""
         self.resumed: EpochState = "open"
         self.in_epochs = self.in_body = False

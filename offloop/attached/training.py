@@ -39,6 +39,7 @@ from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.control.settings import Settings, evaluate, set_learning_rate
 from offloop.trainer.data.spec import DataSpec
 from offloop.trainer.device.device import GpuDevice, get_device
+from offloop.trainer.distributed.ranks import Ranks
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field, FieldUnsupportedError
 
@@ -126,14 +127,15 @@ class AttachedTraining:
         set_lr: Callable[[float], object] | str | None = None,
     ) -> None:
         share_terminal()
-        self.ranks = ranks = join_ranks()
+        self.ranks: Ranks | None = join_ranks()
+        ranks = self.ranks
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
         self._asked_name = name = name if ranks is None else ranks.share(name)
         for training in [one for one in _open if one._asked_name == name]:
             # For example, a notebook's cell was executed again.
             training.at_exit(KeyboardInterrupt("another training of this program has its name"))
         gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
-        self.state = state = State(
+        self.state: State = State(
             model=unwrapped(model),
             device=get_device("cpu") if gpu is None else GpuDevice(gpu),
             precision=precision,
@@ -144,6 +146,7 @@ class AttachedTraining:
             optimizers=list(optimizers),
             schedulers=list(schedulers),
         )
+        state = self.state
         state.max_duration = max_duration
         del state.evaluators
         self._clock = wall_clock()
@@ -163,7 +166,9 @@ class AttachedTraining:
         self.requested_events: set[Event] = set()
         self._samples = self._tokens = self._began = self._paused_at = 0
         self._microbatches = 1
-        self.in_batch = self._is_introduced = self.has_noted_precision = False
+        self._is_introduced = False
+        self.in_batch: bool = False
+        self.has_noted_precision: bool = False
         self._loss: torch.Tensor | float | None = None
         self._reads_at_once = state.device.name == "cpu"
         self._save_event: Event | None = None

@@ -10,7 +10,7 @@ class Requests(Callback):
     """Requests fields at every batch, which are recorded with its end then."""
 
     def __init__(self, *fields: str) -> None:
-        self.fields = fields  # type: ignore[misc]  # one class for all tests
+        self.fields = fields  # one class for all tests
 
     def batch_end(self, state: object, logger: object) -> None:
         """They are in the recording then."""

@@ -24,5 +24,5 @@ if TYPE_CHECKING:
     from offloop.trainer.algorithms.targets import CutMix as CutMix
     from offloop.trainer.algorithms.targets import LabelSmoothing as LabelSmoothing
     from offloop.trainer.algorithms.targets import MixUp as MixUp
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__, explain_missing)

@@ -133,8 +133,8 @@ class EMA(_Averaging):
             )
         span = Time(1, TimeUnit.BATCH) if half_life is None else check_update_interval("half_life", half_life)
         interval = Time(1, span.unit) if update_interval is None else update_interval
-        self.update_interval = check_update_interval("update_interval", interval)
-        self.ema_start = check_point("ema_start", ema_start)
+        self.update_interval: Time = check_update_interval("update_interval", interval)
+        self.ema_start: Time = check_point("ema_start", ema_start)
         if smoothing is None:
             if self.update_interval.unit is not span.unit:
                 raise ConfigurationError(
@@ -142,7 +142,7 @@ class EMA(_Averaging):
                     "give both in batches or both in epochs"
                 )
             smoothing = 2 ** (-self.update_interval.value / span.value)
-        self.smoothing = check_number(smoothing, "smoothing", most=1)
+        self.smoothing: float = check_number(smoothing, "smoothing", most=1)
         self._event = update_event(self.update_interval)
         self._mix = get_ema_multi_avg_fn(self.smoothing)  # type: ignore[no-untyped-call]
 
@@ -201,18 +201,18 @@ class SWA(_Averaging):
         anneal_steps: int = 10,
         swa_lr: float | None = None,
     ) -> None:
-        self.swa_start = check_point("swa_start", swa_start)
-        self.swa_end = check_point("swa_end", swa_end)
+        self.swa_start: Time = check_point("swa_start", swa_start)
+        self.swa_end: Time = check_point("swa_end", swa_end)
         if self.swa_start.unit is not self.swa_end.unit or self.swa_start >= self.swa_end:
             raise ConfigurationError(
                 f"swa_start {self.swa_start} is not before swa_end {self.swa_end}: "
                 "use two points of the training in order and in the same unit, such as 0.7dur and 0.97dur"
             )
-        self.update_interval = check_update_interval("update_interval", update_interval)
+        self.update_interval: Time = check_update_interval("update_interval", update_interval)
         self.schedule_swa_lr = schedule_swa_lr
-        self.anneal_strategy = check_choice(anneal_strategy, "anneal_strategy", ("linear", "cos"))
-        self.anneal_steps = check_count(anneal_steps, "anneal_steps")
-        self.swa_lr = None if swa_lr is None else check_number(swa_lr, "swa_lr")
+        self.anneal_strategy: str = check_choice(anneal_strategy, "anneal_strategy", ("linear", "cos"))
+        self.anneal_steps: int = check_count(anneal_steps, "anneal_steps")
+        self.swa_lr: float | None = None if swa_lr is None else check_number(swa_lr, "swa_lr")
         if swa_lr is not None and not schedule_swa_lr:
             raise ConfigurationError(f"swa_lr {swa_lr!r} has no effect without schedule_swa_lr=True: add that")
         self._event = update_event(self.update_interval)

@@ -1,7 +1,7 @@
 """Clipped gradients, and gradients that lead to flat minima."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,11 +29,11 @@ class GradientClipping(Algorithm):
     arXiv:2102.06171, section 4. Reference: ``composer/algorithms/gradient_clipping``."""
 
     # The optimizers must step along clipped gradients, even if another algorithm, such as SAM, replaces them.
-    position: ClassVar = {Event.AFTER_TRAIN_BATCH: "last"}
+    position: ClassVar[dict[Event, Literal["first", "last"]]] = {Event.AFTER_TRAIN_BATCH: "last"}
 
     def __init__(self, clipping_type: str, clipping_threshold: float) -> None:
-        self.clipping_type = check_choice(clipping_type, "clipping_type", _CLIP)
-        self.clipping_threshold = check_number(clipping_threshold, "clipping_threshold", above=0)
+        self.clipping_type: str = check_choice(clipping_type, "clipping_type", _CLIP)
+        self.clipping_threshold: float = check_number(clipping_threshold, "clipping_threshold", above=0)
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_TRAIN_BATCH
@@ -81,9 +81,9 @@ class SAM(Algorithm):
     algorithm 1. Reference: ``composer/algorithms/sam``."""
 
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
-        self.rho = check_number(rho, "rho")
-        self.epsilon = check_number(epsilon, "epsilon")
-        self.interval = check_count(interval, "interval")
+        self.rho: float = check_number(rho, "rho")
+        self.epsilon: float = check_number(epsilon, "epsilon")
+        self.interval: int = check_count(interval, "interval")
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_TRAIN_BATCH and (int(state.timestamp.batch) + 1) % self.interval == 0

@@ -55,10 +55,10 @@ class CutOut(Algorithm):
     def __init__(
         self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: BatchKey = 0
     ) -> None:
-        self.num_holes = check_count(num_holes, "num_holes")
-        self.length = check_number(length, "length", above=0, most=1)
+        self.num_holes: int = check_count(num_holes, "num_holes")
+        self.length: float = check_number(length, "length", above=0, most=1)
         self.uniform_sampling = uniform_sampling
-        self.input_key = check_key("input_key", input_key)
+        self.input_key: BatchKey = check_key("input_key", input_key)
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_DATALOADER
@@ -111,19 +111,19 @@ class ProgressiveResizing(Algorithm):
         input_key: BatchKey = 0,
         target_key: BatchKey = 1,
     ) -> None:
-        self.mode = check_choice(mode, "mode", ("resize", "crop"))
-        self.initial_scale = check_number(initial_scale, "initial_scale", above=0, most=1)
-        self.finetune_fraction = check_number(finetune_fraction, "finetune_fraction", most=1)
-        self.delay_fraction = check_number(delay_fraction, "delay_fraction", most=1)
+        self.mode: str = check_choice(mode, "mode", ("resize", "crop"))
+        self.initial_scale: float = check_number(initial_scale, "initial_scale", above=0, most=1)
+        self.finetune_fraction: float = check_number(finetune_fraction, "finetune_fraction", most=1)
+        self.delay_fraction: float = check_number(delay_fraction, "delay_fraction", most=1)
         if delay_fraction + finetune_fraction > 1:
             raise ConfigurationError(
                 f"delay_fraction {delay_fraction} and finetune_fraction {finetune_fraction} are more than the whole "
                 "training: use two that add up to at most 1"
             )
-        self.size_increment = check_count(size_increment, "size_increment")
+        self.size_increment: int = check_count(size_increment, "size_increment")
         self.resize_targets = resize_targets
-        self.input_key = check_key("input_key", input_key)
-        self.target_key = check_key("target_key", target_key)
+        self.input_key: BatchKey = check_key("input_key", input_key)
+        self.target_key: BatchKey = check_key("target_key", target_key)
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_DATALOADER

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
-from offloop.bus.types.time import TimeInput
+from offloop.bus.types.time import Time, TimeInput
 from offloop.trainer.algorithms.common import change_behavior, check_point, share_of_way
 from offloop.trainer.arguments.checks import check_choice, check_count, check_number
 from offloop.trainer.arguments.values import describe
@@ -48,12 +48,12 @@ class StochasticDepth(Algorithm):
                 f"target_layer_name {target_layer_name!r} is not a name: use the name of a class, such as 'Layer'"
             )
         self.target_layer_name = target_layer_name
-        self.stochastic_method = check_choice(stochastic_method, "stochastic_method", _METHODS)
-        self.drop_rate = check_number(drop_rate, "drop_rate", most=1)
+        self.stochastic_method: str = check_choice(stochastic_method, "stochastic_method", _METHODS)
+        self.drop_rate: float = check_number(drop_rate, "drop_rate", most=1)
         if self.drop_rate == 1:
             raise ConfigurationError("drop_rate 1 would leave out everything: use a number below 1")
-        self.drop_distribution = check_choice(drop_distribution, "drop_distribution", ("linear", "uniform"))
-        self.drop_warmup = check_point("drop_warmup", drop_warmup)
+        self.drop_distribution: str = check_choice(drop_distribution, "drop_distribution", ("linear", "uniform"))
+        self.drop_warmup: Time = check_point("drop_warmup", drop_warmup)
         self._layers: list[Droppable] = []
 
     @property
@@ -102,7 +102,7 @@ class Droppable(nn.Module):
     """A residual layer that may be dropped in training."""
 
     # A name that no other layer is likely to have.
-    stochastic_depth_rate = 0.0
+    stochastic_depth_rate: float = 0.0
 
 
 class BlockDroppable(Droppable):
@@ -164,8 +164,8 @@ class LayerFreezing(Algorithm):
     find_unused_parameters = True  # some parameters get no gradient, for several ranks
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
-        self.freeze_start = check_number(freeze_start, "freeze_start", most=1)
-        self.freeze_level = check_number(freeze_level, "freeze_level", most=1)
+        self.freeze_start: float = check_number(freeze_start, "freeze_start", most=1)
+        self.freeze_level: float = check_number(freeze_level, "freeze_level", most=1)
         self._frozen = 0
         self._state: State | None = None
 
@@ -246,7 +246,7 @@ class BlurPool(Algorithm):
         self.replace_convs = replace_convs
         self.replace_maxpools = replace_maxpools
         self.blur_first = blur_first
-        self.min_channels = check_count(min_channels, "min_channels", 0)
+        self.min_channels: int = check_count(min_channels, "min_channels", 0)
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.INIT

@@ -1,7 +1,7 @@
 """Training on a part of each batch: the hardest rows, or the starts of sequences."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.nn import functional
@@ -48,7 +48,7 @@ class SelectiveBackprop(Algorithm):
     Reference: ``composer/algorithms/selective_backprop``."""
 
     # The losses must be those of the unchanged data, and dropped rows need no changes.
-    position: ClassVar = {Event.AFTER_DATALOADER: "first"}
+    position: ClassVar[dict[Event, Literal["first", "last"]]] = {Event.AFTER_DATALOADER: "first"}
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class SelectiveBackprop(Algorithm):
         target_key: BatchKey = 1,
         loss_fn: Losses | None = None,
     ) -> None:
-        self.start = check_number(start, "start", most=1)
-        self.end = check_number(end, "end", most=1)
+        self.start: float = check_number(start, "start", most=1)
+        self.end: float = check_number(end, "end", most=1)
         if start >= end:
             raise ConfigurationError(f"start {start} is not before end {end}: use two shares of the training in order")
-        self.keep = check_number(keep, "keep", above=0, most=1)
-        self.scale_factor = check_number(scale_factor, "scale_factor", above=0, most=1)
-        self.interrupt = check_count(interrupt, "interrupt", 0)
+        self.keep: float = check_number(keep, "keep", above=0, most=1)
+        self.scale_factor: float = check_number(scale_factor, "scale_factor", above=0, most=1)
+        self.interrupt: int = check_count(interrupt, "interrupt", 0)
         if interrupt == 1:
             raise ConfigurationError("interrupt 1 would leave every batch whole: use 0 for none, or 2 and more")
-        self.input_key = check_key("input_key", input_key)
-        self.target_key = check_key("target_key", target_key)
+        self.input_key: BatchKey = check_key("input_key", input_key)
+        self.target_key: BatchKey = check_key("target_key", target_key)
         if loss_fn is not None:
             check_function(loss_fn, "loss_fn", "(outputs, targets)")
-        self.loss_fn = loss_fn or _cross_entropy
+        self.loss_fn: Losses = loss_fn or _cross_entropy
 
     def match(self, event: Event, state: State) -> bool:
         return event is Event.AFTER_DATALOADER and self._is_due(state)
@@ -167,10 +167,10 @@ class SequenceLengthWarmup(Algorithm):
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
     ) -> None:
-        self.duration = check_number(duration, "duration", most=1)
-        self.min_seq_length = check_count(min_seq_length, "min_seq_length")
-        self.max_seq_length = check_count(max_seq_length, "max_seq_length", min_seq_length)
-        self.step_size = check_count(step_size, "step_size")
+        self.duration: float = check_number(duration, "duration", most=1)
+        self.min_seq_length: int = check_count(min_seq_length, "min_seq_length")
+        self.max_seq_length: int = check_count(max_seq_length, "max_seq_length", min_seq_length)
+        self.step_size: int = check_count(step_size, "step_size")
         self.truncate = truncate
         self.preserve_end_of_sequence = preserve_end_of_sequence
 

@@ -25,10 +25,10 @@ class Mixing(Algorithm):
     algorithm's change of the targets affects only the loss for the rows' own targets."""
 
     def __init__(self, alpha: float, interpolate_loss: bool, input_key: BatchKey, target_key: BatchKey) -> None:
-        self.alpha = check_number(alpha, "alpha")
+        self.alpha: float = check_number(alpha, "alpha")
         self.interpolates_loss = interpolate_loss
-        self.input_key = check_key("input_key", input_key)
-        self.target_key = check_key("target_key", target_key)
+        self.input_key: BatchKey = check_key("input_key", input_key)
+        self.target_key: BatchKey = check_key("target_key", target_key)
         self._steps: dict[Event, Callable[[State], None]] = {Event.BEFORE_FORWARD: self._mix_inputs}
         if interpolate_loss:
             self._steps[Event.BEFORE_BACKWARD] = self._mix_losses
@@ -193,8 +193,8 @@ class LabelSmoothing(Algorithm):
     Reference: ``composer/algorithms/label_smoothing``."""
 
     def __init__(self, smoothing: float = 0.1, target_key: BatchKey = 1) -> None:
-        self.smoothing = check_number(smoothing, "smoothing", most=1)
-        self.target_key = check_key("target_key", target_key)
+        self.smoothing: float = check_number(smoothing, "smoothing", most=1)
+        self.target_key: BatchKey = check_key("target_key", target_key)
         self._original: torch.Tensor | None = None
 
     def match(self, event: Event, state: State) -> bool:

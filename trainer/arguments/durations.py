@@ -104,7 +104,7 @@ class Interval:
         if interval.unit is TimeUnit.DURATION:
             interval = part_of(max_duration, interval.value, batches_per_epoch)
         at_epoch, at_iteration, at_batch = events
-        self.event = {TimeUnit.EPOCH: at_epoch, TimeUnit.ITERATION: at_iteration}.get(interval.unit, at_batch)
+        self.event: Event = {TimeUnit.EPOCH: at_epoch, TimeUnit.ITERATION: at_iteration}.get(interval.unit, at_batch)
         self._interval = interval
 
     def is_due(self, event: Event, timestamp: Timestamp, previous: Timestamp | None) -> bool:

@@ -66,7 +66,7 @@ class Checkpoints:
         self._state = state
         self._ranks = ranks
         self._sharded = sharded
-        self.loader_resume = DataLoaderResume()
+        self.loader_resume: DataLoaderResume = DataLoaderResume()
         self._interval = check_interval(config.save_interval, "save_interval")
         self._load_path = None if config.load_path is None else Path(config.load_path)
         self._load_weights_only = config.load_weights_only
@@ -82,7 +82,7 @@ class Checkpoints:
         self.announce: Callable[..., object] | None = None
         """Marks in the stream, on the first rank, a saved or loaded checkpoint: ``Publisher.mark_checkpoint``."""
         self.run_dir: Path | None = None  # directory of the run, on the first rank, where written files are announced
-        self.resumed = False  # whether the training resumes from a checkpoint of the same run
+        self.resumed: bool = False  # whether the training resumes from a checkpoint of the same run
         self.sampler_seed: int | None = None
         self.microbatch_size: int | None = None
         self.use_run_name()
@@ -90,7 +90,7 @@ class Checkpoints:
             newest = self._latest(self._folder, config.from_scratch)
             if newest is not None:
                 self._load_path, self._load_weights_only, self.resumed = newest, False, True
-        self.is_next_attempt = config.autoresume or (self._load_path is not None and not self._load_weights_only)
+        self.is_next_attempt: bool = config.autoresume or (self._load_path is not None and not self._load_weights_only)
         """Whether the training resumes its run, even without a checkpoint yet."""
 
     def use_run_name(self) -> None:

@@ -22,11 +22,12 @@ class Profile:
     All ranks make one at the same boundary. Only OffloopError is raised."""
 
     def __init__(self, command: Command, batch: int, world_size: int) -> None:
-        count, self.ranks = parse_profile(command.arguments)
-        if max(self.ranks) >= world_size:
-            raise ConfigurationError(f"there is no rank {max(self.ranks)}: the training has {world_size}")
-        self.id = command.id
-        self.until = batch + count  # number of the last batch
+        count, ranks = parse_profile(command.arguments)
+        self.ranks: list[int] = ranks
+        if max(ranks) >= world_size:
+            raise ConfigurationError(f"there is no rank {max(ranks)}: the training has {world_size}")
+        self.id: str = command.id
+        self.until: int = batch + count  # number of the last batch
         self._batch = batch
         self._path: Path | None = None
         self._profiler: Any = None

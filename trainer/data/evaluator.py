@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.types.time import TimeInput
+from offloop.bus.types.time import Time, TimeInput
 from offloop.trainer.arguments.checks import check_subset
 from offloop.trainer.arguments.durations import check_interval
 from offloop.trainer.data.metrics import metrics_of
@@ -46,10 +46,10 @@ class Evaluator:
                 f"the label of an evaluator is {label!r}: use a name such as 'eval', but not train or predict"
             )
         self.label = label
-        self.spec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")
-        self.metric_names = _check_names(metric_names, label)
-        self.eval_interval = None if eval_interval is None else check_interval(eval_interval)
-        self.subset_num_batches = check_subset(subset_num_batches, f"subset_num_batches of evaluator {label!r}")
+        self.spec: DataSpec = as_data_spec(dataloader, f"the dataloader of evaluator {label!r}")
+        self.metric_names: list[str] | None = _check_names(metric_names, label)
+        self.eval_interval: Time | None = None if eval_interval is None else check_interval(eval_interval)
+        self.subset_num_batches: int = check_subset(subset_num_batches, f"subset_num_batches of evaluator {label!r}")
 
     @property
     def dataloader(self) -> Iterable[Any]:

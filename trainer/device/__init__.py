@@ -9,5 +9,5 @@ if TYPE_CHECKING:
     from offloop.trainer.device.device import Device as Device
     from offloop.trainer.device.device import GpuDevice as GpuDevice
     from offloop.trainer.device.device import get_device as get_device
-
-__getattr__, __dir__, __all__ = lazy_exports(__name__)
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -22,7 +22,7 @@ class Device:
 
     name = "cpu"  # cpu or gpu
     model_name = "cpu"  # name of the product, if known
-    torch_device = torch.device("cpu")
+    torch_device: torch.device = torch.device("cpu")
 
     def batch_to_device(self, batch: Any) -> Any:
         """Return the batch with all of its tensors on this device."""
@@ -50,8 +50,8 @@ class GpuDevice(Device):
     name = "gpu"
 
     def __init__(self, torch_device: torch.device | None = None) -> None:
-        self.torch_device = torch_device or torch.device("cuda", torch.cuda.current_device())
-        self.model_name = torch.cuda.get_device_name(self.torch_device)
+        self.torch_device: torch.device = torch_device or torch.device("cuda", torch.cuda.current_device())
+        self.model_name: str = torch.cuda.get_device_name(self.torch_device)
         self._rings = PinnedRings(partial(torch.empty, pin_memory=True), copied)
 
     def batch_to_device(self, batch: Any) -> Any:

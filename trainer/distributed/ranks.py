@@ -29,8 +29,8 @@ _SIGNS_OF_LOSS = ("Connection closed by peer", "Connection reset by peer", "Brok
 
 class Ranks:
     def __init__(self, owns_group: bool, store: Any = None) -> None:
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
+        self.rank: int = dist.get_rank()
+        self.world_size: int = dist.get_world_size()
         self._owns_group = owns_group
         self._store = store
         self._hosts: Any = dist.new_group(backend="gloo")
@@ -38,7 +38,7 @@ class Ranks:
         self._counting: Any = None
         self._total = (0, 0)
         self._on_sigterm: Any = None
-        self.closed = False
+        self.closed: bool = False
         self.failed_at: float | None = None  # when this rank failed, in seconds since 1970
 
     def begin_count(self, samples: int, tokens: int, batches: int = 1) -> None:

@@ -35,17 +35,17 @@ class RankBatchSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
     ) -> None:
         own_rank, world_size = rank_and_world_size()
-        self.rank = own_rank if rank is None else rank
-        self.num_replicas = world_size if num_replicas is None else num_replicas
+        self.rank: int = own_rank if rank is None else rank
+        self.num_replicas: int = world_size if num_replicas is None else num_replicas
         if batch_size < self.num_replicas:
             raise ConfigurationError(
                 f"batch_size {batch_size} is not allowed: it counts the samples of all {self.num_replicas} ranks, "
                 f"so use {self.num_replicas} or more"
             )
         self._has_seed = seed is not None
-        self.seed = seed or 0
+        self.seed: int = seed or 0
         self.shuffle = shuffle
-        self.epoch = 0
+        self.epoch: int = 0
         self._samples = len(dataset)
         self._size = batch_size
         self._smallest = batch_size if drop_last else self.num_replicas

@@ -78,7 +78,7 @@ class AlgorithmLogger(OwnEvents):
         self._send_own: WeakMethod[Callable[[Event, dict[str, Any]], None]] | None = None
         self.entries: list[list[Any]] = []
         """Unpublished pairs of step and metrics; always the same list."""
-        self.left_out = LeftOut(state.run_name)
+        self.left_out: LeftOut = LeftOut(state.run_name)
         """The values that could not be logged."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -186,11 +186,11 @@ class State:
     total_eval_wct = 0
     gather_checkpoint: Callable[[], dict[str, Any]] | None = None
     fitting = False
-    stopped = False
+    stopped: bool = False
     stop_reason: str | None = None
-    stop_requested = False
+    stop_requested: bool = False
     requested_reason: str | None = None
-    context_changed = True
+    context_changed: bool = True
     _data: "DataSpec | None" = None
     _subset_num_batches = -1
     _max_duration: Time | None = None
@@ -223,11 +223,12 @@ class State:
         self.run_name = run_name
         self.rank = rank
         self.world_size = world_size
-        self.optimizers = list(optimizers)
-        self.schedulers = list(schedulers)
+        self.optimizers: list[torch.optim.Optimizer] = list(optimizers)
+        self.schedulers: list[Any] = list(schedulers)
         self._algorithms = list(algorithms)
-        self.evaluators = list(evaluators)
-        self.timestamp = self._eval_timestamp = self._predict_timestamp = Timestamp()
+        self.evaluators: list[Evaluator] = list(evaluators)
+        self.timestamp: Timestamp = Timestamp()
+        self._eval_timestamp = self._predict_timestamp = self.timestamp
         self.batch_losses: dict[str, Any] = {}
         self.train_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, dict[str, Any]] = {}

@@ -29,7 +29,7 @@ class PhaseProbe:
     runs ahead of it, and loading a batch meanwhile costs nothing. They are read without waiting, once the device has
     passed them."""
 
-    marks = frozenset({*BEGINS, *ENDS, *BETWEEN})  # the events at which before and after must be called
+    marks: frozenset[Event] = frozenset({*BEGINS, *ENDS, *BETWEEN})  # events that need a call of before and after
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
         make: Callable[[], TimingEvent] | None = getattr(state.device, "timing_event", None)
@@ -38,7 +38,7 @@ class PhaseProbe:
         self._mark: Callable[[], Any] = make or time.perf_counter_ns
         self._is_due = is_due
         self.clock: Callable[[], int] = time.time_ns  # nanoseconds since 1970, the clock of events
-        self.is_timing = False  # whether the phases of the current batch are requested
+        self.is_timing: bool = False  # whether the phases of the current batch are requested
         self._open: tuple[str, Any] | None = None
         self._batch = _Batch(0, 0, self._on_device)
         self._found: _Batch | None = None

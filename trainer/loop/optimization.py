@@ -19,7 +19,7 @@ OptimizerFactory = Callable[[Any], Optimizers]
 class Optimization:
     def __init__(self, optimizers: Any, schedulers: Any, scale_schedule_ratio: float) -> None:
         self._factory = optimizers if callable(optimizers) and not isinstance(optimizers, type) else None
-        self.optimizers = [] if self._factory is not None else check_optimizers(optimizers)
+        self.optimizers: list[torch.optim.Optimizer] = [] if self._factory is not None else check_optimizers(optimizers)
         """The given ones; empty while they have yet to be made."""
         self._waiting = check_schedulers(schedulers, self.optimizers if self._factory is None else None)
         self._scale_schedule_ratio = scale_schedule_ratio

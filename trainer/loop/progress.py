@@ -44,7 +44,7 @@ class ProgressDisplay:
         self._shown: Mapping[str, Any] = {}
         self._loss: float | None = None
         self._next_loss: float | DeferredNumbers[float] | None = None
-        self.next_draw = _NEVER  # when to call draw next, in nanoseconds of the training's clock
+        self.next_draw: int = _NEVER  # when to call draw next, in nanoseconds of the training's clock
         self._plan()
 
     def begin(self) -> None:

@@ -88,7 +88,7 @@ class NamedCallbacks:
         if "error" in described:
             raise ConfigurationError(described["error"])
         self._demand = Demand.from_wire(described["demand"])
-        self.barrier_events = frozenset(Event(event) for event in described["barrier_events"])
+        self.barrier_events: frozenset[Event] = frozenset(Event(event) for event in described["barrier_events"])
 
     def demand(self) -> Demand:
         return self._demand

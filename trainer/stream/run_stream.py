@@ -25,6 +25,7 @@ from offloop.trainer.control.remote_control import RemoteControl
 from offloop.trainer.distributed.ranks import Ranks, local_world_size
 from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import AlgorithmLogger, State
+from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.registry import check_fields
 from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of
 from offloop.trainer.stream.barrier import ConsumerBarrier, check_wait_for
@@ -58,7 +59,7 @@ class TrainingStream:
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
         self._waits_for = check_wait_for(config.wait_for, requesting)
-        self.fields = check_fields(config.fields)
+        self.fields: dict[str, Field] = check_fields(config.fields)
         """Fields that consumers can request."""
         self.sharing: TensorSharing | None = None
         """Sends tensors to the consumers that request them; ``None`` without a stream."""

@@ -25,11 +25,11 @@ class Gpt(nn.Module):
 
     def __init__(self, width: int, layers: int, length: int) -> None:
         super().__init__()
-        self.characters = nn.Embedding(len(ALPHABET), width)
-        self.positions = nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(Layer(width) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.scores = nn.Linear(width, len(ALPHABET))
+        self.characters: nn.Embedding = nn.Embedding(len(ALPHABET), width)
+        self.positions: nn.Embedding = nn.Embedding(length, width)
+        self.layers: nn.Sequential = nn.Sequential(*(Layer(width) for _ in range(layers)))
+        self.norm: nn.LayerNorm = nn.LayerNorm(width)
+        self.scores: nn.Linear = nn.Linear(width, len(ALPHABET))
 
     def forward(self, text: Tensor) -> Tensor:
         positions = torch.arange(text.shape[1], device=text.device)
@@ -43,10 +43,11 @@ class Layer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm_attention, self.norm_network = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.mix = nn.Linear(width, width)
-        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norm_attention: nn.LayerNorm = nn.LayerNorm(width)
+        self.norm_network: nn.LayerNorm = nn.LayerNorm(width)
+        self.query_key_value: nn.Linear = nn.Linear(width, 3 * width)
+        self.mix: nn.Linear = nn.Linear(width, width)
+        self.network: nn.Sequential = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = hidden + self._attend(self.norm_attention(hidden))

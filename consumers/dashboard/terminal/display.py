@@ -27,8 +27,8 @@ class Display:
     ``q`` sets :attr:`left`; until :attr:`is_over` it also interrupts the main thread, as Ctrl-C does."""
 
     def __init__(self, run: RunView) -> None:
-        self.left = threading.Event()
-        self.started = threading.Event()  # set when the run is being read, so that it can be left
+        self.left: threading.Event = threading.Event()
+        self.started: threading.Event = threading.Event()  # set when the run is being read, so that it can be left
         self.is_over = False  # only the display is left to quit
         self.failure: Exception | None = None  # the error that ended the drawing
         self._view = run

@@ -25,7 +25,7 @@ class Top(RunTap):
     owns_terminal = True
 
     def __init__(self, every: int = 10) -> None:
-        self.every = every  # type: ignore[misc]
+        self.every: int = every
         self._display: Display | None = None
         self._stays = False
 

@@ -30,7 +30,7 @@ class RunLibrary:
         self._wake = threading.Event()
         self._leaves = False
         self._thread = threading.Thread(target=self._follow, name="offloop-library", daemon=True)
-        self.table = RunTable({})  # the current runs; a new table after a change
+        self.table: RunTable = RunTable({})  # the current runs; a new table after a change
         self.waiting: int | None = None  # number of unread runs; None before the first look at the place
         self.problem: str | None = None  # why the place cannot be read, or the index not be stored
 

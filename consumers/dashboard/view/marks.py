@@ -42,7 +42,7 @@ class _Kind:
 
 class Marks:
     def __init__(self) -> None:
-        self.generation = 0  # grows when marks are removed
+        self.generation: int = 0  # grows when marks are removed
         self._kinds: dict[str, _Kind] = {}
         self._count = 0
 

@@ -41,8 +41,8 @@ class Metrics:
     ) -> None:
         self.series: dict[str, Series] = {}
         self.others: dict[str, Metric | None] = {}  # metrics without a series; None if unwanted
-        self.clock = Clock()
-        self.is_imported = False
+        self.clock: Clock = Clock()
+        self.is_imported: bool = False
         self.first_left_out: str | None = None  # the first name beyond the limit
         self._lock = lock
         self._max_points = max_points

@@ -5,7 +5,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import ClassVar
 
 from offloop.bus.errors import OffloopError, RunError
 from offloop.bus.protocol.order import Ending
@@ -33,7 +32,7 @@ class OwnEvents(Callback):
 
     A thread reads the run from its start, and later from where it stopped. A live run is requested for them so long."""
 
-    all_ranks: ClassVar[bool] = True
+    all_ranks = True
 
     def __init__(self, view: RunView, event: Event, take: Callable[[Snapshot], None]) -> None:
         self._view = view

@@ -45,7 +45,7 @@ class RankPhases:
 
     def __init__(self) -> None:
         self._table = NumericTable(1 + len(PHASES))
-        self.on_device = False
+        self.on_device: bool = False
         self._evaluation = 0.0
         self._last_batch: int | None = None
 

@@ -87,14 +87,14 @@ class RankMap:
         first_nan: FirstNan | None = None,
         health: Mapping[str, Sequence[Health]] = {},
     ) -> None:
-        self.hosts = tuple(
+        self.hosts: tuple[HostView, ...] = tuple(
             HostView(one.host, one.ranks, one.last, seconds) for one, seconds in zip(windows, silent, strict=True)
         )
-        self.world_size = max((one.world_size for one in windows), default=0)
+        self.world_size: int = max((one.world_size for one in windows), default=0)
         """The ranks of the run, of which some may be unknown."""
-        self.ranks = tuple(rank for one in windows for rank in one.ranks)
+        self.ranks: tuple[int, ...] = tuple(rank for one in windows for rank in one.ranks)
         behind = {rank for one in windows for rank in one.late}
-        self.late = tuple(cell for cell, rank in enumerate(self.ranks) if rank in behind)
+        self.late: tuple[int, ...] = tuple(cell for cell, rank in enumerate(self.ranks) if rank in behind)
         """The cells that had not ended a batch when the others had."""
         self.first_nan = first_nan
         self._windows = windows

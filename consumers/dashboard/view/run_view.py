@@ -70,14 +70,14 @@ class RunView(LoggerDestination):
         wants: Callable[[str], bool] | None = None,
     ) -> None:
         require("a dashboard", "dashboard", "numpy")
-        self.run_name = run_name
-        self.attempt = attempt
-        self.version = 0  # grows with each change
-        self.refined = 0  # grows with each refine
+        self.run_name: str = run_name
+        self.attempt: int = attempt
+        self.version: int = 0  # grows with each change
+        self.refined: int = 0  # grows with each refine
         self.error: str | None = None  # the text of the failure that ended the run
         self.reason: str | None = None  # the reason of a stop, and its sender
         self.trouble: str | None = None  # why watching has failed
-        self.key = secrets.token_hex(8)  # its name in the addresses of its images and files
+        self.key: str = secrets.token_hex(8)  # its name in the addresses of its images and files
         self.command: Callable[..., Outcome] | None = None  # sends a command to the training; None for a recording
         self.run_dir: Path | None = None  # its directory, if on this machine
         self.history: History | None = None  # the recording behind the summary
@@ -88,7 +88,7 @@ class RunView(LoggerDestination):
         self.spans: Spans | None = None
         self.health: OwnEvents | None = None  # once a page has shown that a rank delays the others
         self.console_ranks: list[int] = []  # ranks with captured output on this machine
-        self.traceback = ""  # of the failure that ended the run, from its output
+        self.traceback: str = ""  # of the failure that ended the run, from its output
         self._summary: Summary | None = None
         self._counted_bytes = -1
         self._counting = threading.Lock()
@@ -100,7 +100,7 @@ class RunView(LoggerDestination):
         self._ranks = RankTiming()
         self._log = RunLog()
         self._marks = Marks()
-        self.images = ImageHistory()
+        self.images: ImageHistory = ImageHistory()
         self._alerts: set[str] = set()
         self._hyperparameters: dict[str, Any] = {}
         self._first_ns = 0
@@ -507,4 +507,6 @@ def labels_of(runs: Sequence[RunView]) -> list[str]:
     return [f"{name} #{attempt}" if name in several else name for name, attempt in names]
 
 
-names_of = functools.lru_cache(maxsize=16)(MetricNames)  # of a tuple of names
+@functools.lru_cache(maxsize=16)
+def names_of(names: tuple[str, ...]) -> MetricNames:
+    return MetricNames(names)

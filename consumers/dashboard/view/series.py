@@ -171,7 +171,9 @@ class Series:
         self._clock = clock
         self._lock = lock
         self._table = NumericTable(2)
-        self.append_step, self.append_value = self._table.appends
+        add_step, add_value = self._table.appends
+        self.append_step: Callable[[float], None] = add_step
+        self.append_value: Callable[[float], None] = add_value
         """Add the step and the value of a point, the value first, which may be refused. Steps come in any order."""
         self._taken = 0
 

@@ -36,7 +36,7 @@ class Spans:
         self._lock = threading.Lock()
         self._spans: deque[SpanView] = deque(maxlen=MAX_SPANS)
         self._count = 0
-        self.events = OwnEvents(view, ANY_CUSTOM, self._take)
+        self.events: OwnEvents = OwnEvents(view, ANY_CUSTOM, self._take)
 
     def after(self, number: int, most: int) -> list[SpanView]:
         """Return later spans, in the order of their ends."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 from offloop.bus.errors import OffloopError
 from offloop.bus.protocol.host_windows import HostWindow
@@ -33,15 +33,15 @@ READERS = 2  # runs of one page whose recordings are read at the same time; more
 
 
 class RunTap(Callback):
-    all_ranks: ClassVar[bool] = True
-    sees_actors: ClassVar[bool] = True
-    background: ClassVar[bool] = True
-    max_delay: ClassVar[float | None] = 0.1
-    events = BASE_EVENTS
+    all_ranks = True
+    sees_actors = True
+    background: bool = True
+    max_delay: float = 0.1
+    events: frozenset[Event] = BASE_EVENTS
 
     def __init__(self, run: RunView, every: int | str = 10) -> None:
         self._run = run
-        self.every = every  # type: ignore[misc]
+        self.every = every
 
     def demand(self) -> Demand:
         events = {event: EventDemand() for event in BASE_EVENTS}

@@ -70,12 +70,12 @@ class Compared:
         self._hyperparameters = [run.hyperparameters for run in runs]
         self._goals = goals_in(self._hyperparameters)
         self._tags_of = tags_of
-        self.singles = comparison.singles
-        self.column = self._find(comparison.group)  # the whole name of the column that groups runs
+        self.singles: bool = comparison.singles
+        self.column: str | None = self._find(comparison.group)  # the whole name of the column that groups runs
         wanted = comparison.baseline or ""  # of several attempts, the newest
         named = [number for number, run in enumerate(runs) if wanted.rpartition("/")[2] == run.run_name]
-        self.baseline = named[-1] if named else None  # the number of the run that others are compared with
-        self.groups = self._groups() if self.column is not None else ()
+        self.baseline: int | None = named[-1] if named else None  # the number of the run that others are compared with
+        self.groups: tuple[CurveGroup, ...] = self._groups() if self.column is not None else ()
 
     def _find(self, name: str | None) -> str | None:
         if name is None or name in OF_RUNS:

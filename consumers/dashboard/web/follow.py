@@ -25,7 +25,7 @@ class FollowedRuns:
     def __init__(self, where: Place, every: int, by_name: bool = False) -> None:
         self.runs: list[RunView] = []
         self.viewers = 0
-        self.left = 0.0  # when the last viewer left
+        self.left: float = 0.0  # when the last viewer left
         self._where = where
         self._by_name = by_name
         self._every = every

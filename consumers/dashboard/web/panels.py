@@ -48,7 +48,7 @@ class Panels:
             *(OwnPanel("Spans", "segment", CUSTOM, runs), CheckpointsPanel(), ImagesPanel(), RanksPanel()),
             HyperparametersPanel(is_open=compares),
         ]
-        self.shown = PanelData()
+        self.shown: PanelData = PanelData()
         self._looks_at = 0.0
         self._looking = False
         ui.timer(_LOOK_SECONDS, self._look)

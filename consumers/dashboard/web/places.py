@@ -16,7 +16,7 @@ class AllRuns:
         self._lock = threading.Lock()
         self._viewers = 0
         self._leaving: threading.Timer | None = None
-        self.library = RunLibrary(place)
+        self.library: RunLibrary = RunLibrary(place)
         self._is_read = False
 
     def open(self) -> None:

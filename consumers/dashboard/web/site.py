@@ -55,7 +55,7 @@ class Site:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._stopping = False
-        self.url = ""  # the page's address, once it has begun
+        self.url: str = ""  # the page's address, once it has begun
         self._pages: dict[str, Callable[[Opening], None]] = {}
         self._home = ""
         self._stops: list[Callable[[], None]] = []
