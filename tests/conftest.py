@@ -143,7 +143,7 @@ def _scratch() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OFFLOOP_TEST", scratch.name)
         # On a busy machine a broker may take longer to come back than a training is to wait for it.
-        environment.setattr(Timeouts, "default", Timeouts(flush=30.0))
+        environment.setattr(Timeouts, "default", Timeouts(flush=60.0, broker_exit=10.0))
         yield scratch
     processes, sockets = watch.processes(), watch.sockets()
     leaked = [_describe(process) for process in processes] + [f"an open socket: {socket!r}" for socket in sockets]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+from brokers import broker_pid
 from gold import GoldMLP
 from helpers import REFERENCE
 from training import Act, gold_evaluators, gold_trainer
@@ -155,7 +156,7 @@ def train(publish, at_batch_20=None, callbacks=None):
 
 def test_weights_are_equal_with_the_stream_off_on_and_its_broker_killed(runs_dir, monkeypatch):
     def kill():
-        os.kill(json.loads((runs_dir / "killed" / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+        os.kill(broker_pid(runs_dir / "killed" / "r"), signal.SIGKILL)
 
     off = train(publish=False)
     on = train(publish=True)

@@ -1,6 +1,5 @@
 """The web dashboard in a real browser: what it shows of runs as they go on, and what can be done there."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from brokers import broker_pid
 from browser import Dashboard, Visit, running, ui_of, visit
 
 from offloop.bus import Event, Publisher
@@ -98,7 +98,7 @@ def test_a_run_is_waited_for_and_goes_on_without_its_browsers_and_its_broker_but
 
         def goes_on(batches: int = 100) -> None:
             before = stays.waits_for(lambda: stays.points(LOSS), "points")[-1][0]
-            stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + batches, "later points", timeout=60)
+            stays.waits_for(lambda: stays.points(LOSS)[-1][0] > before + batches, "later points")
 
         stays.page.locator(".status-waiting").wait_for()
         served.has_said("waiting for later")
@@ -116,11 +116,11 @@ def test_a_run_is_waited_for_and_goes_on_without_its_browsers_and_its_broker_but
             stays.waits_for(is_still, "a page that is sent nothing while it is hidden")
             _hide(stays, False)
             goes_on()
-            os.kill(json.loads((runs_dir / "later" / "broker.json").read_text())["pid"], signal.SIGKILL)
+            os.kill(broker_pid(runs_dir / "later"), signal.SIGKILL)
             goes_on(200)
             stays.page.locator(".status", has_text="live").wait_for()
             run.kill()
-            stays.page.locator(".status-lost").wait_for(timeout=30_000)
+            stays.page.locator(".status-lost").wait_for()
             assert not stays.page.get_by_role("button", name="stop", exact=True).is_visible()
         assert len(served.said) == 2, served.said
 

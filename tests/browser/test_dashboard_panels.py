@@ -116,14 +116,14 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
 
 
 def test_pause_resume_checkpoint_and_stop_say_what_became_of_them(runs_dir, tmp_path, browser):
-    train = ("--max-duration", "2000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
+    train = ("--max-duration", "100000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
     training = subprocess.Popen([sys.executable, "-m", "offloop.trainer", "digits", *train], stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", timeout=90)
+        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run")
         wait_for(lambda: find_run("obedient").live, "the broker")
         dashboard = commanded(*CONSUMER, "--callbacks", "dashboard", "--run", "obedient")
         with dashboard as served, visit(browser, served.url, color_scheme="dark") as there:
-            there.waits_for(lambda: len(there.points("loss/train/total")) > 5, "points", timeout=40)
+            there.waits_for(lambda: len(there.points("loss/train/total")) > 5, "points")
 
             def press(name: str) -> None:
                 there.page.get_by_role("button", name=name, exact=True).click()
@@ -159,7 +159,7 @@ def test_pause_resume_checkpoint_and_stop_say_what_became_of_them(runs_dir, tmp_
             there.page.get_by_role("button", name="Stop", exact=True).last.click()
             there.page.locator(".status-stopped").wait_for()
             # What was planned is not what was reached.
-            assert re.match(r"epoch \d+ of 2,000 · batch [\d,]+ · ", there.page.locator(".run-facts").inner_text())
+            assert re.match(r"epoch [\d,]+ of 100,000 · batch [\d,]+ · ", there.page.locator(".run-facts").inner_text())
             assert float(there.page.get_by_role("progressbar").get_attribute("aria-valuenow") or 100) < 50
     finally:
         training.terminate()

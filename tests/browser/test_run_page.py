@@ -86,7 +86,7 @@ def test_a_run_shows_its_checkpoints_and_alerts(run: Path, browser) -> None:
         row.filter(has_text="latest").wait_for()
         for status, number in ((FIRING, 1), (RESOLVED, 2), (FIRING, 3)):
             note_alert(run, RunAlert(str(number), status, "rule", f"loss > {number} <b>", 1.7e9 + number, 1, number))
-        there.page.locator(".run-head .firing", has_text="2 alerts").wait_for(timeout=20_000)
+        there.page.locator(".run-head .firing", has_text="2 alerts").wait_for()
         there.waits_for(lambda: there.page.locator(".log .alert").count() == 3, "alerts in the log")
         statuses = there.page.locator(".panel .q-td .mark").filter(has_text="fir")
         assert statuses.all_inner_texts() == ["firing", "fired"]

@@ -198,7 +198,7 @@ def test_a_live_run_grows_in_tables_and_spans_and_a_phone_can_show_them(runs_dir
             publisher.publish(Event.BATCH_END, batch=step, sample=step, loss=1.0)
 
         def appears(text: str) -> None:
-            there.waits_for(lambda: (trained(), there.page.get_by_text(text).first.is_visible())[1], text, timeout=40)
+            there.waits_for(lambda: (trained(), there.page.get_by_text(text).first.is_visible())[1], text)
 
         appears("kept")
         there.page.locator(".tables").scroll_into_view_if_needed()

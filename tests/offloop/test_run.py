@@ -137,7 +137,7 @@ def test_a_script_that_attaches_itself_is_attached_once_and_ctrl_c_ends_its_run_
     with subprocess.Popen(
         [*command, "attach"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        wait_for(lambda: (runs_dir / "own" / "run.json").exists() and find_run("own").live, "the run", 60)
+        wait_for(lambda: (runs_dir / "own" / "run.json").exists() and find_run("own").live, "the run")
         wait_for(lambda: batches_in("own") > 0, "a batch")
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from brokers import broker_pid
 from helpers import wait_for
 from paths import ROOT
 
@@ -40,10 +41,6 @@ def answers(process):
     return [json.loads(line) for line in process.stdout]
 
 
-def broker_of(run):
-    return json.loads((find_run(run).path / "broker.json").read_text())["pid"]
-
-
 def assert_published(run, told, events):
     assert told["published"] == events + 1
     recording = Recording(find_run(run).path)
@@ -60,7 +57,7 @@ def test_the_client_restarts_a_killed_broker(runs_dir):
         subscriber = Subscriber("r")
         following = iter(subscriber)
         assert [next(following).seq for _ in range(100)] == list(range(1, 101))
-        os.kill(broker_of("r"), signal.SIGKILL)
+        os.kill(broker_pid(find_run("r").path), signal.SIGKILL)
         assert [one.seq for one in following] == list(range(101, 1001))
         subscriber.close()
         told = answers(publisher)[-1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from brokers import free_address
+from brokers import broker_pid, free_address
 from forked import Program, run_forked
 from helpers import wait_for
 from torch import nn
@@ -87,7 +87,7 @@ def ending(run: str = RUN, attempt: int | None = None) -> Any:
 
 def kill_broker(run: str = RUN) -> None:
     """Kills the broker of a live run."""
-    os.kill(json.loads((find_run(run).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(broker_pid(find_run(run).path), signal.SIGKILL)
 
 
 def break_down(patching: pytest.MonkeyPatch, method: str = "batch_end") -> None:
@@ -166,6 +166,6 @@ class Sender:
 
         run = wait_for(live, f"run {self._run} to be live")
         for name, *arguments in self._commands:
-            self._outcomes.append(send_command(run, str(name), *arguments, wait=20))
+            self._outcomes.append(send_command(run, str(name), *arguments, wait=60))
             if name == "resume":
                 wait_for(lambda: self._batch > (self._outcomes[-1].batch or 0), "a batch after the pause")

@@ -46,3 +46,8 @@ def start_broker(runs_dir: Path, run: str = "r", how: str = "begin") -> "subproc
 def address_of(runs_dir: Path, run: str = "r") -> str:
     """Return the address of the broker of a run."""
     return socket_address(runs_dir.absolute() / run / SOCKET_FILES[0])
+
+
+def broker_pid(run_dir: Path) -> int:
+    """Return the process that serves a run."""
+    return int(json.loads((run_dir / "broker.json").read_text())["pid"])

@@ -13,7 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from helpers import wait_for
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+
+PATIENCE = 60.0
+"""Seconds to wait for anything that a page is to show."""
+expect.set_options(timeout=1000 * PATIENCE)
 
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 
@@ -71,7 +75,7 @@ class Dashboard:
             assert line or self.process.poll() is None, f"it ended and said {self.said}"
             return line
 
-        return str(wait_for(found, f"{text!r} among {self.said}", timeout=30))
+        return str(wait_for(found, f"{text!r} among {self.said}"))
 
     @property
     def url(self) -> str:
@@ -153,7 +157,7 @@ class Visit:
         if not url.startswith(("data:", "blob:")):
             self.hosts.add(urlsplit(url).hostname)
 
-    def waits_for(self, condition: Callable[[], Any], name: str, timeout: float = 20.0) -> Any:
+    def waits_for(self, condition: Callable[[], Any], name: str, timeout: float = PATIENCE) -> Any:
         """Waits until something holds on the page, while the page goes on."""
 
         def asked() -> Any:
@@ -164,7 +168,7 @@ class Visit:
 
     def sees(self, text: str) -> None:
         """Waits until a text is on the page."""
-        self.page.get_by_text(text).first.wait_for(timeout=20_000)
+        self.page.get_by_text(text).first.wait_for()
 
     def board(self, method: str, *arguments: Any) -> Any:
         """Asks the element that holds the charts."""
@@ -230,6 +234,7 @@ def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
     """Opens a page in a fresh profile, and checks at the end that nothing went wrong there and nothing left this
     machine."""
     with contextlib.closing(browser.new_context(**options)) as context:
+        context.set_default_timeout(1000 * PATIENCE)
         opened = Visit(context.new_page())
         for _ in range(3):
             opened.errors.clear()

@@ -61,9 +61,9 @@ class ClusterRun:
             self._bridge = None
             stack.callback(lambda: self._bridge and (self._bridge.kill(), self._bridge.wait()))
             self.begin_bridge()
-            wait_for(lambda: read_bridge(self.run_dir).copied > 0, "the bridge", 60)
+            wait_for(lambda: read_bridge(self.run_dir).copied > 0, "the bridge")
             self.reader = Reader(self.servers)
-            wait_for(lambda: self.reader.last, "the consumer", 60)
+            wait_for(lambda: self.reader.last, "the consumer")
             self._stack = stack.pop_all()
         return self
 
@@ -80,7 +80,7 @@ class ClusterRun:
         words = ("server", "bridge", str(self.run_dir), "--stream", self.servers.address, "--replicas", "3")
         with open(self._folder / "bridge.log", "ab") as log:
             self._bridge = subprocess.Popen([sys.executable, "-m", "offloop.bus", *words], stderr=log, stdout=log)
-        wait_for(lambda: self._bridge.pid == getattr(self._copying(), "pid", None), "the bridge", 60)
+        wait_for(lambda: self._bridge.pid == getattr(self._copying(), "pid", None), "the bridge")
 
     def _copying(self):
         found = read_bridge(self.run_dir)

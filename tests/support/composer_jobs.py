@@ -15,6 +15,7 @@ from typing import Any
 import composer
 import torch
 from attached_runs import RUN, Sender, make_network, make_rows
+from brokers import broker_pid
 from composer.models import ComposerClassifier
 from field_stream import Stream
 from torch.utils.data import DataLoader, TensorDataset
@@ -130,7 +131,7 @@ def same(folder: Path) -> Any:
     def kill(batch: int) -> None:
         has_outputs.append(watching._composer.outputs is watching._training.state.outputs)
         if batch == 5:
-            os.kill(json.loads((find_run(RUN).path / "broker.json").read_text())["pid"], signal.SIGKILL)
+            os.kill(broker_pid(find_run(RUN).path), signal.SIGKILL)
 
     watching = OffloopCallback(run_name=RUN)
     return [weights(train(*callbacks)[1]) for callbacks in ([], [watching, Witness(kill)])], all(has_outputs)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-from brokers import address_of, start_broker
+from brokers import address_of, broker_pid, start_broker
 from helpers import wait_for
 
 from offloop.bus import Event, Publisher, Recording, Snapshot, Subscriber, find_run
@@ -279,7 +279,7 @@ def broker_of(run_dir: Path) -> int:
     """The process that serves a run; 0 when none does."""
     with contextlib.suppress(FileNotFoundError):
         if find_run(run_dir).live:
-            return int(json.loads((run_dir / "broker.json").read_text())["pid"])
+            return broker_pid(run_dir)
     return 0
 
 

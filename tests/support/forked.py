@@ -77,6 +77,8 @@ def run_ranks(module: str, folder: Path, code: str, ranks: int = 2) -> list[Ende
 def main() -> None:
     """Import the module and runs the programs, whose processes return from here."""
     import_module(sys.argv[1])
+    if "torch" in sys.modules:
+        import_module("torch._dynamo")  # of every optimizer's first step; takes as long as torch itself
     pids = []
     for number, (code, environment) in enumerate(json.load(sys.stdin)):
         pid = os.fork()

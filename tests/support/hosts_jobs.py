@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from brokers import broker_pid
 from ranks_jobs import rank_loader, train
 from training import Act
 
@@ -46,7 +47,7 @@ def _train(name: str, **settings: Any) -> Any:
 
 def _kill_broker(_event: Event, state: Any, _logger: object) -> None:
     if state.rank == 2 and state.timestamp.batch == KILLED_AT:
-        os.kill(json.loads((runs_dir() / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+        os.kill(broker_pid(runs_dir() / "r"), signal.SIGKILL)
 
 
 def _refused(ranks: Ranks, folder: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Losses(Callback):
         batch = state.timestamp.values[2]
         logger.log_metrics({"loss": state.loss})
         if batch == self._last:
-            wait_for(lambda: len(self._taken) > batch - 2 * COMMIT_EVERY, "rows at the destination", timeout=60)
+            wait_for(lambda: len(self._taken) > batch - 2 * COMMIT_EVERY, "rows at the destination")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -34,7 +34,7 @@ def wait_for_copy(run_dir, attempt=1):
         is_whole = bridge is not None and (bridge.state, bridge.attempt) == ("done", attempt)
         return is_whole and not is_running(bridge.pid, bridge.started)
 
-    wait_for(is_copied, f"the copy of {run_dir.name}", 60)
+    wait_for(is_copied, f"the copy of {run_dir.name}")
 
 
 def attach(server, run, **options):
@@ -184,7 +184,7 @@ class NatsCluster:
         for node in self.nodes.values():
             if not node.is_running:
                 node.start(wait=False)
-        wait_for(self._answers, "a leader of the cluster", 60)
+        wait_for(self._answers, "a leader of the cluster")
 
     def _answers(self):
         async def ask(jetstream):

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,14 +166,13 @@ def killed(folder: str) -> None:
     """Train with a monitor of norms until the second rank is killed."""
 
     def watch(_: Event, state: State, __: object) -> None:
-        batch = int(state.timestamp.batch)
-        if state.rank == 1 and batch >= DIES_AT - 1:
-            time.sleep(0.2)  # so that earlier events are sent, and have left the process
-        if state.rank == 1 and batch == DIES_AT:
+        if state.rank == 1 and state.timestamp.batch == DIES_AT:
+            while not trainer.recorded_all:
+                trainer._publisher.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
     torch.set_num_threads(1)
-    comparable(
+    trainer: Any = comparable(
         fsdp_config={},
         publish=True,
         run_name="sharded",
@@ -182,7 +180,8 @@ def killed(folder: str) -> None:
         callbacks=OptimizerMonitor(batch_log_interval=1),
         loggers=JsonlLogger(str(Path(folder, "rows.jsonl"))),
         algorithms=[GradientClipping("norm", 0.2), Act(watch, Event.BATCH_END)],
-    ).fit()
+    )
+    trainer.fit()
 
 
 def layouts(folder: str) -> None:

@@ -283,7 +283,7 @@ def commanded(folder: Path) -> dict[str, Any]:
 
     def send() -> None:
         outcomes = [
-            send_command(find_run("r"), *command, wait=20)
+            send_command(find_run("r"), *command, wait=60)
             for command in (("set", "lr", 0.025), ("pause",), ("resume",), ("stop",))
         ]
         told = [[one.command.name, one.batch, one.error] for one in outcomes]

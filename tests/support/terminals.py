@@ -57,7 +57,7 @@ class Terminal:
             self._stream.feed(data)
         return "\n".join(self.screen.display)
 
-    def wait_for(self, *texts: str, timeout: float = 20.0) -> str:
+    def wait_for(self, *texts: str, timeout: float = 60.0) -> str:
         """Waits until all of the texts are on the screen."""
         try:
             wait_for(lambda: all(text in self.text for text in texts), f"{texts} on the screen", timeout)
@@ -67,7 +67,7 @@ class Terminal:
 
     def wait_for_end(self) -> int:
         """Waits until the command is over; its exit code."""
-        wait_for(lambda: (self.text, self.process.poll())[1] is not None, "the command's end", 20)
+        wait_for(lambda: (self.text, self.process.poll())[1] is not None, "the command's end")
         return self.process.returncode
 
     @property

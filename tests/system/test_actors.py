@@ -1,17 +1,18 @@
 """Processes that join a run besides its ranks: they come, go and die, and nothing that they published is lost."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import broker_of
+from helpers import wait_for
 
 import offloop
 from offloop.bus import (
@@ -65,25 +66,6 @@ class Worker:
         return max(map(int, out.split()), default=self.number)
 
 
-def wait_until(is_so: Callable[[], object], publisher: Publisher | None = None, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        if publisher is not None:
-            publisher.wait()
-        else:
-            time.sleep(0.02)
-
-
-def broker() -> int | None:
-    """The process that serves the run."""
-    try:
-        pid: int = json.loads((find_run("r").path / "broker.json").read_text())["pid"]
-    except FileNotFoundError:
-        return None
-    return pid
-
-
 def is_recorded(actor: Actor) -> bool:
     assert actor._publisher is not None
     actor.poll()
@@ -120,7 +102,7 @@ def test_actors_come_and_go_without_ending_the_run() -> None:
             first.event("evaluated", score=0.5)
         train(publisher, 3)
         with offloop.join(role="evaluator") as second, offloop.join(role="evaluator") as third:
-            wait_until(lambda: second.batch == 3, publisher)
+            wait_for(lambda: publisher.wait() or second.batch == 3, "the batch")
             second.log(score=0.7)
             assert (first.name, second.name, third.name) == ("evaluator-0", "evaluator-0", "evaluator-1")
         with offloop.join(role="rollout", name="w") as named, offloop.join(role="rollout", name="w") as other:
@@ -149,11 +131,10 @@ def test_each_row_is_recorded_once_though_broker_and_actor_are_killed() -> None:
         workers = [Worker(), Worker(), Worker("judge")]
         for kill in range(3):
             train(publisher, 20)
-            before = broker()
-            assert before is not None
+            before = broker_of(publisher.run_dir)
             os.kill(before, signal.SIGKILL)
             train(publisher, 20)
-            wait_until(lambda: broker() not in (None, before), publisher)  # noqa: B023
+            wait_for(lambda: publisher.wait() or broker_of(publisher.run_dir) not in (0, before), "another broker")  # noqa: B023
             if kill == 1:
                 killed = workers.pop(0)
                 killed.process.kill()
@@ -199,9 +180,9 @@ def test_an_actor_whose_training_is_killed_ends_with_it(training: "subprocess.Po
     with offloop.join("r", role="rollout") as actor:
         for number in range(20):
             actor.log_table("samples", [{"worker": actor.name, "number": number}])
-        wait_until(lambda: is_recorded(actor))
+        wait_for(lambda: is_recorded(actor), "the record")
         training.kill()
-        wait_until(lambda: actor.training_ended)
+        wait_for(lambda: actor.training_ended, "the end")
         actor.log_table("samples", [{"worker": actor.name, "number": 99}])
         actor.event("late")
     assert rows()["rollout-0"][:20] == list(range(20))
@@ -213,15 +194,14 @@ def test_an_actor_finds_out_that_training_and_broker_are_gone(
 ) -> None:
     actor = offloop.join("r", role="rollout")
     actor.event("first")
-    wait_until(lambda: is_recorded(actor))
-    serving = broker()
-    assert serving is not None
+    wait_for(lambda: is_recorded(actor), "the record")
+    serving = broker_of(find_run("r").path)
     os.kill(serving, signal.SIGSTOP)
     training.kill()
     training.wait()
     os.kill(serving, signal.SIGKILL)
     actor.event("lost")
-    wait_until(lambda: actor.training_ended, seconds=60)
+    wait_for(lambda: actor.training_ended, "the end")
     assert "run r has ended: 1 events of this process are not recorded" in caplog.text
     actor.close()
 
@@ -236,8 +216,8 @@ def test_a_run_waits_a_moment_for_its_actors_and_no_longer() -> None:
     assert time.monotonic() - began < 30
     last = worker.last_number()
     assert rows()["rollout-0"] == list(range(last + 1))
-    wait_until(lambda: read_run(find_run("r").path).status == "finished")
-    wait_until(lambda: idle.training_ended)
+    wait_for(lambda: read_run(find_run("r").path).status == "finished", "the end of the run")
+    wait_for(lambda: idle.training_ended, "the end")
     idle.close()
 
 
@@ -278,7 +258,7 @@ def test_callbacks_see_the_ranks_and_metrics_those_of_actors_too() -> None:
     with Publisher("r") as publisher:
         train(publisher, 2)
         with offloop.join(role="rollout") as actor:
-            wait_until(lambda: actor.batch == 2, publisher)
+            wait_for(lambda: publisher.wait() or actor.batch == 2, "the batch")
             actor.log(reward=0.5)
             actor.log({"staleness": 3}, step=1)
         train(publisher, 1)
@@ -299,9 +279,9 @@ def test_commands_are_for_the_training(tmp_path: Path) -> None:
         sent = subprocess.Popen(
             [sys.executable, "-m", "offloop", "send", "r", "stop"], stdout=subprocess.PIPE, text=True
         )
-        wait_until(lambda: publisher.stop_requested, publisher)
+        wait_for(lambda: publisher.wait() or publisher.stop_requested, "the command")
         publisher.publish("batch_end", batch=1, loss=0.0)
-        wait_until(lambda: sent.poll() is not None, publisher)
+        wait_for(lambda: publisher.wait() or sent.poll() is not None, "its end")
         sent.communicate()
         assert sent.returncode == 0
         show = subprocess.run(

@@ -34,6 +34,13 @@ with Publisher(name) as publisher:
             time.sleep(0.05)
     publisher.publish(Event.FIT_END, batch=40, sample=40)
 """
+ALERT = """
+from offloop.bus.cli.main import bus
+from offloop.bus.terminal import run_command
+from offloop.consumers.callbacks import channels
+channels._PAUSES = (0.0, 0.1, 0.1)
+run_command(bus)
+"""
 SECRET = "a-secret-word"
 
 
@@ -52,7 +59,7 @@ class Processes:
 
     def alert(self, to: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``offloop alert``, with its standard error in a file."""
-        words = [sys.executable, "-m", "offloop", "alert", *arguments, "--to", "env:MINE", "--rule", "stalled for 4s"]
+        words = [sys.executable, "-c", ALERT, "alert", *arguments, "--to", "env:MINE", "--rule", "stalled for 4s"]
         with open(self.said, "ab") as file:
             started = self.running["alert"] = subprocess.Popen(words, stderr=file, env=os.environ | {"MINE": to})
         return started
@@ -90,22 +97,22 @@ def test_each_notice_comes_once_although_the_alerts_are_killed(processes: Proces
         wait_for(lambda: {*expected} <= {*receiver.titles}, "those that hang to be noticed", 100)
         processes.running["lost"].kill()
         expected += ["failed: fail", "finished: finish", "finished: nan", "lost: lost"]
-        wait_for(lambda: len(receiver.got) >= len(expected), "all other notices", 60)
+        wait_for(lambda: len(receiver.got) >= len(expected), "all other notices")
         assert receiver.titles == sorted(expected)
         wait_for(lambda: all(alert.sent for run in runs_dir.iterdir() for alert in read_alerts(run)), "their notes")
         stop(alerts, signal.SIGKILL)
 
         assert processes.start("finish", "away").wait(60) == 0
         alerts = processes.alert(receiver.url, "--all")
-        wait_for(lambda: "finished: away" in receiver.titles, "what happened meanwhile", 60)
+        wait_for(lambda: "finished: away" in receiver.titles, "what happened meanwhile")
         wait_for(lambda: processes.said.read_text().count("run stall, epoch 0, batch 30: no event") == 2, "the stall")
         processes.go.touch()
-        wait_for(lambda: "finished: stall" in receiver.titles, "the end of the stall", 60)
+        wait_for(lambda: "finished: stall" in receiver.titles, "the end of the stall")
         assert stop(alerts, signal.SIGINT) == 0
 
         alerts = processes.alert(receiver.url, "--all")
         processes.start("finish", "last")
-        wait_for(lambda: "finished: last" in receiver.titles, "a new run", 60)
+        wait_for(lambda: "finished: last" in receiver.titles, "a new run")
         assert stop(alerts, signal.SIGTERM) == 0
         expected += ["finished: away", "finished: stall", "resolved: stalled for 4s: stall", "finished: last"]
         assert receiver.titles == sorted(expected)
@@ -125,7 +132,7 @@ def test_what_cannot_be_sent_is_said_and_sent_by_the_next_one(processes: Process
         to = f"json://me:{SECRET}@127.0.0.1:{receiver.port}"
         training = processes.start("lost")
         alerts = processes.alert(to, "--rule", "disk/free_gb < 1e9")
-        wait_for(lambda: "disk/free_gb" in processes.said.read_text(), "the first notice", 60)
+        wait_for(lambda: "disk/free_gb" in processes.said.read_text(), "the first notice")
         training.kill()
         assert alerts.wait(60) == 3
         said = processes.said.read_text()

@@ -114,14 +114,14 @@ def test_a_killed_consumer_under_roles_continues_where_it_was_when_a_server_dies
             tmp_path,
         )
         first = begin(*named)
-        wait_for(lambda: lines() >= 300, "the first 300 lines", 60)
+        wait_for(lambda: lines() >= 300, "the first 300 lines")
         first.kill()
         first.wait()
         assert {cluster.replicas_of(stream) for stream in ("ol_r", "KV_ol_runs")} == {3}
         cluster.servers.kill("n1")
         second = begin(*named)
         publish(300)
-        wait_for(lambda: lines() >= 600, "the next 300 lines", 30)
+        wait_for(lambda: lines() >= 600, "the next 300 lines")
         publisher.close()
         assert second.wait(60) == 0, second.stdout.read()
         assert bridge.wait(30) == 0

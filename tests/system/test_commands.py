@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
+from brokers import broker_pid
 from helpers import wait_for
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def train_beside(work, **arguments):
 
 
 def send(*command):
-    return send_command(find_run("r"), *command, wait=20)
+    return send_command(find_run("r"), *command, wait=60)
 
 
 def recorded(event):
@@ -118,7 +119,7 @@ def test_repeated_stop_requests_send_one_command_and_report_its_delay_although_t
             for snapshot in stream:
                 batch = int(snapshot.timestamp.batch)
                 if batch == 5:
-                    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+                    os.kill(broker_pid(runs_dir / "r"), signal.SIGKILL)
                 if batch >= 5:
                     snapshot.stop_training()
             return stream.outcomes

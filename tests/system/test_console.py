@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import broker_of
 from helpers import wait_for
 from terminals import Terminal
 
@@ -51,13 +52,6 @@ def logs(*options: str) -> str:
     done = subprocess.run([*LOGS, "r", *options], capture_output=True, text=True, timeout=60, check=False)
     assert not done.stderr
     return done.stdout
-
-
-def broker_of(run: Path) -> int:
-    try:
-        return int(json.loads((run / "broker.json").read_text())["pid"])
-    except FileNotFoundError:
-        return 0
 
 
 @pytest.mark.parametrize(

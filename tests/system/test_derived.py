@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from brokers import broker_pid
+from helpers import wait_for
 
 import offloop
 from offloop.bus import ConfigurationError, Event, Publisher, Recording, find_run
@@ -66,19 +67,6 @@ def finish(process: "subprocess.Popen[str]", seconds: float = 60) -> tuple[int, 
     return process.returncode, said
 
 
-def wait_until(
-    is_so: Callable[[], object], publisher: Publisher | None = None, process: "subprocess.Popen[str] | None" = None
-) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert process is None or process.poll() is None, finish(process)
-        assert time.monotonic() < deadline
-        if publisher is None:
-            time.sleep(0.05)
-        else:
-            publisher.wait()
-
-
 def train(publisher: Publisher, batches: range, seconds: float = 0.005) -> None:
     for batch in batches:
         publisher.publish("batch_end", batch=batch, loss=float(batch))
@@ -112,7 +100,8 @@ def test_a_live_run_has_the_results_where_they_belong() -> None:
     with Publisher("r") as publisher:
         train(publisher, range(1, 4))
         judge = consumer("--run", "r")
-        wait_until(lambda: b"judge" in (find_run("r").path / "run.json").read_bytes(), publisher)
+        run = publisher.run_dir
+        wait_for(lambda: publisher.wait() or b"judge" in (run / "run.json").read_bytes(), "the judge")
         train(publisher, range(4, 21))
     assert finish(judge)[0] == 0
     assert logged() == [(batch, {"judge/score": batch / 2, "judge/seen": batch}) for batch in range(1, 21)]
@@ -133,7 +122,7 @@ def test_each_result_comes_once_though_its_consumer_is_killed_again_and_again() 
             known = len(_published())
             train(publisher, range(batch, batch + 60))
             batch += 60
-            wait_until(lambda: len(_published()) > known + 10, publisher, judge)  # noqa: B023
+            wait_for(lambda: publisher.wait() or len(_published()) > known + 10, "results")  # noqa: B023
             judge.kill()
             judge.communicate()
         last = consumer("--run", "r", "--name", "j")
@@ -168,7 +157,7 @@ def test_results_after_the_end_lie_beside_the_recording_and_change_nothing_else(
     view.stream = Recording(run)
     tables = OwnEvents(view, ANY_TABLE, shown.append)
     tables.look()
-    wait_until(lambda: not tables.is_behind)
+    wait_for(lambda: not tables.is_behind, "the table")
     assert [one.event.value for one in shown] == ["#verdicts"] * 20
 
 
@@ -189,11 +178,11 @@ def test_results_after_the_broker_finished_lie_beside_the_recording(capsys: pyte
     results = RunLogger("judge")
     with Publisher("r") as publisher:
         train(publisher, range(1, 7), 0)
-        wait_until(lambda: publisher.statistics().lag == 0, publisher)
+        wait_for(lambda: publisher.wait() or publisher.statistics().lag == 0, "the record")
         run = _open(results)
         _add(results, range(1, 4))
         results.state_dict()
-    wait_until(lambda: is_over(run))
+    wait_for(lambda: is_over(run), "the end")
     _add(results, range(4, 7))  # the consumer has not heard of the end
     results.close()
     assert logged() == [(batch, {"judge/score": batch / 2, "judge/seen": batch}) for batch in range(1, 7)]
@@ -203,18 +192,19 @@ def test_results_after_the_broker_finished_lie_beside_the_recording(capsys: pyte
 def test_results_that_broker_and_training_died_with_lie_beside_the_recording() -> None:
     program = (
         "from offloop import Publisher; p = Publisher('r')\nfor b in range(1, 7): p.publish('batch_end', batch=b)\n"
+        "while p.statistics().lag: p.wait()\nprint('recorded', flush=True)\nwhile True: p.wait()"
     )
-    training = subprocess.Popen([sys.executable, "-c", program + "while True: p.wait()"])
-    wait_until(lambda: (Path("runs") / "r" / "broker.json").exists())
-    wait_until(lambda: len([one for one in Recording(find_run("r").path) if one.event is Event.BATCH_END]) == 6)
+    training = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert training.stdout is not None
+    training.stdout.readline()
     results = RunLogger("judge")
     run = _open(results)
     _add(results, range(1, 4))
     results.state_dict()
-    serving = json.loads((run / "broker.json").read_text())["pid"]
+    serving = broker_pid(run)
     os.kill(serving, signal.SIGSTOP)
     training.kill()
-    training.wait()
+    training.communicate()
     _add(results, range(4, 7))
     os.kill(serving, signal.SIGKILL)
     results.close()
@@ -235,7 +225,7 @@ def test_a_replay_that_was_killed_continues() -> None:
     for _ in range(2):
         judge = consumer("--replay", "r", "--name", "j", "--commit-every", "50")
         size = _size()
-        wait_until(lambda: _size() > size, process=judge)  # noqa: B023
+        wait_for(lambda: _size() > size, "results")  # noqa: B023
         judge.kill()
         judge.communicate()
     last = consumer("--replay", "r", "--name", "j")
@@ -286,26 +276,13 @@ def test_results_that_do_not_improve_stop_a_training() -> None:
 def test_results_of_an_actor_raise_alerts() -> None:
     with Publisher("r") as publisher:
         train(publisher, range(1, 3))
-        alert = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "offloop",
-                "consume",
-                "--callbacks",
-                "alert",
-                "-o",
-                "alert.rules=judge/score > 0.8",
-                "--run",
-                "r",
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "offloop", "consume", "--callbacks", "alert", "--run", "r"]
+        rule = ["-o", "alert.rules=judge/score > 0.8"]
+        alert = subprocess.Popen([*command, *rule], stderr=subprocess.PIPE, text=True)
         with offloop.join(role="judge", name="judge") as judge:
             judge.log(score=0.9)
-        wait_until(lambda: (find_run("r").path / "alerts.json").exists(), publisher)
+        wait_for(lambda: publisher.wait() or (publisher.run_dir / "alerts.json").exists(), "the alert")
         os.kill(alert.pid, signal.SIGINT)
         _, said = alert.communicate(timeout=60)
     assert re.search(r"ALERT: run r, .*: judge/score > 0.8 \(judge/score is 0.9", said)
-    assert json.loads((find_run("r").path / "alerts.json").read_text())[0]["status"] == "firing"
+    assert json.loads((publisher.run_dir / "alerts.json").read_text())[0]["status"] == "firing"

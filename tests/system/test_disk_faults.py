@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from brokers import broker_pid
 from faults import ThreadFollower
 from helpers import wait_for
 
@@ -39,7 +40,7 @@ def warned(publisher: Publisher, log: pytest.LogCaptureFixture) -> None:
 
 
 def broker_of(publisher: Publisher) -> psutil.Process:
-    return psutil.Process(json.loads((publisher.run_dir / "broker.json").read_text())["pid"])
+    return psutil.Process(broker_pid(publisher.run_dir))
 
 
 @contextlib.contextmanager

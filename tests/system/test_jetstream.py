@@ -133,7 +133,7 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(server, brid
 
 def test_with_the_variable_each_run_is_copied_without_further_ado(server, runs_dir, monkeypatch, caplog):
     monkeypatch.setenv("OFFLOOP_STREAM", server.address)
-    with Publisher("variable", runs_dir=runs_dir, timeouts=Timeouts(copy=60.0)) as publisher:
+    with Publisher("variable", runs_dir=runs_dir, timeouts=Timeouts(flush=60.0, copy=60.0)) as publisher:
         publish(publisher, 300)
 
         def copying():
@@ -165,7 +165,7 @@ def test_one_rank_of_a_host_says_that_its_run_is_not_copied(runs_dir, tmp_path, 
             second.poll()
             return [record for record in caplog.records if "is not copied to NATS" in record.message]
 
-        wait_for(warnings, "the warning", timeout=30)
+        wait_for(warnings, "the warning")
         bridge = read_bridge(first.run_dir)
         for _ in range(20):  # the other rank would say it at the same time
             first.wait()

@@ -1,7 +1,6 @@
 """What is said while a training shows its progress has lines of its own, and a training introduces itself."""
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pyte
 import pytest
+from brokers import broker_pid
 from helpers import wait_for
 from paths import SUPPORT
 from terminals import Terminal
@@ -42,7 +42,7 @@ def test_notices_never_share_a_line_with_the_bar(tmp_path: Path) -> None:
     script = SCRIPT.format(tests=str(SUPPORT), runs=str(runs), saved=str(tmp_path / "saved"))
     with contextlib.closing(Terminal(sys.executable, "-c", script, columns=300)) as terminal:
         wait_for(lambda: (terminal.text, b"PRINTED" in terminal.written)[1], "the bar and a printed line", 100)
-        os.kill(json.loads((runs / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+        os.kill(broker_pid(runs / "r"), signal.SIGKILL)
         wait_for(lambda: (terminal.text, b"LOG " in terminal.written)[1], "the broker's end to be told")
         terminal.wait_for("left  loss")
         terminal.press("\x03")

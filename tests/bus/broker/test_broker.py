@@ -1,6 +1,5 @@
 """The broker: nothing that a peer sends stops it, and it serves the publishers that it knows."""
 
-import json
 import math
 import os
 import random
@@ -15,7 +14,7 @@ import msgpack
 import psutil
 import pytest
 import zmq
-from brokers import address_of, start_broker
+from brokers import address_of, broker_pid, start_broker
 from click.testing import CliRunner
 from helpers import strict_json, wait_for
 
@@ -218,7 +217,7 @@ os.kill(os.getpid(), 9)
 """
     trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     trainer.stdout.readline()
-    broker = json.loads((runs_dir / "r" / "broker.json").read_text())["pid"]
+    broker = broker_pid(runs_dir / "r")
     os.kill(broker, signal.SIGSTOP)
     trainer.communicate("go\n", timeout=100)
     os.kill(broker, signal.SIGCONT)
@@ -249,7 +248,7 @@ def test_a_killed_broker_is_restarted_and_all_ranks_reconnect(runs_dir, caplog):
     first = Publisher("r", rank=0, world_size=2)
     second = Publisher("r", broker=first.address, rank=1, world_size=2)
     for number in (10, 20):
-        os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+        os.kill(broker_pid(runs_dir / "r"), signal.SIGKILL)
         for publisher in (first, second):
             for _ in range(10):
                 publisher.publish(Event.EPOCH_END)
@@ -285,7 +284,7 @@ def test_a_publisher_of_an_earlier_attempt_is_refused(runs_dir, caplog):
     new = Publisher("r", resume=True)
     publish_until_recorded(new, 1)
     old.publish(Event.EPOCH_END)
-    wait_for(lambda: old.poll() or old.closed, "the refusal", 60)
+    wait_for(lambda: old.poll() or old.closed, "the refusal")
     assert "attempt 1 of run 'r' cannot continue: attempt 2 has begun" in caplog.text
     new.close()
     assert [attempt.status for attempt in find_run("r").attempts] == ["lost", "finished"]
@@ -315,7 +314,7 @@ def test_a_removed_run_directory_ends_the_recording_but_not_the_event_feed(runs_
 def test_the_next_broker_records_the_end_that_a_killed_one_missed(runs_dir):
     publisher = Publisher("r")
     publish_until_recorded(publisher, 1)
-    broker = psutil.Process(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"])
+    broker = psutil.Process(broker_pid(runs_dir / "r"))
     publisher._flush(wait=True)
     publisher._publish_mark("$end", (0,) * 14, {"status": "failed", "error": "a reason"})
     publisher._outbox.send()

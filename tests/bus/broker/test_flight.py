@@ -190,7 +190,7 @@ def test_events_written_during_a_copy_leave_no_gap(ring, monkeypatch):
 
 def test_a_failed_run_has_ended_before_its_dump_is_written(runs_dir):
     ring = FlightRing(100_000, 256 * BLOCK)
-    failed = Publisher("r", flight=ring, timeouts=Timeouts(broker_exit=0.0))
+    failed = Publisher("r", flight=ring, timeouts=Timeouts(flush=60.0, broker_exit=0.0))
     for batch in range(1, 60_000):
         put_batch(ring, batch)
     failed.close("failed", "no luck")

@@ -35,7 +35,7 @@ def send(nats_server, *parts, begin=0):
 
 def read(stored, offset, size):
     """So many bytes, as soon as they are there."""
-    return wait_for(lambda: len(data := stored.read_at(offset, size)) == size and data, "bytes", 10)
+    return wait_for(lambda: len(data := stored.read_at(offset, size)) == size and data, "bytes")
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def test_a_server_that_hangs_is_left_for_another(tmp_path, nats_server, monkeypa
         with NatsConnection(NatsServers.parse(f"{nats_server.address},{other.address}")) as there:
             port = there.client.connected_url.port
             servers[port].signal(signal.SIGSTOP)
-            wait_for(lambda: there.is_connected and there.client.connected_url.port != port, "another", 15)
+            wait_for(lambda: there.is_connected and there.client.connected_url.port != port, "another")
             servers[port].signal(signal.SIGCONT)
     finally:
         other.kill()

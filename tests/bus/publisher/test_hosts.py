@@ -1,10 +1,10 @@
 """A run on several hosts, each with a broker and a recording of its own, as publishers see it."""
 
-import json
 import os
 import signal
 
 import pytest
+from brokers import broker_pid
 from helpers import wait_for
 
 from offloop.bus import Publisher, Recording, Subscriber
@@ -44,7 +44,7 @@ def test_a_host_has_a_run_of_its_own_ranks_with_the_agreed_attempt_and_identity(
     with pytest.raises(RunIsLiveError):
         next_attempt(tmp_path, "r")
     # Its next broker waits for the same ranks alone.
-    os.kill(json.loads((tmp_path / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(broker_pid(tmp_path / "r"), signal.SIGKILL)
     publish(ranks)
     for one in ranks:
         one.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,10 +143,7 @@ def test_a_consumer_requests_one_event_or_all_of_a_kind(requested: Event, seen: 
         Publisher("own") as publisher,
         Subscriber(publisher.run_dir, events=[requested], demand=Demand.of([requested])) as subscriber,
     ):
-        for _ in range(500):
-            publisher.wait()
-            if requested in publisher.requested_events:
-                break
+        wait_for(lambda: publisher.wait() or requested in publisher.requested_events, "the request")
         publisher.event("wanted", n=1)
         publisher.event("unwanted")
         publisher.log_table("t", lambda: [{"a": 1}])

@@ -2,7 +2,6 @@
 
 import datetime
 import errno
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from brokers import broker_pid
 from helpers import wait_for
 from training import Act, gold_trainer
 
@@ -44,10 +44,6 @@ from offloop.bus.types.timestamp import Timestamp
 def read_back(publisher):
     recording = Recording(publisher.recording)
     return list(recording), recording.ending
-
-
-def broker_pid(publisher):
-    return json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
 
 
 def run_script(script, *options, code=0):
@@ -260,8 +256,9 @@ def test_a_collected_publisher_ends_its_stream_only_in_the_process_that_made_it(
     script = """
 import gc, os, sys
 from offloop.bus import Event, Publisher, find_run
+from offloop.bus.types.timeouts import Timeouts
 gc.disable()
-publisher = Publisher("r")
+publisher = Publisher("r", timeouts=Timeouts(flush=60.0, broker_exit=60.0))
 publisher.itself = publisher
 for closes in (True, False):
     child = os.fork()
@@ -325,7 +322,7 @@ def publish_on():
 def test_close_waits_for_a_stopped_broker_only_up_to_its_time_limit(runs_dir, caplog):
     publisher = Publisher("r", timeouts=Timeouts(flush=0.2, broker_exit=1000.0))
     publisher.publish(Event.EPOCH_END)
-    pid = broker_pid(publisher)
+    pid = broker_pid(publisher.run_dir)
     os.kill(pid, signal.SIGSTOP)
     try:
         publisher.close()
@@ -357,7 +354,7 @@ raise ValueError("too large")
 """
     program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.stdout.read(7) == b"at exit"
-    broker = json.loads((find_run("r").path / "broker.json").read_text())["pid"]
+    broker = broker_pid(find_run("r").path)
 
     def ignores_sigterm():
         ignored = Path(f"/proc/{program.pid}/status").read_text().partition("SigIgn:")[2].split()[0]
@@ -488,7 +485,7 @@ def test_the_training_continues_when_its_broker_cannot_be_restarted(runs_dir, ca
     publisher = Publisher("r")
     publisher.publish(Event.BATCH_END, batch=1)
     # While it lives it may be writing there.
-    os.kill(broker_pid(publisher), signal.SIGKILL)
+    os.kill(broker_pid(publisher.run_dir), signal.SIGKILL)
     wait_for(lambda: not find_run("r").live, "the broker to be gone")
     shutil.rmtree(publisher.run_dir)
     batch = 1
@@ -521,7 +518,7 @@ def test_a_trainer_temporarily_out_of_descriptors_reconnects_later(runs_dir, mon
 
     with monkeypatch.context() as full:
         full.setattr(BrokerProcess, "_spawn", fail)
-        os.kill(broker_pid(publisher), signal.SIGKILL)
+        os.kill(broker_pid(publisher.run_dir), signal.SIGKILL)
         wait_for(lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or failed > 1, "the second failure")
     publisher.close()
     snapshots, ending = read_back(publisher)
@@ -533,7 +530,7 @@ def test_a_trainer_temporarily_out_of_descriptors_reconnects_later(runs_dir, mon
 def test_a_stopped_broker_delays_nothing_and_events_beyond_the_backlog_are_a_named_gap(runs_dir, caplog, monkeypatch):
     monkeypatch.setattr("offloop.bus.publisher.session.SEND_QUEUE", 10)
     with Publisher("r", backlog_bytes=100_000) as publisher:
-        pid = broker_pid(publisher)
+        pid = broker_pid(publisher.run_dir)
         os.kill(pid, signal.SIGSTOP)
         try:
             for batch in range(20_000):

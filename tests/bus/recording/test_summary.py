@@ -1,12 +1,12 @@
 """The summary beside a long recording: what is in it, and that it can be lost."""
 
-import json
 import math
 import os
 import signal
 import struct
 
 import pytest
+from brokers import broker_pid
 from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -238,7 +238,7 @@ def test_the_summary_of_a_killed_broker_is_continued_by_the_next_one(runs_dir):
         return path_beside(recording).exists()
 
     wait_for(saved, "a summary")
-    os.kill(json.loads((runs_dir / "r" / "broker.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(broker_pid(runs_dir / "r"), signal.SIGKILL)
     left = Summary.load(recording)
     assert left is not None
     assert left.offset <= recording.stat().st_size

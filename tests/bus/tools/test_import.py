@@ -304,12 +304,12 @@ WANDB = """
 import math, wandb
 settings = wandb.Settings(console="off", x_disable_stats=True)
 with wandb.init(project="digits", name="nice name", config={"lr": 0.1, "opt": {"name": "adam"}}, tags=["a"],
-                notes="why", settings=settings) as run:
+                notes="why", id="a", settings=settings) as run:
     for step in range(300):
         run.log({"loss": 1 / (step + 1), "val/acc": step / 4, "nested": {"x": step}, "bad": math.nan})
     run.log({"loss": 0.25, "histogram": wandb.Histogram([1, 2]), "text": "hi"}, step=500)
     run.config.update({"later": 5})
-run = wandb.init(project="digits", name="nice name", settings=settings)
+run = wandb.init(project="digits", name="nice name", id="b", settings=settings)
 run.log({"loss": 3})
 run.finish(exit_code=1)
 """

@@ -166,7 +166,7 @@ def test_a_live_run_is_asked_for_its_tables_only_while_somebody_looks(runs_dir, 
             wait_for(lambda: rows() == {"kept": 1} and requested(), "the recorded row, and the request")
             publisher.log_table("on_demand", lambda: [{"text": "second"}])
             wait_for(lambda: rows() == {"kept": 1, "on_demand": 1}, "the row on demand")
-            wait_for(lambda: not requested(), "the request to end", timeout=20)
+            wait_for(lambda: not requested(), "the request to end")
             publisher.log_table("on_demand", lambda: pytest.fail("nobody looks"))
             publisher.log_table("kept", [{"text": "third"}])
             # It continues, without rows twice.

@@ -217,7 +217,7 @@ async def test_a_live_run_is_read_waited_for_and_stopped(runs_dir: Path, tmp_pat
             assert not refused["took effect"]
             assert "2 commands an hour" in await one.refusal("command_run", run="good", command="stop", reason="enough")
             # The outcome is answered before the broker has written it.
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while not await refusal_is_explained(one):
                     await anyio.sleep(0.1)
         assert good.poll() is None
