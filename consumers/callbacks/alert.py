@@ -1,12 +1,9 @@
 """Alerts people when a rule about a run's values holds."""
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +19,6 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus, RunAlert, note_alert
 from offloop.bus.runs.directory import is_over, read_run
 from offloop.bus.runs.run_file import Attempt
-from offloop.bus.strict_json import plain
 from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.demand import BASE_EVENTS, Demand, EventDemand
 from offloop.bus.types.event import Event
@@ -74,9 +70,6 @@ class Notice(NamedTuple):
         """The first line of a message."""
         return f"{'resolved: ' if self.status == RESOLVED and self.about != 'end' else ''}{self.rule}: {self.run}"
 
-    def to_json(self) -> bytes:
-        return json.dumps(plain(self._asdict())).encode()
-
     def __str__(self) -> str:
         what = "ALERT" if self.status == FIRING else "finished" if self.about == "end" else "resolved"
         return f"{what}: run {self.run}, epoch {self.epoch}, batch {self.batch}: {self.text}"
@@ -85,7 +78,7 @@ class Notice(NamedTuple):
 class Alert(Callback):
     """Alerts when a rule holds, and again when it no longer does.
 
-    On standard error, to a command, and on the page of the run, by ``alerts.json`` in its directory. A rule is one
+    On standard error, and on the page of the run, by ``alerts.json`` in its directory. A rule is one
     of ::
 
         METRIC < NUMBER           also <=, >, >=, ==, !=
@@ -119,14 +112,9 @@ class Alert(Callback):
 
     At the end of the consumer, standard error names the rules whose metric never had a value.
 
-    ``command`` is a program and its arguments, run without a shell for at most ``timeout`` seconds. Its standard input
-    is a JSON object with ``status`` (``firing`` or ``resolved``), ``rule``, ``metric``, ``value``, ``run``,
-    ``attempt``, ``epoch``, ``batch``, ``time``, ``text`` and ``id``; its environment has ``ALERT_STATUS`` and so on.
-    Failures are reported on standard error. A consumer that is killed and resumes may repeat a notice, with the same
-    ``id``. ``dump`` writes the flight recorder of a live run, see ``docs/flight.md``.
+    ``dump`` writes the flight recorder of a live run, see ``docs/flight.md``.
 
-    Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, an invalid rule (with the place), and a missing
-    ``command``."""
+    Raises :class:`offloop.bus.errors.ConfigurationError` for no rule, and an invalid rule (with the place)."""
 
     background: bool = True
     sees_actors = True
@@ -135,8 +123,6 @@ class Alert(Callback):
         self,
         rules: Sequence[str],
         console: bool = True,
-        command: Sequence[str] | None = None,
-        timeout: float = 10.0,
         every: int = 1,
         dump: bool = False,
         to: Sequence[str] = (),
@@ -144,11 +130,7 @@ class Alert(Callback):
         self._rules = [Rule.parse(text) for text in _listed(rules)]
         if not self._rules:
             raise ConfigurationError("an alert needs rules: '-o alert.rules=nan' suits every training")
-        if not timeout > 0:
-            raise ConfigurationError(f"timeout is {timeout}: use a number of seconds above 0")
         self._is_shown = console
-        self._command = None if command is None else _checked(_listed(command))
-        self._timeout = timeout
         asked = (rule.field for rule in self._rules)
         self.fields: tuple[str, ...] = tuple(
             dict.fromkeys(name for name in asked if name and name not in _ALWAYS_THERE)
@@ -306,8 +288,6 @@ class Alert(Callback):
             _dump(notice, run)
         if self._is_shown:
             _say(str(notice))
-        if self._command and (problem := _give(notice, self._command, self._timeout)):
-            _say(f"command {self._command[0]} failed for the notice of {notice.rule!r} ({notice.status}): {problem}")
         if {channel.name for channel in self._channels} - {*sent} and time.time() - notice.time < _DAY:
             self._send(notice, run, replace(alert, sent=sent))
 
@@ -359,32 +339,6 @@ def _dump(notice: Notice, run: RunContext) -> None:
         _say(f"the flight recorder was not written: {error}")
     else:
         _say(str(outcome))
-
-
-def _checked(command: list[str]) -> list[str]:
-    if not command:
-        raise ConfigurationError("command is empty: give a program and its arguments, such as notify-send,Training")
-    if shutil.which(command[0]) is None:
-        raise ConfigurationError(f"command {command[0]!r} is not found: give its whole path, or install it")
-    return command
-
-
-def _give(notice: Notice, command: list[str], timeout: float) -> str | None:
-    values = {field: "" if value is None else str(value) for field, value in notice._asdict().items()}
-    environment = os.environ | {f"ALERT_{field.upper()}": value for field, value in values.items()}
-    try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment, start_new_session=True)
-    except (OSError, ValueError) as error:
-        return str(error)
-    with process:
-        try:
-            process.communicate(notice.to_json(), timeout=timeout)
-        except subprocess.TimeoutExpired:
-            # With all its child processes.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return f"it took more than {timeout:g} s and was killed"
-    return f"exit code {process.returncode}" if process.returncode else None
 
 
 def _values_for(rule: Rule, logged: Mapping[str, float], fields: Mapping[str, Any]) -> Iterable[tuple[str, float]]:

@@ -1,9 +1,7 @@
 """Alert: rules, and who is told."""
 
 import asyncio
-import json
 import math
-import sys
 from pathlib import Path
 
 import msgpack
@@ -144,34 +142,6 @@ def test_rules_that_were_never_judged_are_named_once(capsys: pytest.CaptureFixtu
     asyncio.run(second.close(fit_end(), Logger()))
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" was")[0] for line in said] == ["rule 'los > 3'", "rule 'new > 1'"]
-
-
-# -- command ----------------------------------------------------------------------------------------------------------
-
-NOTE = """
-import json, os, pathlib, sys
-told = json.load(sys.stdin)
-told["environment"] = {name: value for name, value in os.environ.items() if name.startswith("ALERT_")}
-pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
-"""
-
-
-def test_a_command_gets_the_notice_on_its_input_and_in_its_environment(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", NOTE, str(tmp_path / "a file; with spaces")]
-    calls_of(Alert(["nan"], console=False, command=command), [batch_end(1, loss=math.nan)])
-    told = json.loads((tmp_path / "a file; with spaces").read_text())
-    assert (told["status"], told["rule"], told["batch"]) == ("firing", "nan", 1)
-    assert told["environment"]["ALERT_STATUS"] == "firing"
-    assert told["environment"]["ALERT_METRIC"] == "loss/train/total"
-    assert told["environment"]["ALERT_VALUE"] == "nan"
-
-
-def test_a_command_that_hangs_is_killed_with_what_it_started(capfd: pytest.CaptureFixture[str]) -> None:
-    # That nothing of it is left is checked when the test is over.
-    hang = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    alert = Alert(["nan"], console=False, command=[sys.executable, "-c", hang], timeout=0.5)
-    calls_of(alert, [batch_end(1, loss=math.nan)])
-    assert "took more than 0.5 s and was killed" in capfd.readouterr().err
 
 
 def test_rules_name_metrics_in_full_or_in_short_also_those_of_monitors_that_are_not_there() -> None:

@@ -76,7 +76,7 @@ def test_a_run_that_fails_keeps_nothing_and_is_named() -> None:
 
 def test_what_if_says_where_it_would_have_acted_and_changes_nothing() -> None:
     files = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
-    stoppers = ("-o", "alert.rules=loss > 7.5", "-o", "alert.command=false", "-o", "judge.py:Stops.limit=4")
+    stoppers = ("-o", "alert.rules=loss > 7.5", "-o", "judge.py:Stops.limit=4")
     Path("judge.py").write_text(
         JUDGE
         + """
