@@ -8,10 +8,9 @@ from typing import Any
 
 import zmq
 
-from offloop.bus.broker.bridging import BridgeProcess
+from offloop.bus.broker.companions import BridgeProcess, HealthProcess
 from offloop.bus.broker.control import MAX_REASON, ControlHandler
 from offloop.bus.broker.flight import FlightRecorder
-from offloop.bus.broker.health import HealthProcess
 from offloop.bus.broker.rank import LiveRank, Placement
 from offloop.bus.broker.run import LIVE_FRAME, BrokerRun, BrokerStatistics
 from offloop.bus.errors import ProtocolError, RunDirectoryError

@@ -4,15 +4,15 @@ import psutil
 import pytest
 from helpers import wait_for
 
-from offloop.bus.broker import bridging
-from offloop.bus.broker.bridging import BridgeProcess
+from offloop.bus.broker import companions
+from offloop.bus.broker.companions import BridgeProcess
 from offloop.bus.runs.bridged import BridgeStatus
 
 
 @pytest.fixture
 def bridge(tmp_path, monkeypatch):
-    monkeypatch.setattr(bridging, "_AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(bridging, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(companions, "_BRIDGE_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(companions, "_REPORT_SECONDS", 0.0)
     made = BridgeProcess(tmp_path, "nats://127.0.0.1:1")
     yield made
     if made._process is not None:
