@@ -1,4 +1,4 @@
-"""Small JSON files in the folders of runs and checkpoints, read and replaced as a whole."""
+"""Small files in the folders of runs and checkpoints, read and replaced as a whole."""
 
 import contextlib
 import logging
@@ -15,6 +15,20 @@ from offloop.bus.files import check_owner, lock_directory, open_directory, read_
 _log = logging.getLogger("offloop")
 
 Content = TypeVar("Content")
+
+
+@contextlib.contextmanager
+def opened_to_write(run: Path, name: str) -> Iterator[int]:
+    """Open a folder to write a file of that name. Errors of the file system become RunDirectoryError."""
+    try:
+        directory = open_directory(run)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+    except OSError as error:
+        path = run / name
+        raise RunDirectoryError(f"{path} cannot be written: {error.strerror or error}", path=path) from None
 
 
 class JsonFile(Generic[Content]):
@@ -49,12 +63,12 @@ class JsonFile(Generic[Content]):
 
     def write(self, run: Path, value: Content) -> None:
         """Replace the file. For a single writer. Raises RunDirectoryError if it cannot be written."""
-        with self._opened(run) as directory:
+        with opened_to_write(run, self.name) as directory:
             self._replace(directory, value)
 
     def update(self, run: Path, change: Callable[[Content | None], Content], patience: float = 10.0) -> Content:
         """Replace the value by ``change(value)`` and return it. Safe for several processes."""
-        with self._opened(run) as directory:
+        with opened_to_write(run, self.name) as directory:
             check_owner(directory)
             lock_directory(directory, patience)
             value = change(self.read(run))
@@ -66,18 +80,6 @@ class JsonFile(Generic[Content]):
             self.update(run, change, patience)
         except RunDirectoryError as error:
             _log.warning("%s", error)
-
-    @contextlib.contextmanager
-    def _opened(self, run: Path) -> Iterator[int]:
-        try:
-            directory = open_directory(run)
-            try:
-                yield directory
-            finally:
-                os.close(directory)
-        except OSError as error:
-            path = run / self.name
-            raise RunDirectoryError(f"{path} cannot be written: {error.strerror or error}", path=path) from None
 
     def _replace(self, directory: int, value: Content) -> None:
         try:

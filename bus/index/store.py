@@ -1,15 +1,14 @@
 """Stored entries: a file in the directory of each ended run."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from offloop.bus.errors import RunDirectoryError
-from offloop.bus.files import check_owner, lock_directory, open_directory, read_file, replace_file
+from offloop.bus.files import check_owner, lock_directory, read_file, replace_file
 from offloop.bus.index.entry import STORED, RunEntry, encode
+from offloop.bus.run_files import opened_to_write
 
 _MAGIC = b"OFLIDX7\n"
 _MAX_BYTES = 64 << 20
@@ -37,14 +36,7 @@ def store_entry(run: Path, stamp: str, entry: RunEntry) -> None:
     content = _MAGIC + encode(StoredEntry(stamp, entry))
     if len(content) > _MAX_BYTES:
         return
-    try:
-        directory = open_directory(run)
-        try:
-            check_owner(directory)
-            lock_directory(directory)
-            replace_file(directory, STORED, content)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        path = run / STORED
-        raise RunDirectoryError(f"{path} cannot be written: {error.strerror or error}", path=path) from None
+    with opened_to_write(run, STORED) as directory:
+        check_owner(directory)
+        lock_directory(directory)
+        replace_file(directory, STORED, content)
