@@ -176,9 +176,12 @@ def say_table(rows: Iterable[Sequence[str]]) -> None:
         say(line)
 
 
+def cut_at_end(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def short_text(text: str) -> str:
-    text = one_line(text)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut_at_end(one_line(text), 60)
 
 
 class Damage:

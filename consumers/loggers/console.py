@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from offloop.bus.errors import check_at_least
-from offloop.bus.printing import GAP, cut_in_the_middle, one_line, say, widest_cell, wrap
+from offloop.bus.printing import GAP, cut_at_end, cut_in_the_middle, one_line, say, widest_cell, wrap
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import chosen_first
@@ -107,7 +107,7 @@ class ConsoleLogger(LoggerDestination):
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
         cells = [
-            _cell(name, "=", _shortened(one_line(str(hyperparameters[name])), _text_width()))
+            _cell(name, "=", cut_at_end(one_line(str(hyperparameters[name])), _text_width()))
             for name in chosen_first(hyperparameters)
             if self._fits(name, fnmatchcase)
         ]
@@ -175,13 +175,13 @@ class ConsoleLogger(LoggerDestination):
             kept.sort(key=self._order.__getitem__)
             self._names = self._names or MetricNames(self._shown)
             for name in kept:
-                value = _shortened(one_line(format_value(self._metrics[name])), _text_width())
+                value = cut_at_end(one_line(format_value(self._metrics[name])), _text_width())
                 cells.append(_cell(self._names.short(name), " ", f"{value:>{_VALUE_WIDTH}}"))
             if left_out := len(named) - len(kept):
                 cells.append(f"... and {left_out} more")
             _say_cells(cells)
         for note in self._notes.values():
-            say(_shortened(note, widest_cell()))
+            say(cut_at_end(note, widest_cell()))
         self._metrics, self._notes = {}, {}
 
 
@@ -199,10 +199,6 @@ def format_value(value: LogValue) -> str:
     if isinstance(value, int) and abs(value) < _BIGGEST_WHOLE:
         return str(value)
     return f"{value:.4g}"
-
-
-def _shortened(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _text_width() -> int:
