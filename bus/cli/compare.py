@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +9,14 @@ import click
 
 from offloop.bus.cli import options
 from offloop.bus.errors import OffloopError
-from offloop.bus.printing import cut_in_the_middle, one_line, say, say_table, short_text, shorten
+from offloop.bus.printing import cut_at_end, cut_in_the_middle, one_line, say, say_table, short_text, shorten
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import EXIT_LOST, CliCommand, describe_os_error
-from offloop.bus.types.hyperparameters import is_of_the_training, value_text
+from offloop.bus.types.hyperparameters import value_text
 from offloop.bus.types.units import number_text
 
 if TYPE_CHECKING:
-    from offloop.bus.index.entry import RunEntry
     from offloop.bus.tools.diff import Diff, EventDifference, FieldDifference
-    from offloop.bus.types.metrics import Mode
 
 
 EXIT_SAME, EXIT_DIFFERENT, EXIT_TROUBLE = 0, 1, 2
@@ -88,6 +85,7 @@ def compare_runs(
 
 
 def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: bool, as_json: bool) -> None:
+    from offloop.bus.cli.describe import describe_comparison
     from offloop.bus.index.index import read_entry
     from offloop.bus.runs.directory import find_run
     from offloop.bus.types.metrics import MetricNames
@@ -109,39 +107,6 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     for name, one in compared.items():
         rows += _compared_rows(short(name), one)
     say_table(rows)
-
-
-def describe_comparison(entries: "Sequence[RunEntry]", *, everything: bool = False) -> dict[str, Any]:
-    """Return the names of runs, the hyperparameters that differ, and the metrics, each with a value for every run."""
-    from offloop.bus.cli.describe import describe_metrics
-    from offloop.bus.index.table import differences
-    from offloop.bus.types.metrics import goals_in
-
-    metrics = [describe_metrics(entry.metrics) for entry in entries]
-    goals = goals_in(entry.hyperparameters for entry in entries)
-    return {
-        "runs": [entry.run for entry in entries],
-        "hyperparameters": {
-            name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
-        },
-        "metrics": {name: _compared(metrics, name, goals) for name in dict.fromkeys(chain.from_iterable(metrics))},
-    }
-
-
-def _compared(metrics: "Sequence[dict[str, dict[str, Any]]]", name: str, goals: dict[str, "Mode"]) -> dict[str, Any]:
-    from offloop.bus.types.metrics import direction_of
-
-    mode = direction_of(name, goals)
-    of_runs = [one.get(name, {}) for one in metrics]
-    found = {key: [one.get(key) for one in of_runs] for key in ("last", "last_step")}
-    best = [one.get(str(mode)) for one in of_runs]
-    known = {value for value in best if value is not None}
-    # Equal values have no best one.
-    winner = (min if mode == "min" else max)(known) if len(known) > 1 else None
-    is_best = [value is not None and value == winner for value in best]
-    return {"mode": mode, **found, "best": best, "best_step": [one.get(f"{mode}_step") for one in of_runs]} | {
-        "is_best": is_best
-    }
 
 
 def _compared_rows(name: str, compared: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -200,5 +165,4 @@ def _field_line(one: "FieldDifference") -> str:
 
 def _text(value: Any) -> str:
     # Not as one line: two texts may differ only in their line breaks.
-    text = value_text(plain(value))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return cut_at_end(value_text(plain(value)), _LONGEST)

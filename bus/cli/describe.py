@@ -1,38 +1,44 @@
-"""Reports on runs and recordings: values for programs, and lines for people."""
+"""Reports on runs and recordings: values for programs, and lines for people. Commands import it when they need it."""
 
+import contextlib
 import math
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from offloop.bus.errors import BrokerError, RecordingError, RunNotFoundError
-from offloop.bus.index.entry import GOING_ON, MetricValues, metric_values
+from offloop.bus.errors import BrokerError, RecordingError, RunDirectoryError, RunNotFoundError
+from offloop.bus.index.checkpoints import checkpoint_rows
+from offloop.bus.index.columns import facts_of
+from offloop.bus.index.entry import GOING_ON, MetricValues, RunEntry, metric_values
+from offloop.bus.index.table import differences
 from offloop.bus.net.channels import SocketChannel, ask
 from offloop.bus.net.nats_addresses import how_to_list
-from offloop.bus.printing import one_line, shorten
+from offloop.bus.printing import one_line, say, say_table, shorten, table
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.order import Gap
 from offloop.bus.protocol.run_state import Reached
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
-from offloop.bus.recording.summary import Summarizer
+from offloop.bus.recording.summary import MAX_LEFT_OUT, MAX_METRICS, Summarizer
 from offloop.bus.runs.bridged import bridge_of, how_to_send, read_bridge
-from offloop.bus.runs.directory import IMPORTED_FROM, RunInfo, changed_in_words
+from offloop.bus.runs.directory import IMPORTED_FROM, RunInfo, changed_in_words, read_run
 from offloop.bus.runs.flight import STACKS, list_dumps, read_verdict
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.event import Event
-from offloop.bus.types.hyperparameters import chosen_first, value_text
+from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
+from offloop.bus.types.metrics import MetricNames, Mode, direction_of, goals_in
 from offloop.bus.types.source import Source
-from offloop.bus.types.units import lasted, when
+from offloop.bus.types.units import BYTES, lasted, number_text, when
 
 _LISTED = 20
+_RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")  # details that the results show too
 _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
 
@@ -127,7 +133,7 @@ def describe_recording(path: Path) -> dict[str, Any]:
         last = record.event
         if name == Event.INIT and not record.topic.rank:
             described = Source.of(last.fields).describe()
-    with closing(Summarizer(path, source.run, source.attempt, source.run_id)) as summarizer:
+    with contextlib.closing(Summarizer(path, source.run, source.attempt, source.run_id)) as summarizer:
         summarizer.work(math.inf, saves=False)
         summary = summarizer.summary
     return {
@@ -155,6 +161,51 @@ def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str,
         if one["min_step"] < 0:
             one |= dict.fromkeys(names[2:])
     return described
+
+
+def summary(path: Path, entry: RunEntry) -> dict[str, Any]:
+    paused = None
+    if entry.status == "paused":
+        with contextlib.suppress(RunDirectoryError):  # just deleted
+            paused = read_run(path).paused
+    known = msgspec.structs.asdict(entry)
+    reached = {name: known.pop(name) for name in ("epoch", "batch", "sample", "planned")}
+    return {
+        **known,
+        "paused": msgspec.to_builtins(paused),
+        "reached": None if entry.epoch is None else reached,
+        "recording": str(path / entry.recording) if entry.recording else None,
+        "path": str(path),
+        "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
+        "metrics": describe_metrics(entry.metrics),
+    }
+
+
+def describe_comparison(entries: Sequence[RunEntry], *, everything: bool = False) -> dict[str, Any]:
+    """Return the names of runs, the hyperparameters that differ, and the metrics, each with a value for every run."""
+    metrics = [describe_metrics(entry.metrics) for entry in entries]
+    goals = goals_in(entry.hyperparameters for entry in entries)
+    return {
+        "runs": [entry.run for entry in entries],
+        "hyperparameters": {
+            name: values for name, values in differences(entries).items() if everything or is_of_the_training(name)
+        },
+        "metrics": {name: _compared(metrics, name, goals) for name in dict.fromkeys(chain.from_iterable(metrics))},
+    }
+
+
+def _compared(metrics: Sequence[dict[str, dict[str, Any]]], name: str, goals: dict[str, Mode]) -> dict[str, Any]:
+    mode = direction_of(name, goals)
+    of_runs = [one.get(name, {}) for one in metrics]
+    found = {key: [one.get(key) for one in of_runs] for key in ("last", "last_step")}
+    best = [one.get(str(mode)) for one in of_runs]
+    known = {value for value in best if value is not None}
+    # Equal values have no best one.
+    winner = (min if mode == "min" else max)(known) if len(known) > 1 else None
+    is_best = [value is not None and value == winner for value in best]
+    return {"mode": mode, **found, "best": best, "best_step": [one.get(f"{mode}_step") for one in of_runs]} | {
+        "is_best": is_best
+    }
 
 
 def _pause(source: RecordSource) -> dict[str, Any] | None:
@@ -279,3 +330,60 @@ def _gaps(gaps: list[dict[str, int]]) -> str:
 
 def _pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def say_results(info: RunInfo, entry: RunEntry) -> None:
+    say_table([line for line in _result_lines(info, entry) if line[1]])
+    _say_metrics(describe_metrics(entry.metrics), entry.hyperparameters)
+    if entry.left_out:
+        more = "or more " if entry.left_out >= MAX_LEFT_OUT else ""
+        say(f"  and {entry.left_out:,} {more}beyond the limit of {MAX_METRICS:,}")
+    if entry.checkpoints:
+        say("checkpoints")
+        rows = [(f"  {path}", *row) for path, *row in checkpoint_rows(entry.checkpoints, entry.metrics)]
+        say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *rows])
+    if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
+        say("hyperparameters")
+        say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
+
+
+def say_details(described: dict[str, Any]) -> None:
+    for line in table(list(lines(described))):
+        say(line)
+    _say_metrics(described.get("metrics", {}), described.get("hyperparameters", {}))
+    if described.get("hyperparameters"):
+        say("hyperparameters")
+        for line in table([(f"  {name}", text) for name, text in hyperparameter_lines(described)]):
+            say(line)
+
+
+def say_more_details(described: dict[str, Any]) -> None:
+    more = [(label, text) for label, text in lines(described) if label not in _RESULTS]
+    more += [(name, text) for name, text in hyperparameter_lines(described) if not is_of_the_training(name)]
+    for line in ("details", *table([(f"  {label}", text) for label, text in more])):
+        say(line)
+
+
+def _result_lines(info: RunInfo, entry: RunEntry) -> Iterator[tuple[str, str]]:
+    yield "run", info.name
+    yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
+    yield "error", entry.error or ""
+    yield "reason", entry.reason or ""
+    yield from facts_of(entry)
+    yield "size", f"{number_text(entry.size, BYTES)} in {info.path}"
+    yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
+
+
+def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, Any]) -> None:
+    if not metrics:
+        return
+    names, goals = MetricNames(metrics), goals_in([hyperparameters])
+    rows: list[tuple[str, ...]] = [("  NAME", "LAST", "STEP", "", "BEST", "STEP", "FULL NAME")]
+    for name, values in metrics.items():
+        mode = direction_of(name, goals)
+        best = ("", "", "")
+        if mode is not None and values[mode] is not None:
+            best = mode, number_text(values[mode]), str(values[f"{mode}_step"])
+        rows.append((f"  {names.short(name)}", number_text(values["last"]), str(values["last_step"]), *best, name))
+    say("metrics")
+    say_table(rows)

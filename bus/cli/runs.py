@@ -1,29 +1,22 @@
 """The commands ``offloop runs`` and ``show``."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from itertools import chain, compress, repeat
+from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from offloop.bus.cli import options
-from offloop.bus.errors import RunDirectoryError
-from offloop.bus.printing import one_line, say, say_table, short_text, table
+from offloop.bus.printing import say, say_table, short_text
 from offloop.bus.terminal import CliCommand
-from offloop.bus.types.hyperparameters import chosen_first, is_of_the_training, value_text
-from offloop.bus.types.units import BYTES, number_text
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import RunEntry
     from offloop.bus.index.table import RunTable
-    from offloop.bus.runs.directory import RunInfo
 
 _QUIET_SECONDS = 1.0
 _REPORT_SECONDS = 5.0
-_RESULTS = ("run", "status", "error", "reason", "started", "lasted", "config")  # details that the results show too
 
 
 @click.command(
@@ -63,6 +56,7 @@ def list_runs(
     (lr)."""
     if columns is not None and as_json:
         raise click.UsageError("--columns is for the table: --json has all of them")
+    from offloop.bus.cli.describe import summary
     from offloop.bus.index.entry import listed_entry
     from offloop.bus.index.table import RunTable
     from offloop.bus.runs.directory import runs_dir as chosen
@@ -143,27 +137,6 @@ def _say_runs(table: "RunTable", shown: "Sequence[RunEntry]", requested: list[st
     say_table([tuple(heads), *zip(*([short_text(text) for text in texts] for texts in cells), strict=True)])
 
 
-def summary(path: Path, entry: "RunEntry") -> dict[str, Any]:
-    from offloop.bus.cli.describe import describe_metrics
-    from offloop.bus.runs.directory import read_run
-
-    paused = None
-    if entry.status == "paused":
-        with contextlib.suppress(RunDirectoryError):  # just deleted
-            paused = read_run(path).paused
-    known = msgspec.structs.asdict(entry)
-    reached = {name: known.pop(name) for name in ("epoch", "batch", "sample", "planned")}
-    return {
-        **known,
-        "paused": msgspec.to_builtins(paused),
-        "reached": None if entry.epoch is None else reached,
-        "recording": str(path / entry.recording) if entry.recording else None,
-        "path": str(path),
-        "checkpoints": [msgspec.structs.asdict(one) for one in entry.checkpoints],
-        "metrics": describe_metrics(entry.metrics),
-    }
-
-
 @click.command(
     cls=CliCommand, name="show", short_help="Show one run or recording.", frequent=("--details", "--json", "--runs-dir")
 )
@@ -179,92 +152,25 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
 
     The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
     broker, trainer and consumers. A recording, or a run in NATS, has only details."""
-    from offloop.bus.cli.describe import describe_recording, describe_run, describe_stream_run
+    from offloop.bus.cli import describe
     from offloop.bus.index.index import read_entry
     from offloop.bus.runs.directory import find_run
 
     if stream is not None or Path(run).is_file():
-        described = describe_recording(Path(run)) if stream is None else describe_stream_run(stream, run)
+        described = (
+            describe.describe_recording(Path(run)) if stream is None else describe.describe_stream_run(stream, run)
+        )
         if as_json:
             options.say_json({"run": described["run"], "details": described})
         else:
-            _say_details(described)
+            describe.say_details(described)
         return
     info = find_run(run, runs_dir)
     entry = read_entry(info)
     if as_json:
-        shown = {**summary(info.path, entry), "details": describe_run(info)}
+        shown = {**describe.summary(info.path, entry), "details": describe.describe_run(info)}
         options.say_json(shown)
         return
-    _say_results(info, entry)
+    describe.say_results(info, entry)
     if details:
-        _say_more_details(describe_run(info))
-
-
-def _say_results(info: "RunInfo", entry: "RunEntry") -> None:
-    from offloop.bus.cli.describe import describe_metrics
-    from offloop.bus.index.checkpoints import checkpoint_rows
-    from offloop.bus.recording.summary import MAX_LEFT_OUT, MAX_METRICS
-
-    say_table([line for line in _lines(info, entry) if line[1]])
-    _say_metrics(describe_metrics(entry.metrics), entry.hyperparameters)
-    if entry.left_out:
-        more = "or more " if entry.left_out >= MAX_LEFT_OUT else ""
-        say(f"  and {entry.left_out:,} {more}beyond the limit of {MAX_METRICS:,}")
-    if entry.checkpoints:
-        say("checkpoints")
-        rows = [(f"  {path}", *row) for path, *row in checkpoint_rows(entry.checkpoints, entry.metrics)]
-        say_table([("  FILE", "BATCH", "SIZE", "METRIC", "VALUE", ""), *rows])
-    if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
-        say("hyperparameters")
-        say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
-
-
-def _say_details(described: dict[str, Any]) -> None:
-    from offloop.bus.cli.describe import hyperparameter_lines, lines
-
-    for line in table(list(lines(described))):
-        say(line)
-    _say_metrics(described.get("metrics", {}), described.get("hyperparameters", {}))
-    if described.get("hyperparameters"):
-        say("hyperparameters")
-        for line in table([(f"  {name}", text) for name, text in hyperparameter_lines(described)]):
-            say(line)
-
-
-def _say_more_details(described: dict[str, Any]) -> None:
-    from offloop.bus.cli.describe import hyperparameter_lines, lines
-
-    more = [(label, text) for label, text in lines(described) if label not in _RESULTS]
-    more += [(name, text) for name, text in hyperparameter_lines(described) if not is_of_the_training(name)]
-    for line in ("details", *table([(f"  {label}", text) for label, text in more])):
-        say(line)
-
-
-def _lines(info: "RunInfo", entry: "RunEntry") -> Iterator[tuple[str, str]]:
-    from offloop.bus.index.columns import facts_of
-
-    yield "run", info.name
-    yield "status", f"{entry.status}, pinned" if entry.pinned else entry.status
-    yield "error", entry.error or ""
-    yield "reason", entry.reason or ""
-    yield from facts_of(entry)
-    yield "size", f"{number_text(entry.size, BYTES)} in {info.path}"
-    yield from zip(chain(["note"], repeat("")), entry.note.splitlines(), strict=False)
-
-
-def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, Any]) -> None:
-    from offloop.bus.types.metrics import MetricNames, direction_of, goals_in
-
-    if not metrics:
-        return
-    names, goals = MetricNames(metrics), goals_in([hyperparameters])
-    rows: list[tuple[str, ...]] = [("  NAME", "LAST", "STEP", "", "BEST", "STEP", "FULL NAME")]
-    for name, values in metrics.items():
-        mode = direction_of(name, goals)
-        best = ("", "", "")
-        if mode is not None and values[mode] is not None:
-            best = mode, number_text(values[mode]), str(values[f"{mode}_step"])
-        rows.append((f"  {names.short(name)}", number_text(values["last"]), str(values["last_step"]), *best, name))
-    say("metrics")
-    say_table(rows)
+        describe.say_more_details(describe.describe_run(info))

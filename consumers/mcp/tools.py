@@ -16,9 +16,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-from offloop.bus.cli.compare import describe_comparison
-from offloop.bus.cli.describe import describe_metrics
-from offloop.bus.cli.runs import summary
+from offloop.bus.cli.describe import describe_comparison, describe_metrics, summary
 from offloop.bus.errors import ConfigurationError, OffloopError, RunNotFoundError, close_matches
 from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.table import RunTable

@@ -345,7 +345,8 @@ def test_a_link_to_a_run_is_not_followed(three: Path, tmp_path: Path) -> None:
 
 
 def test_metrics_beyond_the_limit_are_counted(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offloop.bus.recording.summary.MAX_METRICS", 3)
+    for module in ("recording.summary", "cli.describe"):
+        monkeypatch.setattr(f"offloop.bus.{module}.MAX_METRICS", 3)
     run = WrittenRun(runs_dir, "many", {})
     run.send(Event.BATCH_END, {"logged": [[0, {f"part{number}": 1.0 for number in range(10)}]]})
     run.end()
