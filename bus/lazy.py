@@ -1,10 +1,11 @@
-"""Lazy exports of a package: importing one module does not load its neighbours."""
+"""Lazy exports and imports: importing one module does not load its neighbours, nor packages that are seldom used."""
 
 import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -38,3 +39,10 @@ def lazy_exports(
         return value
 
     return load, lambda: sorted({*vars(sys.modules[package]), *home_of}), sorted(home_of)
+
+
+class LazyModule(ModuleType):
+    """A module that is imported at its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)

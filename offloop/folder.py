@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from offloop.bus.errors import ConfigurationError, RunNotFoundError
 from offloop.bus.index.annotations import annotate
@@ -25,15 +25,13 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames, is_named
 from offloop.bus.types.table import FIXED
 from offloop.consumers.dashboard.view.run_view import RunView
+from offloop.consumers.dashboard.view.series import Floats
 from offloop.tables import Library, as_table, by_step, library, load
-
-if TYPE_CHECKING:
-    from offloop.consumers.dashboard.view.series import Floats
 
 _log = logging.getLogger("offloop")
 
 Value = TypeVar("Value")
-_Points: TypeAlias = tuple["Floats", "Floats"]  # steps and values
+_Points: TypeAlias = tuple[Floats, Floats]  # steps and values
 
 _NAMED = 5
 _OF_EVERY_RUN = ("run", "status", "started", "duration", "tags")

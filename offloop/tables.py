@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from offloop.consumers.dashboard.view.series import Floats
+from offloop.consumers.api.optional import np
+from offloop.consumers.dashboard.view.series import Floats
 
 Library: TypeAlias = Literal["pandas", "polars", "dict"]
 
@@ -43,10 +42,8 @@ def as_table(columns: Mapping[str, Any], to: Any) -> Any:
     return to.DataFrame(dict(columns), **({"strict": False} if to.__name__ == "polars" else {}))
 
 
-def by_step(series: Mapping[str, tuple["Floats", "Floats"]], to: Any) -> Any:
+def by_step(series: Mapping[str, tuple[Floats, Floats]], to: Any) -> Any:
     """Return metrics as a frame with a row for each step, the index in pandas, else the first column."""
-    import numpy as np
-
     is_pandas = to is not None and to.__name__ == "pandas"
     steps = np.unique(np.concatenate([steps for steps, _ in series.values()] or [np.empty(0)]))
     columns: dict[str, Any] = {"step": steps.astype(np.int64)}

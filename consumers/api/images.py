@@ -1,13 +1,11 @@
 """Images as destinations receive them, made from tensors, arrays and sequences of these."""
 
+import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import numpy as np
-
+from offloop.consumers.api.optional import np
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _CHANNELS = (1, 3, 4)
@@ -36,8 +34,6 @@ def as_masks(name: str, mask: str, values: Any, images: Sequence[_Array]) -> lis
 
 def as_bytes(image: _Array) -> _Array:
     """Pixels as bytes. An image of floats outside 0 to 1 is stretched to that range; NaN and infinities are 0."""
-    import numpy as np
-
     if image.dtype == np.uint8:
         return image
     finite = np.where(np.isfinite(image), image, 0).astype(np.float64)
@@ -49,8 +45,6 @@ def as_bytes(image: _Array) -> _Array:
 
 
 def as_png(pixels: _Array) -> bytes:
-    import io
-
     from PIL import Image
 
     encoded = io.BytesIO()
@@ -98,8 +92,6 @@ def _pixel_type(name: str, image: _Array) -> Any:
 
 
 def _array(what: str, value: Any) -> _Array:
-    import numpy as np
-
     try:
         if hasattr(value, "detach"):
             tensor = value.detach().cpu()

@@ -4,16 +4,15 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.protocol.order import CheckpointMark
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.commands import Outcome
 from offloop.bus.types.source import Source
-
-if TYPE_CHECKING:
-    import numpy as np
+from offloop.consumers.api.images import as_images, as_masks
+from offloop.consumers.api.optional import np
 
 LogValue: TypeAlias = float | int | str | bool
 """The value of a metric as destinations receive it."""
@@ -324,8 +323,6 @@ class Logger:
         Raises:
             ConfigurationError: not the shape or type of an image, or masks that do not fit the images.
         """
-        from offloop.consumers.api.images import as_images, as_masks
-
         step = self._step("log_images", step)
         converted = as_images(name, images, channels_last)
         converted_masks = {mask: as_masks(name, mask, values, converted) for mask, values in (masks or {}).items()}

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from offloop.bus.errors import (
     CheckpointError,
@@ -19,19 +19,14 @@ from offloop.bus.errors import (
 )
 from offloop.bus.files import atomic_replace, sync
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.tensors.view import TensorView
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
+from offloop.consumers.api.optional import np, torch
 
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
-    from offloop.bus.tensors.view import TensorView
-
-    Sample: TypeAlias = dict[str, np.ndarray[Any, Any]]
-
+Sample: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 ExportFormat: TypeAlias = Literal["torch.export", "torchscript", "onnx"]
 
 _log = logging.getLogger("offloop")
@@ -56,8 +51,6 @@ def _write(
     """Write a module in its current mode, so that it can be run without its code.
 
     ``arguments`` are those of a call. Batches of the file's model may have another size, unless the module fixes it."""
-    import torch
-
     if save_format == "torchscript":
         try:
             script = torch.jit.script(module)
@@ -82,8 +75,6 @@ def _write(
 
 
 def _tensors_in(value: Any) -> "Iterator[torch.Tensor]":
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -171,8 +162,6 @@ class ExportForInferenceCallback(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["sample"]:
-            import numpy as np
-
             self._sample = {
                 name: np.frombuffer(data, dtype).reshape(shape).copy()
                 for name, (dtype, shape, data) in state["sample"].items()
@@ -208,8 +197,6 @@ class ExportForInferenceCallback(Callback):
         logger.upload_file(self._save_path.name, self._save_path, overwrite=True)
 
     def _export(self, module: "torch.nn.Module", arguments: tuple[Any, ...]) -> None:
-        import torch
-
         path = self._save_path
         try:
             with atomic_replace(path) as draft, torch.no_grad():
@@ -230,8 +217,6 @@ class ExportForInferenceCallback(Callback):
             ) from error
 
     def _arguments(self, module: "torch.nn.Module", is_whole: bool) -> tuple[Any, ...]:
-        import torch
-
         if self._sample_input is not None:
             given = self._sample_input
             candidates = [given if isinstance(given, tuple) else (given,)]
@@ -267,8 +252,6 @@ def _calls(inputs: Any, is_whole: bool) -> list[tuple[Any, ...]]:
 
 def _nested(sample: "Mapping[str, np.ndarray[Any, Any]]") -> Any:
     """Restore the inputs of the batch: a tensor, or tuples and maps by the dotted paths."""
-    import torch
-
     if list(sample) == ["inputs"]:
         return torch.from_numpy(sample["inputs"])
     tree: dict[str, Any] = {}
@@ -301,8 +284,6 @@ def builder_of(model: ModelSource) -> Callable[[], Any]:
 
 
 def build(model: ModelSource) -> "torch.nn.Module":
-    import torch
-
     built = builder_of(model)()
     if not isinstance(built, torch.nn.Module):
         raise ConfigurationError(f"model {model!r} returned a {type(built).__name__}: return a torch.nn.Module")
@@ -321,13 +302,11 @@ def _resolve(name: str) -> Any:
         raise ConfigurationError(f"model {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def load_weights(module: "torch.nn.Module", weights: "Mapping[str, TensorView]") -> str:
+def load_weights(module: "torch.nn.Module", weights: Mapping[str, TensorView]) -> str:
     """Copy weights of the same names into a module, or of one part of the trained model.
 
     Returns the prefix of the part's names, such as ``"net."``; "" for the whole. Raises ConfigurationError when they do
     not fit."""
-    import torch
-
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     shapes = {name: tuple(value.shape) for name, value in own.items()}
     given = {name: view.shape for name, view in weights.items()}
@@ -357,9 +336,7 @@ def _misfit(model: str, own: Shapes, given: Shapes, fitting: list[str]) -> str:
     )
 
 
-def _copy(view: "TensorView", target: "torch.Tensor") -> None:
-    import torch
-
+def _copy(view: TensorView, target: "torch.Tensor") -> None:
     found = re.fullmatch(r"([A-Z]+)(\d.*)", view.dtype)
     name = _DTYPES.get(view.dtype) or (found and _KINDS[found[1]] + found[2].lower())
     dtype = getattr(torch, str(name))

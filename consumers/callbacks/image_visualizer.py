@@ -2,21 +2,17 @@
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from offloop.bus.errors import ConfigurationError, FieldNotAvailableError, check_at_least, check_choice, require
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.tensors.view import TensorView
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from offloop.bus.tensors.view import TensorView
-
+from offloop.consumers.api.optional import np
 
 _log = logging.getLogger("offloop")
 
@@ -122,8 +118,6 @@ def segmentation_masks(
 
     ``outputs`` are of shape (images, classes, height, width), ``targets`` of shape (images, height, width); targets
     below 0 become the number after the last class, in a copy. Raises ConfigurationError for other shapes."""
-    import numpy as np
-
     if outputs.ndim != 4 or targets.ndim != 3:
         raise ConfigurationError(
             f"mode segmentation takes outputs of shape (images, classes, height, width) and targets of shape (images, "
@@ -146,7 +140,7 @@ def _checked_key(what: str, key: int | str) -> int | str:
     )
 
 
-def _part(tensors: "Mapping[str, Mapping[str, TensorView]]", key: int | str) -> "np.ndarray[Any, Any]":
+def _part(tensors: Mapping[str, Mapping[str, TensorView]], key: int | str) -> "np.ndarray[Any, Any]":
     if isinstance(key, int):
         return _only(_PARTS[key], tensors[_PARTS[key]])
     found = {name: view for part in _PARTS for name, view in tensors.get(part, {}).items()}
@@ -155,7 +149,7 @@ def _part(tensors: "Mapping[str, Mapping[str, TensorView]]", key: int | str) -> 
     return found[key].numpy()
 
 
-def _only(field: str, tensors: "Mapping[str, TensorView]") -> "np.ndarray[Any, Any]":
+def _only(field: str, tensors: Mapping[str, TensorView]) -> "np.ndarray[Any, Any]":
     if len(tensors) != 1:
         raise ConfigurationError(f"the {field} are {len(tensors)} tensors ({', '.join(tensors)}): give a name as key")
     return next(iter(tensors.values())).numpy()

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgpack
 
 from offloop.bus.errors import ConfigurationError
+from offloop.consumers.api.optional import np
 from offloop.consumers.loggers.files import append_whole
 
 _LENGTH = struct.Struct(">I")
@@ -199,7 +200,5 @@ def _plain(value: Any) -> Any:
 
 
 def _array(_: int, packed: bytes) -> Any:
-    import numpy as np
-
     kind, shape, data = msgpack.unpackb(packed)
     return np.frombuffer(data, dtype=kind).reshape(shape)

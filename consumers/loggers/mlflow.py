@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.lazy import LazyModule
+from offloop.bus.printing import cut_at_end
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.strict_json import plain
+from offloop.consumers.api.images import as_bytes, class_numbers
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+
+mlflow, entities, exceptions = map(LazyModule, ("mlflow", "mlflow.entities", "mlflow.exceptions"))
 
 _TAG = "offloop.run"
 _ID_TAG = "offloop.run_id"
@@ -84,11 +89,9 @@ class MLFlowLogger(LoggerDestination):
         self._known: dict[str, set[int] | None] = {}
 
     def open(self, context: RunContext) -> None:
-        from mlflow import MlflowClient
-
         for name, value in _ONE_ATTEMPT.items():
             os.environ.setdefault(name, value)
-        self._client = MlflowClient(self._tracking_uri)
+        self._client = mlflow.MlflowClient(self._tracking_uri)
         uri = self._client.tracking_uri
         is_server = uri.startswith(("http://", "https://"))
         self.where: str | None = uri if is_server else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
@@ -107,8 +110,6 @@ class MLFlowLogger(LoggerDestination):
             self._client.update_run(self._run_id, status="RUNNING")
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
-        from mlflow.entities import Metric, RunTag
-
         metrics, tags = [], {}
         for row in rows:
             self._reach(row.time)
@@ -117,7 +118,7 @@ class MLFlowLogger(LoggerDestination):
                 if isinstance(value, str):
                     tags[key] = value
                 elif not self._has(key, row.step):
-                    metrics.append(Metric(key, float(value), _milliseconds(row.time), row.step))
+                    metrics.append(entities.Metric(key, float(value), _milliseconds(row.time), row.step))
         for batch in _batches(metrics, _MOST_METRICS):
             try:
                 self._request("log_batch", synchronous=True, metrics=batch)
@@ -125,25 +126,21 @@ class MLFlowLogger(LoggerDestination):
                 # The accepted part is not known: look up each metric before it is sent again.
                 self._known |= dict.fromkeys(metric.key for metric in metrics)
                 raise
-        for some in _batches([RunTag(key, value) for key, value in tags.items()], _MOST_PARAMS):
+        for some in _batches([entities.RunTag(key, value) for key, value in tags.items()], _MOST_PARAMS):
             self._request("log_batch", synchronous=True, tags=some)
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any], state: Snapshot) -> None:
-        from mlflow.entities import Param, RunTag
-
         self._reach(state.time)
-        values = {_key(name): _shortened(str(value)) for name, value in hyperparameters.items()}
-        new = [Param(key, value) for key, value in values.items() if key not in self._params]
+        values = {_key(name): cut_at_end(str(value), _LONGEST_PARAM) for name, value in hyperparameters.items()}
+        new = [entities.Param(key, value) for key, value in values.items() if key not in self._params]
         for some in _batches(new, _MOST_PARAMS):
             self._request("log_batch", synchronous=True, params=some)
-        changed = [RunTag(key, value) for key, value in values.items() if self._params.get(key, value) != value]
-        for tags in _batches(changed, _MOST_PARAMS):
+        changed = {key: value for key, value in values.items() if self._params.get(key, value) != value}
+        for tags in _batches([entities.RunTag(*one) for one in changed.items()], _MOST_PARAMS):
             self._request("log_batch", synchronous=True, tags=tags)
         self._params = {**values, **self._params}
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        from offloop.consumers.api.images import as_bytes, class_numbers
-
         self._reach(entry.time)
         folder = f"images/{_part(entry.name)}"
         for number, image in enumerate(entry.images):
@@ -186,13 +183,11 @@ class MLFlowLogger(LoggerDestination):
             client.set_terminated(self._run_id, end_time=end)
 
     def _experiment(self) -> str:
-        from mlflow.exceptions import MlflowException
-
         found = self._client.get_experiment_by_name(self._experiment_name)
         if found is None:
             try:
                 return str(self._client.create_experiment(self._experiment_name, self._artifact_location))
-            except MlflowException:
+            except exceptions.MlflowException:
                 # Another consumer may have created it in between.
                 found = self._client.get_experiment_by_name(self._experiment_name)
                 if found is None:
@@ -224,11 +219,9 @@ class MLFlowLogger(LoggerDestination):
         return step in steps
 
     def _request(self, method: str, *arguments: Any, **named: Any) -> None:
-        from mlflow.exceptions import MlflowException
-
         try:
             getattr(self._client, method)(self._run_id, *arguments, **named)
-        except MlflowException as error:
+        except exceptions.MlflowException as error:
             # A deleted run is not final: opening it again finds it, or makes another.
             if error.error_code == "INVALID_PARAMETER_VALUE" and "'active' state" not in error.message:
                 raise ConfigurationError(f"MLflow refuses it: {error.message.splitlines()[0]}") from None
@@ -254,10 +247,6 @@ def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 def _milliseconds(time: float) -> int:
     return int(time * 1000)
-
-
-def _shortened(value: str) -> str:
-    return value if len(value) <= _LONGEST_PARAM else f"{value[: _LONGEST_PARAM - 3]}..."
 
 
 def _key(name: str) -> str:

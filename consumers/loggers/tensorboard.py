@@ -7,16 +7,22 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from offloop.bus.lazy import LazyModule
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
+from offloop.consumers.api.images import as_bytes, as_png
 from offloop.consumers.api.logger import Entry, Histogram, Images, LogValue, Row, RunContext, Text, Upload
+from offloop.consumers.api.optional import np
 from offloop.consumers.loggers.files import FileDestination
 
-if TYPE_CHECKING:
-    import numpy as np
-
+event_pb2 = LazyModule("tensorboard.compat.proto.event_pb2")
+summary_pb2 = LazyModule("tensorboard.compat.proto.summary_pb2")
+hparams = LazyModule("tensorboard.plugins.hparams.summary_v2")
+image_metadata = LazyModule("tensorboard.plugins.image.metadata")
+text_plugin = LazyModule("tensorboard.plugins.text.summary_v2")
+record_writer = LazyModule("tensorboard.summary.writer.record_writer")
 
 _FILE_VERSION = "brain.Event:2"
 _BEFORE_THE_TRAINING_TIME_IS_KNOWN = (Event.INIT, Event.BEFORE_LOAD)
@@ -121,64 +127,49 @@ class TensorboardLogger(FileDestination):
 
     def _begin_attempt(self, state: Snapshot, step: int) -> None:
         """Let TensorBoard forget earlier attempts from the next step on."""
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
         if self._begins_again and state.event not in _BEFORE_THE_TRAINING_TIME_IS_KNOWN:
             self._begins_again = False
-            start = SessionLog(status=SessionLog.START)
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write_event(wall_time=state.time, step=step, session_log=start)
 
     def _write_for_dashboard(self) -> None:
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-
         if self._waiting:
             time, step = self._waiting_since
-            entry = hparams_pb(self._waiting, trial_id=self._run_name, start_time_secs=time)
+            entry = hparams.hparams_pb(self._waiting, trial_id=self._run_name, start_time_secs=time)
             self._write_values(entry.value, time, step)
             self._waiting = {}
 
     def _write_values(self, values: Iterable[Any], time: float, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self._write_event(wall_time=time, step=step, summary=Summary(value=values))
+        self._write_event(wall_time=time, step=step, summary=summary_pb2.Summary(value=values))
 
     def _write_event(self, wall_time: float, **content: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event as Record
-
-        records = [Record(wall_time=wall_time, **content)]
+        records = [event_pb2.Event(wall_time=wall_time, **content)]
         if not self._bytes:
-            records.insert(0, Record(wall_time=wall_time, file_version=_FILE_VERSION))
+            records.insert(0, event_pb2.Event(wall_time=wall_time, file_version=_FILE_VERSION))
         self._append(b"".join(map(_framed, records)))
 
 
 def _framed(record: Any) -> bytes:
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
     frame = io.BytesIO()
-    RecordWriter(frame).write(record.SerializeToString())
+    record_writer.RecordWriter(frame).write(record.SerializeToString())
     return frame.getvalue()
 
 
 def _metric(name: str, value: LogValue) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    return _text(name, value) if isinstance(value, str) else Summary.Value(tag=name, simple_value=value)
+    return _text(name, value) if isinstance(value, str) else summary_pb2.Summary.Value(tag=name, simple_value=value)
 
 
 def _histogram(entry: Histogram) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-
     middles = [(low + high) / 2 for low, high in pairwise(entry.edges)]
     moments = (math.fsum(n * x**power for n, x in zip(entry.counts, middles, strict=True)) for power in (0, 1, 2))
     sums = dict(zip(("num", "sum", "sum_squares"), moments, strict=True))
     bins = {"bucket_limit": entry.edges[1:], "bucket": entry.counts}
-    return Summary.Value(tag=entry.name, histo=HistogramProto(min=entry.edges[0], max=entry.edges[-1], **sums, **bins))
+    histogram = summary_pb2.HistogramProto(min=entry.edges[0], max=entry.edges[-1], **sums, **bins)
+    return summary_pb2.Summary.Value(tag=entry.name, histo=histogram)
 
 
 def _text(name: str, text: str) -> Any:
-    from tensorboard.plugins.text.summary_v2 import text_pb
-
-    return text_pb(name, text).value[0]
+    return text_plugin.text_pb(name, text).value[0]
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -192,8 +183,6 @@ def _cell(value: Any) -> str:
 
 
 def _pictures(entry: Images) -> Iterator[Any]:
-    from offloop.consumers.api.images import as_bytes
-
     labels = entry.mask_class_labels or {}
     legend = ", ".join(f"{number}: {label}" for number, label in labels.items())
     for number, image in enumerate(entry.images):
@@ -205,19 +194,14 @@ def _pictures(entry: Images) -> Iterator[Any]:
 
 
 def _picture(tag: str, pixels: "np.ndarray[Any, Any]", description: str = "") -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.image.metadata import create_summary_metadata
-
-    from offloop.consumers.api.images import as_png
-
     height, width, channels = pixels.shape
-    picture = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=as_png(pixels))
-    return Summary.Value(tag=tag, image=picture, metadata=create_summary_metadata(None, description))
+    size = {"height": height, "width": width, "colorspace": channels}
+    picture = summary_pb2.Summary.Image(**size, encoded_image_string=as_png(pixels))
+    metadata = image_metadata.create_summary_metadata(None, description)
+    return summary_pb2.Summary.Value(tag=tag, image=picture, metadata=metadata)
 
 
 def _overlaid(pixels: "np.ndarray[Any, Any]", mask: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    import numpy as np
-
     shown = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels[:, :, :3].copy()
     for number in np.unique(mask[mask != 0]):
         chosen = mask == number

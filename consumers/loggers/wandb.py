@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, cast
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import Histogram, Images, LoggerDestination, Row, RunContext, Table, Text, Upload
+from offloop.consumers.api.optional import wandb
 
 _ACCOUNTS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 _STEP = "step"
@@ -83,8 +84,6 @@ class WandBLogger(LoggerDestination):
 
     def check(self) -> None:
         super().check()
-        import wandb
-
         # Without an account, wandb would ask at the terminal.
         if self._mode == "online" and not _has_account(wandb.setup().settings):
             raise ConfigurationError(
@@ -92,8 +91,6 @@ class WandBLogger(LoggerDestination):
             )
 
     def open(self, context: RunContext) -> None:
-        import wandb
-
         patience = max(1.0, self.drain_seconds)
         attempt_name = f"{context.run_name}-{context.attempt}"
         directory = self._dir or context.run_dir
@@ -147,8 +144,6 @@ class WandBLogger(LoggerDestination):
             self._run.config.update(dict(hyperparameters), allow_val_change=True)
 
     def log_images(self, entry: Images, state: Snapshot) -> None:
-        import wandb
-
         labels = {} if entry.mask_class_labels is None else {"class_labels": entry.mask_class_labels}
         with _refusals():
             images = [
@@ -165,15 +160,11 @@ class WandBLogger(LoggerDestination):
             self._log(entry.step, entry.time, {entry.name: images})
 
     def log_table(self, entry: Table, state: Snapshot) -> None:
-        import wandb
-
         with _refusals():
             table = wandb.Table(columns=[*entry.columns], data=entry.rows, allow_mixed_types=True)
         self._log(entry.step, entry.time, {entry.name: table})
 
     def log_histogram(self, entry: Histogram, state: Snapshot) -> None:
-        import wandb
-
         with _refusals():
             histogram = wandb.Histogram(np_histogram=(entry.counts, entry.edges))
         self._log(entry.step, entry.time, {entry.name: histogram})
@@ -182,8 +173,6 @@ class WandBLogger(LoggerDestination):
         self._log(entry.step, entry.time, {entry.name: entry.text})
 
     def upload_file(self, entry: Upload, state: Snapshot) -> None:
-        import wandb
-
         name = re.sub(r"[^a-zA-Z0-9_.-]", ".", entry.remote_file_name)
         file_name = entry.remote_file_name.rpartition("/")[2]
         epoch, batch = state.timestamp.values.epoch, state.timestamp.values.batch

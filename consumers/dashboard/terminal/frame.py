@@ -12,11 +12,10 @@ from offloop.bus.types.units import SECONDS, duration, number_text
 from offloop.consumers.dashboard.view.log import LogEntry, folded
 from offloop.consumers.dashboard.view.phases import PHASES
 from offloop.consumers.dashboard.view.run_view import RunView, names_of
+from offloop.consumers.dashboard.view.series import Points
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from offloop.consumers.dashboard.view.series import Points
 
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -276,9 +275,7 @@ def sparkline(points: "Points", width: int) -> "Text":
 
     Each character shows the point of its part of the axis that is farthest from the mean; a red ``!`` marks NaN and
     infinities."""
-    from rich.text import Text
-
-    line = Text()
+    line = text_line()
     finite = list(filter(math.isfinite, points.ys.tolist()))
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     middle = sum(value / len(finite) for value in finite)
@@ -294,9 +291,7 @@ def sparkline(points: "Points", width: int) -> "Text":
 
 
 def stacked_bar(shares: Sequence[tuple[str, float, str]], width: int) -> "Text":
-    from rich.text import Text
-
-    line = Text()
+    line = text_line()
     done = 0.0
     for letter, share, style in shares:
         done += share

@@ -3,13 +3,11 @@
 import threading
 from bisect import bisect_left, bisect_right
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from offloop.consumers.api.images import as_bytes
 from offloop.consumers.api.logger import Images
-
-if TYPE_CHECKING:
-    import numpy as np
+from offloop.consumers.api.optional import np
 
 MAX_NAMES = 16  # names with images, the newest
 MAX_STEPS = 500

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloop.bus.errors import ProtocolError
 from offloop.bus.protocol.frames import EventBody, decode_whole_event
@@ -13,12 +13,9 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import is_of_evaluation, shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Row
+from offloop.consumers.api.optional import np
 from offloop.consumers.callbacks.speed_monitor import peak_flops
-from offloop.consumers.dashboard.view.series import Clock, NumericTable, Series
-
-if TYPE_CHECKING:
-    from offloop.consumers.dashboard.view.series import Floats
-
+from offloop.consumers.dashboard.view.series import Clock, Floats, NumericTable, Series
 
 MAX_POINTS = 8_000_000  # points of all series together, at 16 bytes each; beyond, the longest is thinned
 
@@ -95,8 +92,6 @@ class Metrics:
             self.settle()
 
     def load(self, summary: Summary, until: float) -> None:
-        import numpy as np
-
         self.is_imported = summary.is_imported
         ticks = [tick for _, tick in sorted(summary.clock.items()) if tick.offset < until]
         rows = np.array(
@@ -126,8 +121,6 @@ class Metrics:
         self._measure_speed(now, before, (now[:, _BATCH] - before[:, _BATCH]) * now[:, _FLOPS])
 
     def _load(self, name: str, metric: Metric) -> None:
-        import numpy as np
-
         shown = [(shown_step(name, step), value) for step, value in metric.points()]
         if shown:
             self._extend(name, np.array(shown, dtype=np.float64))
@@ -157,8 +150,6 @@ class Metrics:
         if event is Event.INIT:
             self.is_imported = Source.of(body.fields).is_imported
         elif event is Event.FIT_START and not len(self.clock):
-            import numpy as np
-
             self.clock.add(np.array([[batch, body.timestamp.sample, body.timestamp.epoch, seconds]], dtype=np.float64))
         elif event is Event.EPOCH_END:
             self._take("metrics/train/", body.fields.get("train_metrics"), batch)
@@ -252,7 +243,7 @@ class Metrics:
             self.series[name] = Series(name, self.clock, self._lock, self._settle_batches)
         return self.series[name]
 
-    def _extend(self, name: str, points: "Floats") -> None:
+    def _extend(self, name: str, points: Floats) -> None:
         if name in self.others and self.others[name] is None:
             return
         self.others.pop(name, None)
@@ -264,9 +255,7 @@ class Metrics:
         if self._batches.gathered:
             self._take_batches(self._batches.take_gathered())
 
-    def _take_batches(self, rows: "Floats") -> None:
-        import numpy as np
-
+    def _take_batches(self, rows: Floats) -> None:
         self.clock.add(rows[:, :_CLOCK_COLUMNS])
         window = rows if self._window is None else np.concatenate([self._window, rows])
         if len(window) > SPEED_WINDOW:
@@ -274,9 +263,7 @@ class Metrics:
             self._measure_speed(window[SPEED_WINDOW:], window[:-SPEED_WINDOW], flops)
         self._window = window[-SPEED_WINDOW:].copy()
 
-    def _measure_speed(self, now: "Floats", before: "Floats", flops: "Floats") -> None:
-        import numpy as np
-
+    def _measure_speed(self, now: Floats, before: Floats, flops: Floats) -> None:
         elapsed = now[:, _TRAINED] / 1e6 - before[:, _TRAINED] / 1e6
         good = elapsed > 0
         if not good.any():

@@ -1,14 +1,11 @@
 """The parts of a step's time."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloop.bus.types import phases as measured
 from offloop.bus.types.phases import BatchPhases
-from offloop.consumers.dashboard.view.series import NumericTable
-
-if TYPE_CHECKING:
-    from offloop.consumers.dashboard.view.series import Floats
-
+from offloop.consumers.api.optional import np
+from offloop.consumers.dashboard.view.series import Floats, NumericTable
 
 PHASES = (*measured.PHASES, "evaluation", "other")
 """The parts of a step, in their order; ``other`` is the time in none of them."""
@@ -19,7 +16,7 @@ _PUBLISHING = _PLACES["publishing"]
 
 
 class PhaseView(NamedTuple):
-    batches: "Floats"  # number of batches trained at the end of each; of several shown as one, the last
+    batches: Floats  # number of batches trained at the end of each; of several shown as one, the last
     seconds: "dict[str, Floats]"  # phase to the seconds in each of the batches; of several shown as one, the mean
     on_device: bool  # forward to optimizer were measured on the GPU
 
@@ -80,8 +77,6 @@ class RankPhases:
         """Return all rows; or at most ``width``, each the mean of several."""
         rows = self._table.rows()
         if width is not None and len(rows) > width:
-            import numpy as np
-
             starts = np.unique(np.linspace(0, len(rows), width, endpoint=False).astype(np.intp))
             counts = np.diff(starts, append=len(rows))
             means = np.add.reduceat(rows, starts, axis=0) / counts[:, None]
@@ -95,8 +90,6 @@ class RankPhases:
         rows = self._table.rows()[-self.RECENT :, 1:]
         if not len(rows):
             return PublishingView(None, None)
-        import numpy as np
-
         spent, step = rows[:, _PUBLISHING], rows.sum(axis=1) - rows[:, _EVALUATION]
         # Medians: a thread that is not scheduled for a while loses time in any phase, which a mean would show.
         share = float(np.median(spent / step)) if (step > 0).all() else None

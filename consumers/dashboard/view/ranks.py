@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from offloop.bus.hosts.windows import HostWindows
 from offloop.bus.printing import one_line
@@ -13,14 +13,10 @@ from offloop.bus.protocol.host_windows import ARRIVAL, GRADIENT_NORM, LOSS, MEMO
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.health import Health, find_cause, recent_health
 from offloop.bus.types.units import SECONDS, number_text
+from offloop.consumers.api.optional import np
 from offloop.consumers.callbacks.arrivals import HostArrivals, LastArrival, find_straggler
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats32 = NDArray[np.float32]
-
+Floats32: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 FEW_RANKS = 16  # up to this number, the ranks of one host are lines instead of a map
 
 _FIRST = (STEP, ARRIVAL, MEMORY, LOSS, THROUGHPUT, GRADIENT_NORM)
@@ -129,9 +125,7 @@ class RankMap:
     def silent(self) -> list[HostView]:
         return sorted((host for host in self.hosts if host.silent is not None), key=lambda host: host.batch)
 
-    def values(self, quantity: str) -> "Floats32":
-        import numpy as np
-
+    def values(self, quantity: str) -> Floats32:
         if quantity not in self._values:
             values: list[float] = []
             for window in self._windows:
@@ -143,15 +137,11 @@ class RankMap:
             self._values[quantity] = found - finite.min() if quantity == ARRIVAL and len(finite) else found
         return self._values[quantity]
 
-    def _finite(self, quantity: str) -> "Floats32":
-        import numpy as np
-
+    def _finite(self, quantity: str) -> Floats32:
         values = self.values(quantity)
         return values[np.isfinite(values)]
 
     def median(self, quantity: str) -> float:
-        import numpy as np
-
         finite = self._finite(quantity)
         return float(np.median(finite)) if len(finite) else math.nan
 
@@ -160,8 +150,6 @@ class RankMap:
 
         From the least to the greatest, without outliers far beyond the others' noise, and wide enough that noise does
         not look like a difference."""
-        import numpy as np
-
         finite = self._finite(quantity).astype(np.float64)
         if not len(finite):
             return 0.0, 1.0
@@ -175,8 +163,6 @@ class RankMap:
         return low, max(high, low + calm) if high > low or calm else low + 1.0
 
     def slowest(self, quantity: str, most: int) -> list[int]:
-        import numpy as np
-
         values = self.values(quantity)
         found = np.flatnonzero(np.isfinite(values))
         keys = values[found] if quantity == THROUGHPUT else -values[found]

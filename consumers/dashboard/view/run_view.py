@@ -31,6 +31,7 @@ from offloop.bus.types.hyperparameters import MOST
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.phases import read_phases
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Text
+from offloop.consumers.api.optional import np
 from offloop.consumers.dashboard.view.images import ImageHistory
 from offloop.consumers.dashboard.view.log import LogEntry, RunLog, event_text
 from offloop.consumers.dashboard.view.marks import ATTEMPT, CHECKPOINT, EVALUATION, Marks, Placed, PlacedMark
@@ -359,8 +360,6 @@ class RunView(LoggerDestination):
             return self._progress.view()
 
     def batches_at(self, x: Axis, first: float, last: float) -> tuple[float, float]:
-        import numpy as np
-
         with self._lock:
             self._metrics.settle()
             begin, end = self._metrics.clock.steps_at(np.array([first, last]), x).tolist()

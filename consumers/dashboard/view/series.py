@@ -3,16 +3,13 @@
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from offloop.bus.errors import ConfigurationError
+from offloop.consumers.api.optional import np
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-    Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.intp]]"
-
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.intp]]"
 
 Axis: TypeAlias = Literal["batch", "sample", "epoch", "time"]
 """Batches, samples and epochs trained, or seconds since the run's start."""
@@ -24,21 +21,19 @@ _MANY = 4  # fewer buckets are computed one by one
 
 
 class Points(NamedTuple):
-    xs: "Floats"
-    ys: "Floats"  # as they were logged, with NaN and infinities
+    xs: Floats
+    ys: Floats  # as they were logged, with NaN and infinities
 
     @property
     def not_finite(self) -> list[tuple[float, float]]:
-        import numpy as np
-
         odd = ~np.isfinite(self.ys)
         return list(zip(self.xs[odd].tolist(), self.ys[odd].tolist(), strict=True))
 
 
 class Parts(NamedTuple):
-    mean: "Floats"
-    low: "Floats"
-    high: "Floats"
+    mean: Floats
+    low: Floats
+    high: Floats
 
 
 class NumericTable:
@@ -47,8 +42,6 @@ class NumericTable:
     New numbers are gathered by column, which costs some 30 nanoseconds each, and moved in many rows at a time."""
 
     def __init__(self, width: int) -> None:
-        import numpy as np
-
         self._rows: Floats = np.empty((_FIRST_ROOM, width), order="F")
         self._count = 0
         self._gathered = [array("d") for _ in range(width)]
@@ -62,50 +55,42 @@ class NumericTable:
     def gathered(self) -> int:
         return len(self._gathered[-1])
 
-    def rows(self) -> "Floats":
+    def rows(self) -> Floats:
         """Return a view that is valid until the table changes."""
         if self.gathered:
             self.extend(self.take_gathered())
         return self._rows[: self._count]
 
-    def settled(self) -> "Floats":
+    def settled(self) -> Floats:
         return self._rows[: self._count]
 
-    def take_gathered(self) -> "Floats":
-        import numpy as np
-
+    def take_gathered(self) -> Floats:
         rows = np.column_stack([np.frombuffer(column) for column in self._gathered])
         for column in self._gathered:
             del column[:]
         return rows
 
-    def extend(self, rows: "Floats", place: int | None = None) -> None:
+    def extend(self, rows: Floats, place: int | None = None) -> None:
         begin = self._count if place is None else place
         end = begin + len(rows)
         if end > len(self._rows):
-            import numpy as np
-
             grown = np.empty((max(end, 2 * len(self._rows)), self._rows.shape[1]), order="F")
             grown[:begin] = self._rows[:begin]
             self._rows = grown
         self._rows[begin:end] = rows
         self._count = end
 
-    def replace(self, rows: "Floats") -> None:
+    def replace(self, rows: Floats) -> None:
         self._rows, self._count = rows.copy(order="F"), len(rows)
 
     def limit(self, most: int) -> None:
         """Drop every second row, but not the last one, when there are more than ``most``."""
         if len(self) > most:
-            import numpy as np
-
             rows = self.rows()
             self.replace(np.concatenate([rows[:-1:2], rows[-1:]]))
 
-    def replace_part(self, rows: "Floats") -> None:
+    def replace_part(self, rows: Floats) -> None:
         """In a table ordered by its first column, replace the rows from the first to the last of these."""
-        import numpy as np
-
         own = self.rows()
         begin, end = own[:, 0].searchsorted(rows[0, 0], "left"), own[:, 0].searchsorted(rows[-1, 0], "right")
         self.replace(np.concatenate([own[:begin], rows, own[end:]]))
@@ -121,7 +106,7 @@ class Clock(NumericTable):
     def __init__(self) -> None:
         super().__init__(len(_COLUMN_OF_AXIS))
 
-    def add(self, rows: "Floats") -> None:
+    def add(self, rows: Floats) -> None:
         self.extend(rows)
         self.limit(self.MAX_ROWS)
 
@@ -130,9 +115,7 @@ class Clock(NumericTable):
             self.replace_part(other.rows())
             self.limit(self.MAX_ROWS)
 
-    def read(self, steps: "Floats", axis: Axis) -> "Floats":
-        import numpy as np
-
+    def read(self, steps: Floats, axis: Axis) -> Floats:
         rows, column = self.rows(), _column_of(axis)
         return np.interp(steps, rows[:, 0], rows[:, column]) if column and len(rows) else steps
 
@@ -143,14 +126,10 @@ class Clock(NumericTable):
         return float(rows[-1, 0]) if len(rows) else -1.0
 
     def places(self, batches: Sequence[float], axis: Axis) -> list[float]:
-        import numpy as np
-
         return list(self.read(np.array(batches, dtype=np.float64), axis).tolist())
 
-    def steps_at(self, xs: "Floats", axis: Axis) -> "Floats":
+    def steps_at(self, xs: Floats, axis: Axis) -> Floats:
         """Return the batches at places of an axis; infinite beyond its ends."""
-        import numpy as np
-
         rows, column = self.rows(), _column_of(axis)
         if not column or not len(rows):
             return xs
@@ -194,8 +173,6 @@ class Series:
             return float(rows[-1, 1]) if len(rows) else None
 
     def at(self, step: float) -> float | None:
-        import numpy as np
-
         with self._lock:
             rows = self._read()
             place = int(np.searchsorted(rows[:, 0], step))
@@ -208,8 +185,6 @@ class Series:
 
         Of more than ``width`` points, each ``width``-th part of the axis keeps its first, last, least and greatest
         point, and one of each of NaN, infinity and minus infinity. Raises ConfigurationError for an unknown axis."""
-        import numpy as np
-
         with self._lock:
             rows, clock = self._read(), self._clock
             steps, values = rows[:, 0], rows[:, 1]
@@ -234,10 +209,8 @@ class Series:
             first, last = self._clock.read(rows[[0, -1], 0], x).tolist()
             return first, last
 
-    def parts(self, places: "Floats", x: Axis = "batch") -> Parts:
+    def parts(self, places: Floats, x: Axis = "batch") -> Parts:
         """Return the values at ordered places: of the nearest points, else on the line between two finite points."""
-        import numpy as np
-
         with self._lock:
             rows, clock = self._read(), self._clock
             steps, values = rows[:, 0], rows[:, 1]
@@ -255,11 +228,11 @@ class Series:
                 filled[empty] = np.where(np.isfinite(between), between, np.nan)
             return found
 
-    def _read(self) -> "Floats":
+    def _read(self) -> Floats:
         self._before_reading()
         return self.settle()
 
-    def settle(self) -> "Floats":
+    def settle(self) -> Floats:
         if self._table.gathered:
             self.extend(self._table.take_gathered())
         return self._table.settled()
@@ -268,9 +241,7 @@ class Series:
         self.append_value(value)
         self.append_step(step)
 
-    def extend(self, points: "Floats") -> None:
-        import numpy as np
-
+    def extend(self, points: Floats) -> None:
         self._taken += len(points)
         settled, steps = self._table.settled(), points[:, 0]
         place = len(settled)
@@ -290,19 +261,15 @@ class Series:
 
     def thin(self) -> None:
         """Drop points: each group of 16 keeps its first, last, least and greatest, and values that are not finite."""
-        import numpy as np
-
         rows = self.settle()
         starts = np.arange(0, len(rows), _THINNED_TOGETHER)
         self._table.replace(rows[kept_points(rows[:, 1], starts)])
 
 
-def kept_points(values: "Floats", starts: "Indices") -> "Indices":
+def kept_points(values: Floats, starts: "Indices") -> "Indices":
     """Return the points that stand for all, in buckets that begin at ``starts``.
 
     Of each bucket the first, last, least and greatest, and the first of each of NaN, infinity and minus infinity."""
-    import numpy as np
-
     ends = np.append(starts[1:], len(values))
     kept = [starts, ends - 1]
     if np.isfinite(values).all():
@@ -326,10 +293,8 @@ def kept_points(values: "Floats", starts: "Indices") -> "Indices":
     return np.flatnonzero(chosen)
 
 
-def binned(values: "Floats", starts: "Indices", ends: "Indices") -> Parts:
+def binned(values: Floats, starts: "Indices", ends: "Indices") -> Parts:
     """Return the mean, least and greatest of the finite values in consecutive ranges; NaN without any."""
-    import numpy as np
-
     found = Parts(*(np.full(len(starts), np.nan) for _ in Parts._fields))
     filled = np.flatnonzero(ends > starts)
     if not len(filled):
@@ -356,25 +321,23 @@ def _column_of(axis: Axis) -> int:
     return _COLUMN_OF_AXIS[axis]
 
 
-PartsOf: TypeAlias = Callable[[Series, "Floats", Axis], Parts]
+PartsOf: TypeAlias = Callable[[Series, Floats, Axis], Parts]
 
 
 class GroupPoints(NamedTuple):
-    xs: "Floats"
-    mean: "Floats"  # mean over the runs of their means near the place; NaN without a value
-    low: "Floats"  # the least value of any run there
-    high: "Floats"  # the greatest
-    runs: "Floats"  # the number of runs with a finite value there
+    xs: Floats
+    mean: Floats  # mean over the runs of their means near the place; NaN without a value
+    low: Floats  # the least value of any run there
+    high: Floats  # the greatest
+    runs: Floats  # the number of runs with a finite value there
 
 
 def common_places(
     series: Sequence[Series], x: Axis, first: float | None = None, last: float | None = None, most: int = 256
-) -> "Floats":
+) -> Floats:
     """Return common places on an axis for several series, between ``first`` and ``last``.
 
     The places of their points, or ``most`` at equal distances if those are more."""
-    import numpy as np
-
     spans = [span for span in (one.span(x) for one in series) if span is not None]
     if not spans:
         return np.empty(0)
@@ -391,11 +354,7 @@ def common_places(
     return np.linspace(low, high, most)
 
 
-def group_points(
-    series: Sequence[Series], places: "Floats", x: Axis, parts_of: "PartsOf" = Series.parts
-) -> GroupPoints:
-    import numpy as np
-
+def group_points(series: Sequence[Series], places: Floats, x: Axis, parts_of: "PartsOf" = Series.parts) -> GroupPoints:
     nothing = np.full(len(places), np.nan)
     found = [Parts(nothing, nothing, nothing), *(parts_of(one, places, x) for one in series)]
     means = np.array([one.mean for one in found])

@@ -18,6 +18,7 @@ from offloop.bus.strict_json import json_text
 from offloop.bus.types.event import ANY_TABLE
 from offloop.bus.types.table import FIXED
 from offloop.consumers.api.images import as_png
+from offloop.consumers.api.optional import np
 from offloop.consumers.dashboard.view.own_events import OwnEvents
 from offloop.consumers.dashboard.view.run_view import RunView
 
@@ -269,8 +270,6 @@ class TableStore:
             return None
         *shape, data = msgspec.msgpack.decode(found[0])
         if shape:
-            import numpy as np
-
             data = as_png(np.frombuffer(data, np.uint8).reshape(shape))
         return data, _media_type(data)
 

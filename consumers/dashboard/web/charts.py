@@ -6,22 +6,20 @@ from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from offloop.bus.printing import one_line
 from offloop.bus.types.metrics import group_order, groups_of
 from offloop.bus.types.units import Scale, number_text, scale_of
+from offloop.consumers.api.optional import np
 from offloop.consumers.dashboard.view.metrics import MAX_SERIES
 from offloop.consumers.dashboard.view.phases import PhaseView
 from offloop.consumers.dashboard.view.run_view import RunView, names_of
 from offloop.consumers.dashboard.view.series import Axis, Parts, Points, Series, common_places, group_points
 from offloop.consumers.dashboard.web.comparison import Compared
 from offloop.consumers.dashboard.web.frames import look_in
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PHASES_PREFIX = "phases"  # prefix of the names of charts of phases
 
@@ -305,15 +303,11 @@ def _numbers(points: Points) -> dict[str, Any]:
 
 
 def _short_x(xs: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    import numpy as np
-
     whole = xs.astype(np.int64)
     return whole if np.array_equal(whole, xs) else np.ascontiguousarray(np.round(xs, 4))
 
 
 def _short(ys: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    import numpy as np
-
     sizes = np.abs(ys[np.isfinite(ys) & (ys != 0)])
     fits = not len(sizes) or (sizes.max() < _LARGEST_SHORT and sizes.min() > _SMALLEST_SHORT)
     return ys.astype(np.float32) if fits else np.ascontiguousarray(ys)

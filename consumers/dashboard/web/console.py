@@ -1,31 +1,25 @@
 """The panel with the console output of runs, and the address of its text."""
 
-from typing import TYPE_CHECKING
-
 from offloop.bus.printing import escape, one_line
 from offloop.bus.runs.console import console_path, read_console
+from offloop.consumers.api.optional import fastapi
 from offloop.consumers.dashboard.web.content import PATH, address_of, as_json, run_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
 
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
 _MOST_BYTES = 256 * 1024  # of one answer
 
 
-def add_console_routes(app: "FastAPI") -> None:
-    from fastapi import Response
-
+def add_console_routes(app: "fastapi.FastAPI") -> None:
     @app.get(f"{PATH}/{{key}}/console")
-    def console(key: str, rank: int, after: int = 0, before: int | None = None) -> Response:
+    def console(key: str, rank: int, after: int = 0, before: int | None = None) -> fastapi.Response:
         run = run_of(key)
         if run is None or run.run_dir is None:
-            return Response(status_code=404)
+            return fastapi.Response(status_code=404)
         try:
             part = read_console(console_path(run.run_dir, run.attempt, rank), after, before, _MOST_BYTES)
         except OSError:
-            return Response(status_code=404)
+            return fastapi.Response(status_code=404)
         found = part._asdict() | {"settled": escape_lines(part.settled), "rest": escape_lines(part.rest)}
         return as_json(found)
 

@@ -4,18 +4,15 @@ The gate of the server admits only those who may see the page; a run is named by
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from offloop.bus.runs.flight import open_shown
 from offloop.consumers.api.images import as_png
+from offloop.consumers.api.optional import fastapi
 from offloop.consumers.dashboard.view.run_view import RunView
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from starlette.responses import Response
 
 PATH = "/run-content"  # prefix of the addresses of this module
 
@@ -37,46 +34,32 @@ def address_of(run: RunView, what: str) -> str:
     return f"{PATH}/{quote(key_of(run))}/{what}"
 
 
-def as_json(value: Any) -> "Response":
+def as_json(value: Any) -> "fastapi.Response":
     """Return a response that browsers do not keep."""
-    from fastapi import Response
+    headers = {"cache-control": "no-store"}
+    return fastapi.Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
-    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
 
-
-def add_routes(app: "FastAPI") -> None:
-    from fastapi import Response
-
+def add_routes(app: "fastapi.FastAPI") -> None:
     # Not coroutines: each is answered in a thread, so that pages continue.
     @app.get(f"{PATH}/{{key}}/image")
-    def image(key: str, name: str, step: int, place: int = 0) -> Response:
-        return _image(key, name, step, place)
+    def image(key: str, name: str, step: int, place: int = 0) -> fastapi.Response:
+        run = _served.get(key)
+        found = None if run is None else run.images.at(name, step)
+        # The browser would cache another step under the name of this one.
+        if found is None or found.step != step or not 0 <= place < len(found.pixels):
+            return fastapi.Response(status_code=404)
+        return fastapi.Response(as_png(found.pixels[place]), media_type="image/png", headers=AN_HOUR)
 
     @app.get(f"{PATH}/{{key}}/file/{{name}}")
-    def file(key: str, name: str) -> Response:
-        return _file(key, name)
+    def file(key: str, name: str) -> fastapi.Response:
+        from fastapi.responses import StreamingResponse
 
-
-def _image(key: str, name: str, step: int, place: int) -> "Response":
-    from fastapi import Response
-
-    run = _served.get(key)
-    found = None if run is None else run.images.at(name, step)
-    # The browser would cache another step under the name of this one.
-    if found is None or found.step != step or not 0 <= place < len(found.pixels):
-        return Response(status_code=404)
-    return Response(as_png(found.pixels[place]), media_type="image/png", headers=AN_HOUR)
-
-
-def _file(key: str, name: str) -> "Response":
-    from fastapi import Response
-    from fastapi.responses import StreamingResponse
-
-    run = _served.get(key)
-    file = None if run is None or run.run_dir is None else open_shown(run.run_dir, name)
-    if file is None:
-        return Response(status_code=404)
-    # Not the browser's guess: a file has names of the user's in it.
-    kind = "text/plain" if name.endswith(".txt") else "application/gzip"
-    headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
-    return StreamingResponse(iter(partial(file.read, 1 << 16), b""), media_type=kind, headers=headers)
+        run = _served.get(key)
+        opened = None if run is None or run.run_dir is None else open_shown(run.run_dir, name)
+        if opened is None:
+            return fastapi.Response(status_code=404)
+        # Not the browser's guess: a file has names of the user's in it.
+        kind = "text/plain" if name.endswith(".txt") else "application/gzip"
+        headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+        return StreamingResponse(iter(partial(opened.read, 1 << 16), b""), media_type=kind, headers=headers)

@@ -4,7 +4,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,14 +14,12 @@ from offloop.bus.index.entry import RunEntry
 from offloop.bus.index.table import NEWEST_FIRST, OF_EVERY_RUN, Chosen, Group, RunTable
 from offloop.bus.printing import one_line
 from offloop.bus.types.units import BYTES, difference, number_text
+from offloop.consumers.api.optional import ui, ui_events
 from offloop.consumers.dashboard.web.access import Opening, Role
 from offloop.consumers.dashboard.web.explore import ExploreLook, explored
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.places import AllRuns
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure, show_error
-
-if TYPE_CHECKING:
-    from nicegui.events import GenericEventArguments
 
 MOST_COMPARED = 50  # limit of compared runs
 
@@ -181,8 +179,6 @@ class HomePage:
         self._frames = Frames(self._send_frame)
 
     def build(self) -> None:
-        from nicegui import ui
-
         self._runs.open()
         ui.context.client.on_delete(self._runs.close)
         for style in _STYLES:
@@ -244,16 +240,16 @@ class HomePage:
         if not is_drawn:
             self._seen = None
 
-    async def _on_look(self, event: "GenericEventArguments") -> None:
+    async def _on_look(self, event: "ui_events.GenericEventArguments") -> None:
         self._look = look_in(event.args, TableLook)
         await self._frames.refresh()
 
-    async def _on_all(self, event: "GenericEventArguments") -> None:
+    async def _on_all(self, event: "ui_events.GenericEventArguments") -> None:
         look, table = self._look or TableLook(), self._runs.library.table
         found = table.choose(look.find, look.sort, look.archived)
         self._table.run_method("selectAll", [key_of(entry.run) for entry in found.entries[:_MOST_SELECTED]])
 
-    async def _on_annotate(self, event: "GenericEventArguments") -> None:
+    async def _on_annotate(self, event: "ui_events.GenericEventArguments") -> None:
         given = event.args
         if not isinstance(given, dict) or not self._may_change:
             return
@@ -276,7 +272,7 @@ class HomePage:
 
         await self._do(annotate)
 
-    async def _on_remove(self, event: "GenericEventArguments") -> None:
+    async def _on_remove(self, event: "ui_events.GenericEventArguments") -> None:
         if not self._may_change:
             return
         known = self._runs.library.table.entries

@@ -6,12 +6,13 @@ import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloop.bus.errors import OffloopError
 from offloop.bus.index.annotations import read_annotations
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.units import duration
+from offloop.consumers.api.optional import ui, ui_events
 from offloop.consumers.dashboard.view.phases import PublishingView
 from offloop.consumers.dashboard.view.progress import ProgressView
 from offloop.consumers.dashboard.view.run_view import RunView, labels_of
@@ -22,9 +23,6 @@ from offloop.consumers.dashboard.web.console import escape_lines
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panels import Panels, alerts_text
 from offloop.consumers.dashboard.web.top import NEGATIVE, PRIMARY, PageTop, is_sure
-
-if TYPE_CHECKING:
-    from nicegui.events import GenericEventArguments
 
 FRAME_SECONDS = 0.5  # shortest interval between two updates of a page, however many events come
 
@@ -119,8 +117,6 @@ class Page:
         self._rests_until = 0.0
 
     def build(self) -> None:
-        from nicegui import ui
-
         opening = self._opening
         for style in _STYLES:
             ui.add_css(style)
@@ -241,12 +237,12 @@ class Page:
             found[name] = compared.latest(name, values, charts[name].scale)
         return found
 
-    async def _on_compare(self, event: "GenericEventArguments") -> None:
+    async def _on_compare(self, event: "ui_events.GenericEventArguments") -> None:
         self._comparison = look_in(event.args, Comparison)
         self._top.view_link = self._comparison.link(self._top.view_link)
         await self._frames.refresh()
 
-    async def _on_command(self, event: "GenericEventArguments") -> None:
+    async def _on_command(self, event: "ui_events.GenericEventArguments") -> None:
         match event.args:
             case {"run": int(number), "name": str(name)} if 0 <= number < len(self._runs) and name in (
                 *COMMANDS,
@@ -270,6 +266,6 @@ class Page:
         self._answers[number] = f"'{name}' is on its way"
         self._answers[number] = await send_for(self._opening.role, run, name, *arguments)
 
-    async def _on_look(self, event: "GenericEventArguments") -> None:
+    async def _on_look(self, event: "ui_events.GenericEventArguments") -> None:
         self._look, self._rests_until = Look.from_browser(event.args), 0.0
         await self._frames.refresh()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from offloop.consumers.api.optional import ui
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.run_folder import RunFolder
 
@@ -29,8 +30,6 @@ class Panel(ABC):
     """A part of the page that can be opened and closed. A closed one is not updated."""
 
     def __init__(self, title: str, icon: str, is_open: bool) -> None:
-        from nicegui import ui
-
         self.box: Any = ui.expansion(title, icon=icon, value=is_open).classes("panel").props("dense")
         # Hidden until it has content: the server ignores a click on a just hidden one.
         self.show(False)
@@ -59,6 +58,4 @@ class Panel(ABC):
 
 
 def table(name: str, row_key: str, more: str = "") -> Any:
-    from nicegui import ui
-
     return ui.table(rows=[], columns=[], row_key=row_key).props(f'dense flat {more} aria-label="{name}"')

@@ -17,6 +17,7 @@ from offloop.bus.types.event import CUSTOM, TABLE
 from offloop.bus.types.hyperparameters import chosen_first, value_text
 from offloop.bus.types.metrics import MetricNames, is_of_evaluation, shown_step
 from offloop.bus.types.units import BYTES, lasted, number_text, scale_of, when
+from offloop.consumers.api.optional import ui
 from offloop.consumers.dashboard.view.images import OF_ONE_STEP
 from offloop.consumers.dashboard.view.log import LogEntry
 from offloop.consumers.dashboard.view.run_view import RunView
@@ -39,8 +40,6 @@ _RESTS = 10  # reading directories takes at most one part in this number of a pr
 
 class Panels:
     def __init__(self, runs: Sequence[RunView], compares: bool = False) -> None:
-        from nicegui import ui
-
         # For a comparison, the differences of hyperparameters come first.
         self._panels: list[Panel] = [
             *(AlertsPanel(), FilesPanel(), OwnPanel("Tables", "table_chart", TABLE, runs), AboutPanel()),
@@ -89,8 +88,6 @@ def _look(runs: Sequence[RunView], paths: Iterable[Path]) -> dict[Path, RunFolde
 
 class LogPanel(Panel):
     def __init__(self) -> None:
-        from nicegui import ui
-
         super().__init__("Events and commands", "list_alt", is_open=True)
         self.show(True)
         self._logged: dict[int, int] = {}
@@ -150,8 +147,6 @@ def galleries_of(runs: Sequence[RunView], labels: Sequence[str]) -> list[dict[st
 
 class HyperparametersPanel(Panel):
     def __init__(self, is_open: bool) -> None:
-        from nicegui import ui
-
         super().__init__("Hyperparameters", "tune", is_open)
         self._rows: list[dict[str, str]] = []
         self._columns: list[tuple[str, str]] = []

@@ -3,7 +3,7 @@
 import base64
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -11,14 +11,12 @@ from offloop.bus.printing import one_line
 from offloop.bus.protocol.host_windows import ARRIVAL, MEMORY, PHASE, STEP, THROUGHPUT
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.units import SECONDS, Scale, number_text, scale_of
+from offloop.consumers.api.optional import np, ui, ui_events
 from offloop.consumers.dashboard.view.own_events import OwnEvents
 from offloop.consumers.dashboard.view.ranks import FEW_RANKS, RankMap, quantity_text, usual_quantity
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.frames import Frames, element_of, look_in
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
-
-if TYPE_CHECKING:
-    from nicegui.events import GenericEventArguments
 
 _SECONDS_BETWEEN = 1.0
 _MOST_ROWS = 20
@@ -33,8 +31,6 @@ class RanksLook(msgspec.Struct, frozen=True):
 
 class RanksPanel(Panel):
     def __init__(self) -> None:
-        from nicegui import ui
-
         super().__init__("Ranks", "view_column", is_open=True)
         self._shown = PanelData()
         self._look = RanksLook()
@@ -49,7 +45,7 @@ class RanksPanel(Panel):
         # A single rank has no other to compare with.
         self.show(any(run.rank_count > 1 for run in shown.runs))
 
-    async def _on_look(self, event: "GenericEventArguments") -> None:
+    async def _on_look(self, event: "ui_events.GenericEventArguments") -> None:
         self._look = look_in(event.args, RanksLook)
         await self._frames.refresh()
 
@@ -97,8 +93,6 @@ def _host(name: str, ranks: Sequence[int]) -> list[Any]:
 
 
 def _map(ranks: RankMap, quantity: str | None) -> dict[str, Any] | None:
-    import numpy as np
-
     if quantity is None:
         return None
     values = ranks.values(quantity).astype("<f4")

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line, say
+from offloop.consumers.api.optional import fastapi, ui
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
 from offloop.consumers.dashboard.web.comparison import Comparison
@@ -21,7 +22,6 @@ from offloop.consumers.runner.places import Place
 
 if TYPE_CHECKING:
     import uvicorn
-    from fastapi import FastAPI, Request
 
 ALL_RUNS = "/all"  # the path of the table of all runs
 
@@ -120,9 +120,8 @@ class Site:
             listener.close()
             self._running.release()
 
-    def _application(self) -> "FastAPI":
-        from fastapi import FastAPI, Request
-        from nicegui import core, ui
+    def _application(self) -> "fastapi.FastAPI":
+        from nicegui import core
 
         from offloop.consumers.dashboard.web.console import add_console_routes
         from offloop.consumers.dashboard.web.content import add_routes
@@ -137,14 +136,14 @@ class Site:
 
         def add(path: str, build: Callable[[Opening], None]) -> None:
             @ui.page(path, title="offloop")
-            def page(request: Request) -> None:
+            def page(request: fastapi.Request) -> None:
                 build(self._opening(path, request, request.scope[ROLE]))
 
         for path, build in self._pages.items():
             add(path, build)
         # The loading bar would be empty: pages get their content by a socket.
         core.app.config.quasar_config["loadingBar"]["skipHijack"] = True
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_routes(app)
         add_table_routes(app)
         add_console_routes(app)
@@ -160,7 +159,7 @@ class Site:
         )
         return app
 
-    def _opening(self, path: str, request: "Request", role: Role) -> Opening:
+    def _opening(self, path: str, request: "fastapi.Request", role: Role) -> Opening:
         asked = request.query_params.multi_items()
         link = ""
         if self._tokens is not None:
@@ -168,8 +167,6 @@ class Site:
         return Opening(role, link, asked)
 
     def _build_chosen(self, chosen: ChosenRuns, place: Place, opening: Opening) -> None:
-        from nicegui import ui
-
         asked = list(dict.fromkeys(value for name, value in opening.asked if name == "run"))
         baseline = Comparison.from_query(opening.asked).baseline
         names = asked[:MOST_COMPARED]

@@ -1,13 +1,14 @@
 """The panels of a training's own tables and spans, and the addresses of their data."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import one_line
 from offloop.bus.types.event import CUSTOM, TABLE
+from offloop.consumers.api.optional import fastapi
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.spans import Spans
 from offloop.consumers.dashboard.view.tables import Search, TableStore
@@ -15,9 +16,6 @@ from offloop.consumers.dashboard.web.comparison import look_of
 from offloop.consumers.dashboard.web.content import AN_HOUR, PATH, address_of, as_json, run_of
 from offloop.consumers.dashboard.web.frames import element_of
 from offloop.consumers.dashboard.web.panel import Panel, PanelData
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 _MOST_ROWS = 500  # of one answer
 _MOST_SPANS = 5000
@@ -52,33 +50,32 @@ def answer(store: TableStore, ask: TablesAsk) -> dict[str, Any]:
     return found
 
 
-def add_table_routes(app: "FastAPI") -> None:
+def add_table_routes(app: "fastapi.FastAPI") -> None:
     """Serve the tables of a page by the key of its first run, and spans by that of theirs."""
-    from fastapi import Response
 
     @app.get(f"{PATH}/{{key}}/tables")
-    def tables(key: str, ask: str) -> Response:
+    def tables(key: str, ask: str) -> fastapi.Response:
         run = run_of(key)
         if run is None or run.tables is None:
-            return Response(status_code=404)
+            return fastapi.Response(status_code=404)
         try:
             return as_json(answer(run.tables, msgspec.json.decode(ask, type=TablesAsk)))
         except (msgspec.DecodeError, RecursionError, OverflowError, ConfigurationError) as error:
-            return Response(str(error), status_code=400, media_type="text/plain")
+            return fastapi.Response(str(error), status_code=400, media_type="text/plain")
 
     @app.get(f"{PATH}/{{key}}/cell")
-    def cell(key: str, run: int, image: str) -> Response:
+    def cell(key: str, run: int, image: str) -> fastapi.Response:
         first = run_of(key)
         found = None if first is None or first.tables is None else first.tables.image(run, image)
         if found is None:
-            return Response(status_code=404)
-        return Response(found[0], media_type=found[1], headers=AN_HOUR)
+            return fastapi.Response(status_code=404)
+        return fastapi.Response(found[0], media_type=found[1], headers=AN_HOUR)
 
     @app.get(f"{PATH}/{{key}}/spans")
-    def spans(key: str, after: int = 0) -> Response:
+    def spans(key: str, after: int = 0) -> fastapi.Response:
         run = run_of(key)
         if run is None or run.spans is None:
-            return Response(status_code=404)
+            return fastapi.Response(status_code=404)
         run.spans.events.look()
         return as_json({"spans": run.spans.after(after, _MOST_SPANS), "problem": run.spans.events.problem or ""})
 

@@ -1,13 +1,10 @@
 """The top of each page, with dialogs and messages."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from offloop.bus.printing import one_line
+from offloop.consumers.api.optional import ui
 from offloop.consumers.dashboard.web.access import Role
-
-if TYPE_CHECKING:
-    from nicegui.elements.button import Button
 
 PRIMARY, NEGATIVE = "#1a67c4", "#c93a2b"
 
@@ -22,8 +19,6 @@ class PageTop:
     Scripts add the link to all runs and the choice of a theme."""
 
     def __init__(self, role: Role, view_link: str, keys: Sequence[tuple[str, str]]) -> None:
-        from nicegui import ui
-
         self.view_link = view_link  # the address of the same page for viewers; empty without tokens
         with ui.element("header").classes("top"):
             ui.html('<h1 class="brand">offloop <small>training, as it happens</small></h1>', sanitize=False)
@@ -45,22 +40,16 @@ class PageTop:
         self._help.open()
 
     async def _show_link(self) -> None:
-        from nicegui import ui
-
         settings = await ui.run_javascript("location.hash")
         link = self.view_link + (settings[:_LONGEST_SETTINGS] if isinstance(settings, str) else "")
         show_text(_ABOUT_LINK, "Link for viewers", link)
 
 
-def _icon_button(icon: str, label: str) -> "Button":
-    from nicegui import ui
-
+def _icon_button(icon: str, label: str) -> "ui.button":
     return ui.button(icon=icon, color=None).classes("flat-ink").props(f'flat round dense aria-label="{label}"')
 
 
 async def is_sure(question: Sequence[str], yes: str, no: str) -> bool:
-    from nicegui import ui
-
     with ui.dialog().props('role="alertdialog"') as dialog, ui.card():
         dialog.props["aria-label"] = yes
         ui.label(question[0]).classes("question").props('role="heading" aria-level="2"')
@@ -75,8 +64,6 @@ async def is_sure(question: Sequence[str], yes: str, no: str) -> bool:
 
 
 def show_text(about: str, name: str, text: str) -> None:
-    from nicegui import ui
-
     with ui.dialog() as dialog, ui.card().classes("file-card"):
         dialog.props["aria-label"] = name
         ui.label(about).classes("question")
@@ -90,6 +77,4 @@ def show_text(about: str, name: str, text: str) -> None:
 
 
 def show_error(text: str) -> None:
-    from nicegui import ui
-
     ui.notify(one_line(text), type="negative", close_button="Close", timeout=_READING_MS)
