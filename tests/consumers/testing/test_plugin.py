@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from paths import RECORDINGS, ROOT
 
+# Before any run in this process, which forgets the modules that it has imported.
+from offloop.consumers import Callback  # noqa: F401
+
 pytest_plugins = ["pytester"]
 
 EVALUATED = RECORDINGS / "evaluated.mcap"
