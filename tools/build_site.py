@@ -2,6 +2,7 @@
 
 It uses a copy of ``docs/`` with additions:
 
+- The start page shows ``docs/example.html`` in a frame, which GitHub does not allow.
 - The page of commands shows the ``--help`` of each.
 - ``llms.txt`` links to the pages of the site.
 - A link such as ``../examples/plain_loop.py`` works in the repository. Every linked file outside of ``docs/`` becomes a
@@ -35,6 +36,7 @@ def build(folder: Path) -> int:
         (project / "mkdocs.yml").write_text(configuration.replace("paths: [.]", f"paths: [{_ROOT}]"))
         (project / "tools").symlink_to(_ROOT / "tools")
         shutil.copytree(_ROOT / "docs", project / "docs")
+        _add_example(project / "docs")
         _add_commands(project / "docs" / "commands.md")
         _add_sources(project / "docs")
         llms = project / "docs" / "llms.txt"
@@ -45,6 +47,12 @@ def build(folder: Path) -> int:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.move(project / "site", folder)
     return code
+
+
+def _add_example(docs: Path) -> None:
+    start = docs / "index.md"
+    frame = '<iframe class="example" src="example.html" title="A run as one HTML file" loading="lazy"></iframe>'
+    start.write_text(start.read_text().replace("<!-- example -->", f"{frame}\n\n[Open it on its own](example.html)"))
 
 
 def commands() -> list[str]:

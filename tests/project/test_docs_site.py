@@ -75,6 +75,7 @@ def test_nothing_is_loaded_from_anywhere_else(site: Path, pages: dict[Path, Page
         for address in page.loaded:
             parts = urlsplit(address)
             assert parts.scheme == "data" or not (parts.scheme or parts.netloc), f"{page.path} loads {address}"
+    assert pages[site / "index.html"].loaded.count("example.html") == 1  # the run on the start page
     for path in site.rglob("*.css"):
         outside = re.findall(r"""(?:@import|url\()\s*["']?(?:https?:)?//[^)"']*""", path.read_text())
         assert not outside, f"{path} loads {outside}"
