@@ -1,19 +1,21 @@
 """Builds a release into ``dist/``, and tries it: ``make release``.
 
-Builds wheel and source distribution of the last commit twice and compares them, checks them, installs the wheel into
-empty environments of each Python that is here, runs commands and tests there, and writes a list of what is installed
-(SBOM, CycloneDX) and ``SHA256SUMS``. Uploads nothing. Needs git and the environment of ``make setup``."""
+Builds wheel and source distribution of the last commit twice and compares them, checks them and their types, installs
+the wheel into empty environments of each Python that is here, runs commands and tests there, and writes a list of what
+is installed (SBOM, CycloneDX) and ``SHA256SUMS``. Uploads nothing. Needs git and the environment of ``make setup``."""
 
 import argparse
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -33,7 +35,10 @@ TOOLS = {
 }
 TESTS = ("tests/test_end_to_end.py", "tests/bus/publisher", "tests/bus/recording", "tests/consumers/callbacks")
 FOR_TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
+PYRIGHT = "pyright==1.1.414"
 START_SECONDS = 0.2
+# Adapters of frameworks that declare no types, or whose base class is known only at run time.
+UNTYPED = re.compile(r"offloop\.(accelerate|composer|keras|lightning)\b")
 
 _began = time.monotonic()
 
@@ -162,6 +167,30 @@ def try_tests(programs: Path, folder: Path) -> None:
     print(run(programs / "python", "-m", "pytest", "-n", workers, "-m", "not slow", *TESTS, cwd=copied)[-200:])
 
 
+def try_types(wheel: Path, folder: Path) -> None:
+    """Check that a user's type checkers know the type of every public name, and accept the examples of the pages."""
+    programs = environment(folder, sys.executable, PYRIGHT)  # it looks at the first environment of the path
+    run(UV, "pip", "install", "--quiet", "--python", programs / "python", "--no-deps", wheel)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "development.pth").write_text(sysconfig.get_path("purelib"))  # frameworks, and what the extras need
+    command = (programs / "pyright", "--verifytypes", "offloop", "--ignoreexternal", "--outputjson")
+    here = {"VIRTUAL_ENV": str(folder), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, env=os.environ | here, capture_output=True, text=True)
+    symbols = [one for one in json.loads(done.stdout)["typeCompleteness"]["symbols"] if one["isExported"]]
+    if not symbols:
+        sys.exit(f"pyright found no public names: {done.stdout}")
+    unknown = [one["name"] for one in symbols if one["isTypeAmbiguous"] or not one["isTypeKnown"]]
+    print(f"types of {len(symbols) - len(unknown):,} public names of {len(symbols):,} are declared")
+    if wrong := [name for name in unknown if not UNTYPED.match(name)]:
+        sys.exit(f"declare the types of {', '.join(wrong)}")
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from documents import write_typed_blocks
+
+    files = write_typed_blocks(folder)
+    for checker in ([programs / "pyright"], [BIN / "mypy", "--strict", "--python-executable", programs / "python"]):
+        print(run(*checker, *files, cwd=folder, **here), end="")
+
+
 def try_everywhere(wheel: Path, version: str, scratch: Path) -> Path:
     """Try the wheel in empty environments; return the Python of a plain one."""
     pythons = {one: python for one in PYTHONS if (python := find_python(one))}
@@ -208,6 +237,8 @@ def main() -> None:
         step("check")
         check(files, version)
         wheel = next(path for path in files if path.suffix == ".whl")
+        step("types of the installed package")
+        try_types(wheel, scratch / "types")
         plain = try_everywhere(wheel, version, scratch)
         step("list what is installed")
         sbom = scratch / f"offloop-{version}.cdx.json"

@@ -19,7 +19,7 @@ from offloop.consumers.api.callback import Callback, CannotWorkError
 from offloop.consumers.api.logger import Logger
 from offloop.consumers.loggers.console import format_value
 
-Comparison: TypeAlias = Callable[[float, float], Any]
+Comparison: TypeAlias = Callable[[Any, Any], Any]
 """Returns True if the first value is better than the second."""
 
 TRAIN = "train"

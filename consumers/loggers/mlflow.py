@@ -17,7 +17,9 @@ from offloop.bus.strict_json import plain
 from offloop.consumers.api.images import as_bytes, class_numbers
 from offloop.consumers.api.logger import Images, LoggerDestination, Row, RunContext, Table, Text, Upload
 
-mlflow, entities, exceptions = map(LazyModule, ("mlflow", "mlflow.entities", "mlflow.exceptions"))
+mlflow: LazyModule = LazyModule("mlflow")
+entities: LazyModule = LazyModule("mlflow.entities")
+exceptions: LazyModule = LazyModule("mlflow.exceptions")
 
 _TAG = "offloop.run"
 _ID_TAG = "offloop.run_id"

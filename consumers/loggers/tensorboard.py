@@ -17,12 +17,12 @@ from offloop.consumers.api.logger import Entry, Histogram, Images, LogValue, Row
 from offloop.consumers.api.optional import np
 from offloop.consumers.loggers.files import FileDestination
 
-event_pb2 = LazyModule("tensorboard.compat.proto.event_pb2")
-summary_pb2 = LazyModule("tensorboard.compat.proto.summary_pb2")
-hparams = LazyModule("tensorboard.plugins.hparams.summary_v2")
-image_metadata = LazyModule("tensorboard.plugins.image.metadata")
-text_plugin = LazyModule("tensorboard.plugins.text.summary_v2")
-record_writer = LazyModule("tensorboard.summary.writer.record_writer")
+event_pb2: LazyModule = LazyModule("tensorboard.compat.proto.event_pb2")
+summary_pb2: LazyModule = LazyModule("tensorboard.compat.proto.summary_pb2")
+hparams: LazyModule = LazyModule("tensorboard.plugins.hparams.summary_v2")
+image_metadata: LazyModule = LazyModule("tensorboard.plugins.image.metadata")
+text_plugin: LazyModule = LazyModule("tensorboard.plugins.text.summary_v2")
+record_writer: LazyModule = LazyModule("tensorboard.summary.writer.record_writer")
 
 _FILE_VERSION = "brain.Event:2"
 _BEFORE_THE_TRAINING_TIME_IS_KNOWN = (Event.INIT, Event.BEFORE_LOAD)

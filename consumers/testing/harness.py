@@ -15,7 +15,7 @@ from offloop.bus.protocol.stream import as_stream
 from offloop.bus.recording.recording import Recording
 from offloop.bus.types.commands import Command
 from offloop.consumers.api.callback import Callback, OnError
-from offloop.consumers.api.logger import Histogram, Images, LoggerDestination, LogValue, Row, Table, Text, Upload
+from offloop.consumers.api.logger import Histogram, Images, LoggerDestination, Row, Table, Text, Upload
 from offloop.consumers.runner.dispatcher import CallbackError
 from offloop.consumers.runner.entries import requested_events
 from offloop.consumers.runner.runner import Runner
@@ -116,16 +116,16 @@ class Logged:
         return self._statistics()
 
     @property
-    def metrics(self) -> dict[str, list[tuple[int, LogValue]]]:
+    def metrics(self) -> dict[str, list[tuple[int, Any]]]:
         """Name of each metric to its steps and values, in the order in which they were logged."""
-        metrics: dict[str, list[tuple[int, LogValue]]] = {}
+        metrics: dict[str, list[tuple[int, Any]]] = {}
         for row in self.rows:
             for name, value in row.metrics.items():
                 metrics.setdefault(name, []).append((row.step, value))
         return metrics
 
     @property
-    def last(self) -> dict[str, LogValue]:
+    def last(self) -> dict[str, Any]:
         """Name of each metric to its last logged value."""
         return {name: value for row in self.rows for name, value in row.metrics.items()}
 

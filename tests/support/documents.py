@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -15,6 +16,12 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in [*_AT_THE_ROOT, *(ROOT / 
 
 NOT_RUN = "not run in the tests: "
 """How the title of a block begins that cannot run here; the reason follows. Readers see it above the block."""
+
+TYPED_PAGES = (
+    *("README.md", "docs/index.md", "docs/write_callback.md", "docs/write_logger.md"),
+    *("docs/checkpoints.md", "docs/post_training.md", "docs/recordings.md"),
+)
+"""Pages whose blocks of Python pass strict type checkers."""
 
 _SHELL = {"", "sh", "bash", "console", "shell"}
 _TITLE = re.compile(r'title="([^"]*)"')
@@ -70,6 +77,15 @@ def blocks(page: str, language: str) -> list[Block]:
             title = _TITLE.search(rest)
             found.append(Block(page, _line(token), language, title[1] if title else "", token.content))
     return found
+
+
+def write_typed_blocks(folder: Path) -> list[Path]:
+    """Write the blocks of Python of :data:`TYPED_PAGES` as files; return them."""
+    files = []
+    for number, block in enumerate(block for page in TYPED_PAGES for block in blocks(page, "python")):
+        files.append(folder / (block.title if block.title.endswith(".py") else f"example{number}.py"))
+        files[-1].write_text(block.text)
+    return files
 
 
 def command_lines(page: str) -> Iterator[CommandLine]:
