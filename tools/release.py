@@ -27,13 +27,14 @@ BIN = Path(sys.executable).parent
 UV = str(BIN / "uv")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 EXTRAS = ("", "trainer", "dashboard", "nats")
-ALL = "demo,dashboard,nats,system"
+ALL = "alerts,dashboard,demo,nats,system"
 TOOLS = {
     "twine": "twine==7.0.0",
     "check-wheel-contents": "check-wheel-contents==0.6.3",
     "cyclonedx-py": "cyclonedx-bom==7.5.0",
 }
 TESTS = ("tests/test_end_to_end.py", "tests/bus/publisher", "tests/bus/recording", "tests/consumers/callbacks")
+LEFT_OUT = "tests/consumers/callbacks/test_export.py"  # needs the extra export, which is large
 FOR_TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil")
 PYRIGHT = "pyright==1.1.414"
 START_SECONDS = 0.2
@@ -164,7 +165,20 @@ def try_tests(programs: Path, folder: Path) -> None:
     shutil.copytree(ROOT / "tests", copied / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copied)
     workers = str(os.cpu_count())
-    print(run(programs / "python", "-m", "pytest", "-n", workers, "-m", "not slow", *TESTS, cwd=copied)[-200:])
+    print(
+        run(
+            programs / "python",
+            "-m",
+            "pytest",
+            "-n",
+            workers,
+            "-m",
+            "not slow",
+            f"--ignore={LEFT_OUT}",
+            *TESTS,
+            cwd=copied,
+        )[-200:]
+    )
 
 
 def try_types(wheel: Path, folder: Path) -> None:
