@@ -28,6 +28,7 @@ from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.source import RecordSource, is_mark
 from offloop.bus.recording.summary import MAX_LEFT_OUT, MAX_METRICS, Summarizer
 from offloop.bus.runs.bridged import bridge_of, how_to_send, read_bridge
+from offloop.bus.runs.console import last_traceback
 from offloop.bus.runs.directory import IMPORTED_FROM, RunInfo, changed_in_words, read_run
 from offloop.bus.runs.flight import STACKS, list_dumps, read_verdict
 from offloop.bus.types.actor import is_actor
@@ -345,6 +346,9 @@ def say_results(info: RunInfo, entry: RunEntry) -> None:
     if names := chosen_first(filter(is_of_the_training, entry.hyperparameters)):
         say("hyperparameters")
         say_table([(f"  {name}", one_line(value_text(entry.hyperparameters[name]))) for name in names])
+    if entry.error and (trace := last_traceback(info.path, info.last.number, entry.error)):
+        for line in trace.splitlines():
+            say(line)
 
 
 def say_details(described: dict[str, Any]) -> None:

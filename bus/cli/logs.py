@@ -42,10 +42,11 @@ def show_console(
     ranks = list_ranks(info.path, number)
     chosen = ranks if rank == "all" else [one for one in ranks if str(one) == rank] if rank else ranks[:1]
     if not chosen:
-        found = ", ".join(shorten(map(str, ranks), "ranks")) or "none"
+        of_rank = f" of rank {rank}" if ranks else ""
+        there = f" (there: {', '.join(shorten(map(str, ranks), 'ranks'))})" if ranks else ""
         raise ConfigurationError(
-            f"run {info.name!r} has no captured output of {f'rank {rank}' if ranks else 'a rank'} in attempt {number} "
-            f"on this host (there: {found}); 'trainer' and 'offloop run' capture it, others with capture_console=True"
+            f"run {info.name!r} has no captured output{of_rank} in attempt {number} on this host{there}; "
+            "'trainer' and 'offloop run' capture it, others with capture_console=True"
         )
     outputs = [_Output(console_path(info.path, number, one), one, as_json, rank == "all") for one in chosen]
     try:

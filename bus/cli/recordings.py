@@ -13,6 +13,7 @@ from offloop.bus.terminal import EXIT_LOST, CliCommand
 from offloop.bus.tools.logs import SOURCES, STORES
 from offloop.bus.tools.rows import FORMATS, PICTURES
 from offloop.bus.types.event import Event
+from offloop.bus.types.units import BYTES, number_text
 
 if TYPE_CHECKING:
     from offloop.bus.tools.convert import Written
@@ -83,7 +84,8 @@ def export_recording(
         reported = list(map(ReportedRun, infos))
         left_out = write_report(reported, target, to, metrics=metrics, table=table, force=force)
         more = f" without {left_out:,} metrics: choose some with '--metrics'" if left_out else ""
-        report(f"wrote {target}, {target.stat().st_size / 1e6:.1f} MB{more}", {"path": target, "left_out": left_out})
+        size = number_text(target.stat().st_size, BYTES)
+        report(f"wrote {target}, {size}{more}", {"path": target, "left_out": left_out})
         return
     from offloop.bus.tools.export import export, exported_path
 

@@ -5,7 +5,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.bus.index.entry import MetricValues, Mode, RunEntry
 from offloop.bus.printing import one_line
 from offloop.bus.types.hyperparameters import value_text
@@ -150,9 +150,11 @@ class Columns:
                 return self._of_hyperparameter(found[0], f"config/{name}", *(rest if len(rest) == 1 else ()))
             if metrics:
                 return self.of_metric(found[0], which)
+        short = list(map(self.metric_names.short, self.metrics))
+        known = [*OF_RUN, *(one.rpartition("/")[2] for one in self.hyperparameters), *short]
         raise ConfigurationError(
-            f"no run has {name!r}: use one of {', '.join(OF_RUN)}, a hyperparameter{_such_as(self.hyperparameters)}, "
-            f"or a metric{_such_as(map(self.metric_names.short, self.metrics))}"
+            f"no run has {name!r}: {close_matches(metric, known)}use one of {', '.join(OF_RUN)}, "
+            f"a hyperparameter{_such_as(self.hyperparameters)}, or a metric{_such_as(short)}"
         )
 
     def _ending(self, end: str) -> set[str]:

@@ -289,9 +289,16 @@ def differing(entries: Sequence[RunEntry], most: int) -> list[str]:
                 values.setdefault(name, set()).add(str(value))
                 count[name] += 1
     several = [name for name, known in values.items() if len(known) > 1 and not name.endswith(_SHOWN_ELSEWHERE)]
-    # Parameters of the start say most, then those with few values.
+    # The learning rate and parameters of the start say most, then those with few values; an unset seed says nothing.
     several.sort(
-        key=lambda name: (2 * count[name] < len(entries), not name.startswith("config/"), len(values[name]), name)
+        key=lambda name: (
+            2 * count[name] < len(entries),
+            name == "seed",
+            not name.endswith("/lr"),
+            not name.startswith("config/"),
+            len(values[name]),
+            name,
+        )
     )
     titles: dict[str, str] = {}
     for name in several:

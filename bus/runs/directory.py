@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from offloop.bus.errors import RunDirectoryError, RunNotFoundError
+from offloop.bus.errors import RunDirectoryError, RunNotFoundError, close_matches
 from offloop.bus.files import open_directory, open_file
 from offloop.bus.protocol.frames import MAX_RUN_NAME, check_run_name
 from offloop.bus.protocol.run_state import Pause
@@ -216,7 +216,8 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
         if (path / RUN_FILE).is_file():
             return read_run(path)
     known = [run.name for run in list_runs(root)]
-    exist = f"there are {', '.join(known[:5])}{' and more' if len(known) > 5 else ''}" if known else "there is none yet"
+    more = " and more" if len(known) > 5 else ""
+    exist = f"{close_matches(str(name), known)}there are {', '.join(known[:5])}{more}" if known else "there is none yet"
     raise RunNotFoundError(
         f"no run {str(name)!r} in {in_words(root)}: {exist}; 'offloop runs' lists them, "
         "'--runs-dir' or OFFLOOP_RUNS_DIR looks elsewhere",

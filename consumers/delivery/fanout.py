@@ -1,6 +1,7 @@
 """Passes what was logged to every destination that works."""
 
 import asyncio
+import errno
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from offloop.consumers.api.logger import Logger, LoggerDestination, NonMetrics, 
 RAISED = (Exception, asyncio.CancelledError)
 """Errors of callbacks and destinations. A cancelled task of theirs is an error like any other."""
 
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 _OUR_FOLDERS = str(Path(errors.__file__).parent), str(Path(__file__).parents[1])
 
 
@@ -149,8 +151,10 @@ class Fanout:
 
 
 def show_failure(headline: str, error: BaseException) -> None:
-    """Print an error of other code with its traceback, an error of ours with the last line of other code."""
-    if isinstance(error, OffloopError):
+    """Print an error of other code with its traceback, an error of ours with the last line of other code.
+
+    A full disk has no traceback either."""
+    if isinstance(error, OffloopError) or (isinstance(error, OSError) and error.errno in _FULL):
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OUR_FOLDERS)]
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         say(f"{headline}: {error}{where}", err=True)

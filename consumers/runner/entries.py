@@ -63,13 +63,14 @@ def partition(callbacks: Sequence[Callback]) -> tuple[list[tuple[str, Callback]]
 
 
 _OF_ITERATIONS = {Event.ITERATION_START, Event.ITERATION_END, Event.ITERATION_CHECKPOINT}
+_SIGNS_OF_LIFE = BASE_EVENTS | {Event.EVAL_BATCH_END, Event.PREDICT_BATCH_END}
 
 
 def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) -> list[str]:
     """Return a line for people about each callback that waits for what a run's source never gives.
 
-    Base events do not count for a callback that receives all of them. Iterations never count: most trainings have
-    none."""
+    Base events, and batches of evaluations, do not count for a callback that receives all base events. Iterations never
+    count: most trainings have none."""
     lines: list[str] = []
     waiting = [entry for entry in entries if entry.demand.events]
     idle = 0
@@ -77,7 +78,7 @@ def missing_lines(entries: Sequence["CallbackEntry"], source: Source, run: str) 
         gets = entry.demand.without(source.fields.keys()).events - source.events
         events = (entry.demand.events & source.events) - _OF_ITERATIONS
         if entry.demand.events >= BASE_EVENTS:
-            events -= BASE_EVENTS
+            events -= _SIGNS_OF_LIFE
         fields = sorted(entry.demand.fields & source.fields.keys())
         idle += not gets
         if gets and not events and not fields:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from offloop.bus import ConfigurationError, Event, Publisher, Snapshot
 from offloop.bus.cli.main import bus
 from offloop.bus.types.source import Source
-from offloop.consumers import Callback, ImageVisualizer, Logger, LRMonitor, TrainerMetrics
+from offloop.consumers import Callback, ImageVisualizer, Logger, LRMonitor, StallMonitor, TrainerMetrics
 from offloop.consumers.cli.attached import run_attached
 from offloop.consumers.cli.main import consumer
 from offloop.consumers.testing import replay
@@ -73,6 +73,14 @@ def test_a_callback_that_waits_in_vain_is_named_once_in_one_line(
     assert "(gradient_norm: Foo" in evaluations
     assert "ImageVisualizer waits for before_forward and eval_before_forward, which Foo 1.2" in images
     assert logged.statistics.source.fields == {"gradient_norm": "Foo frees the gradients"}
+
+
+def test_a_callback_that_waits_for_any_sign_of_life_is_not_named(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = ["eval_batch_end", "predict_batch_end"]
+    replay(StallMonitor(), train(info={**INFO, "unavailable": {"events": events, "fields": {}}}))
+    assert lines_about(capsys.readouterr().err) == []
 
 
 def test_a_consumer_that_can_get_nothing_says_so(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,4 +210,4 @@ for options in ("r", "quiet --no-console"):
     assert "done: " in logs()
     refused = subprocess.run([*LOGS, "quiet"], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
-    assert "run 'quiet' has no captured output of a rank in attempt 1 on this host (there: none); " in refused.stderr
+    assert "run 'quiet' has no captured output in attempt 1 on this host; " in refused.stderr

@@ -234,6 +234,7 @@ def test_a_renamed_run_is_found_and_replayed_under_its_new_name(three: Path) -> 
     with Subscriber("best") as subscriber:
         assert [snapshot.loss for snapshot in subscriber if snapshot.event is Event.BATCH_END] == list(LOSSES["a"])
     assert isinstance(refusal("show", "a"), RunNotFoundError)
+    assert "did you mean best? there are c, b, best; " in str(refusal("show", "bets"))
     # It is resumed under its new name, and what was recorded under the one before counts too.
     with Publisher("best", resume=True) as publisher:
         publisher.publish(Event.BATCH_END, batch=4, loss=0.875)

@@ -221,6 +221,12 @@ def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_meas
         entry("b", hyperparameters={"config/lr": 0.2, "lr": 0.2, "config/width": 8, "git/commit": "2"}),
     )
     assert runs.usual_columns[:-2] == ("status", "config/lr", f"{ACCURACY}.best", "reached", "started", "duration")
+    first, second = ({"a": n, "b": n, "c": n, "optimizer/lr": n, "seed": n} for n in (1, 2))
+    assert table(entry("a", hyperparameters=first), entry("b", hyperparameters=second)).usual_columns[1:4] == (
+        *("optimizer/lr", "a", "b"),
+    )
+    with pytest.raises(ConfigurationError, match=r"no run has 'acuracy.best': did you mean accuracy\? use one of"):
+        runs.column("acuracy.best")
     titles = [(column.title, column.which) for column in runs.columns(None)]
     assert ("lr", "") in titles
     assert ("accuracy", "best") in titles
