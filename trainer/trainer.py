@@ -100,7 +100,7 @@ class Trainer:
 
     @property
     def recorded_all(self) -> bool:
-        """Whether all published events are on disk. ``True`` without a stream."""
+        """True if all published events are on disk. ``True`` without a stream."""
         return self._publisher is None or self._publisher.recorded_all
 
     @property

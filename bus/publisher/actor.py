@@ -50,7 +50,7 @@ class Actor(OwnEvents):
 
     @property
     def training_ended(self) -> bool:
-        """The training has ended: what is published some seconds later is not recorded."""
+        """True when the training has ended. Events are recorded for some more seconds."""
         self.poll()
         return self._publisher is not None and self._publisher.training_ended
 

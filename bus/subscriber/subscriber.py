@@ -324,7 +324,7 @@ class Subscriber(RunStream):
     def read(
         self, events: Collection[Event], after: Mapping[int, tuple[int, int]]
     ) -> AsyncGenerator[Sequence[Snapshot], None]:
-        """Iterate asynchronously, in lists of what has arrived."""
+        """Iterate asynchronously over lists of the snapshots that have arrived."""
         return self._read_lists(BATCH)
 
     async def _read_lists(self, most: int) -> AsyncGenerator[list[Snapshot], None]:

@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 def draw(lines: Sequence[Line], scale: Scale = (), title: str | None = None) -> str:
-    """Return the SVG of a chart. With a title it is a file of its own, 1920 pixels wide, with a legend.
+    """Return the SVG of a chart. With a title it is a whole file, 1920 pixels wide, with a legend.
 
     For scripts, the inner plot has its units in an attribute, and each line the steps and values of its points."""
     zoom, wide, high = (1, 480, 220) if title is None else (2, 960, 540)

@@ -67,7 +67,7 @@ class Imported:
     damage: tuple[str, ...]
     """Unreadable content, one per line."""
     is_skipped: bool = False
-    """Whether the run was there already."""
+    """True if the run existed already."""
 
 
 def import_logs(

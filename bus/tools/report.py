@@ -44,7 +44,7 @@ MAX_TABLE = 500_000  # characters
 
 
 class ReportedRun:
-    """What a report shows of a run. Raises RunDirectoryError if it cannot be read."""
+    """The contents of a report about a run. Raises RunDirectoryError if it cannot be read."""
 
     def __init__(self, run: RunInfo) -> None:
         self.run = run

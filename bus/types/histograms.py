@@ -5,6 +5,6 @@ SIDE = MAX_EXPONENT - MIN_EXPONENT + 1
 """Number of bins of one sign. A value of the binary exponent e, from 2**(e-1) to below 2**e, is in bin e; greater ones
 are in the last bin."""
 BINS = 2 * SIDE + 1
-"""Number of all bins. The one in the middle has zero and all that is smaller. Behind them comes what is not finite."""
+"""Number of all bins. The middle one counts zero and values close to it. Counts of non-finite values follow."""
 _SIZES = [2.0**exponent for exponent in range(MIN_EXPONENT - 1, MAX_EXPONENT + 1)]
 EDGES = (*(-size for size in reversed(_SIZES)), *_SIZES)

@@ -95,7 +95,7 @@ class Callback:
 
     @staticmethod
     def on(*names: str) -> Callable[[_Handler], _Handler]:
-        """Make a method handle events of a training's own, from all of its processes.
+        """Make a method handle custom events of a training, from all of its processes.
 
             @Callback.on("rollout_end")
             def rewards(self, state, logger):

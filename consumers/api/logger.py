@@ -172,7 +172,7 @@ class LoggerDestination:
     """The extra of offloop and the module that it needs, such as ``("mlflow", "mlflow")``, for :meth:`check`."""
 
     problem: str | None = None
-    """What it lacks, in words that follow its name, known when it is closed; ``None`` if complete."""
+    """Missing output, in words that follow the name, known after ``close``; ``None`` if complete."""
 
     where: str | None = None
     """A path, an address, or a command to look at its output, shown at the consumer's end.
@@ -233,12 +233,12 @@ class LoggerDestination:
         called with ``background``."""
 
     def on_commit(self) -> None:
-        """Learn that nothing so far comes again: the last :meth:`state_dict` is stored, or the run has finished.
+        """Called when entries so far will not come again: the last :meth:`state_dict` is stored, or the run has finished.
 
         Never called where nothing is stored."""
 
     def on_abandon(self) -> None:
-        """Release what is held back: the run has finished, but nothing is stored, because another destination failed.
+        """Discard pending output: the run has finished, but nothing is committed, because another destination failed.
 
         Everything comes again if this consumer is restarted."""
 
@@ -246,16 +246,16 @@ class LoggerDestination:
         """Close files and connections, once, after every callback is closed; also when the consumer is interrupted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position to which :meth:`load_state_dict` goes back.
+        """Return the position for :meth:`load_state_dict`.
 
         Plain values only: numbers, strings, bytes, lists, maps, ``None``. Called between two events and stored
         next: when it returns, everything before it has to be safe, such as synced to the disk."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to what :meth:`state_dict` returned; tuples are lists by then.
+        """Return to the state of :meth:`state_dict`; its tuples are lists now.
 
-        Called before :meth:`open` by a consumer that resumes. Take back what was written after that position:
+        Called before :meth:`open` by a consumer that resumes. Remove output after that position:
         those events come again."""
 
 

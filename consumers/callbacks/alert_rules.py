@@ -95,7 +95,7 @@ class Rule:
 
     @property
     def is_of_disk(self) -> bool:
-        """Whether it is about the file system of the run's folder."""
+        """True for a rule about the file system of the run's folder."""
         return (self.name or "").startswith("disk/")
 
     def holds(self, value: float) -> bool:
@@ -114,7 +114,7 @@ class Rule:
 
 @dataclass
 class RuleState:
-    """What was found of a rule and one metric so far."""
+    """State of a rule for one metric."""
 
     since: tuple[int, Timestamp] | None = None
     """Start of the time in which it has held without a break, in nanoseconds and in training time."""

@@ -25,7 +25,7 @@ class RunnerStatistics:
     gaps: tuple[Gap, ...] = ()
     """Lost events: published, but neither received nor recorded."""
     ending: Ending | None = None
-    """How the run ended; ``None`` until then, and for streams that do not know it."""
+    """Ending of the run; ``None`` before it, and for streams without one."""
     damage: str | None = None
     """The unreadable part of the recording."""
     fields_since: Mapping[str, int] = field(default_factory=dict)
@@ -33,11 +33,11 @@ class RunnerStatistics:
     outcomes: tuple[Outcome, ...] = ()
     """Outcomes of the commands that callbacks sent."""
     undelivered: Mapping[str, str] = field(default_factory=dict)
-    """What could not be sent to each destination until it was closed, in words that follow its name."""
+    """Unsent entries of each destination when it was closed, in words that follow its name."""
     uncommitted: str | None = None
     """Why the last attempt to commit the progress failed; ``None`` after a success."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Where to find the output of each destination, in words that follow its name."""
+    """Place of the output of each destination, in words that follow its name."""
     source: Source = field(default_factory=Source)
     """Source of the run's events, as far as known."""
 

@@ -49,7 +49,7 @@ ALWAYS = frozenset(
     | {Event.EVAL_BEFORE_ALL, Event.EVAL_START, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END}
 )
 AT_FETCH = frozenset({Event.BATCH_CHECKPOINT, Event.BEFORE_DATALOADER})
-"""What :meth:`AttachedTraining.fetch_start` fires between two batches of an epoch."""
+"""Events of :meth:`AttachedTraining.fetch_start` between two batches of an epoch."""
 EVALUATION_BATCHES = frozenset({Event.EVAL_BATCH_START, Event.EVAL_BATCH_END})
 STEP = frozenset(
     {Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH}
