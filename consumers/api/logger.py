@@ -233,7 +233,7 @@ class LoggerDestination:
         called with ``background``."""
 
     def on_commit(self) -> None:
-        """Confirm the entries so far, which do not come again: the last :meth:`state_dict` is stored, or the run has ended.
+        """Confirm entries, which do not come again: the last :meth:`state_dict` is stored, or the run has finished.
 
         Never called where nothing is stored."""
 
