@@ -13,6 +13,7 @@ from offloop.bus.printing import cut_at_end, cut_in_the_middle, one_line, say, s
 from offloop.bus.strict_json import plain
 from offloop.bus.terminal import EXIT_LOST, CliCommand, describe_os_error
 from offloop.bus.types.hyperparameters import value_text
+from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.units import number_text
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ def _compare_results(runs: Sequence[str], runs_dir: str | None, *, everything: b
     from offloop.bus.cli.describe import describe_comparison
     from offloop.bus.index.index import read_entry
     from offloop.bus.runs.directory import find_run
-    from offloop.bus.types.metrics import MetricNames
 
     if file := next((run for run in runs if Path(run).is_file()), None):
         raise click.UsageError(f"{file} is a recording and has no results: add --events to compare its events")

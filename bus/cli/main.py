@@ -15,7 +15,7 @@ from offloop.bus.cli.runs import list_runs, show_run
 from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.terminal import HELP, CliCommand, run_command
-from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS
+from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS, check_command
 
 EXIT_TROUBLE = 1
 EXIT_PENDING = 3
@@ -134,7 +134,6 @@ def send(
 ) -> int:
     from offloop.bus.runs.directory import find_run
     from offloop.bus.subscriber.commands import perform, send_command, sent_by
-    from offloop.bus.types.commands import check_command
 
     arguments = (*arguments[:1], *map(_plain_value, arguments[1:]), *([",".join(map(str, ranks))] if ranks else ()))
     why = sent_by("offloop send", reason)

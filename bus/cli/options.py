@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -14,9 +14,7 @@ from click.core import ParameterSource
 from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.net.nats_addresses import STREAM_VARIABLE
 from offloop.bus.printing import say
-
-if TYPE_CHECKING:
-    from offloop.bus.types.time import Time
+from offloop.bus.types.time import Time
 
 Report: TypeAlias = Callable[..., None]
 
@@ -180,7 +178,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _bound(text: str) -> "Time":
+def _bound(text: str) -> Time:
     from offloop.bus.recording.window import parse_bound
 
     return parse_bound(text)
@@ -197,7 +195,7 @@ rate_option: Final = click.option(
 )
 
 
-def bounds_in_words(start: "Time | None", until: "Time | None") -> str:
+def bounds_in_words(start: Time | None, until: Time | None) -> str:
     since = "" if start is None else f"from {start} on"
     end = "" if until is None else f"until {until}"
     return " and ".join(part for part in (since, end) if part) or "in this recording"

@@ -13,12 +13,12 @@ from offloop.bus.terminal import EXIT_LOST, CliCommand
 from offloop.bus.tools.logs import SOURCES, STORES
 from offloop.bus.tools.rows import FORMATS, PICTURES
 from offloop.bus.types.event import Event
+from offloop.bus.types.time import Time
 from offloop.bus.types.units import BYTES, number_text
 
 if TYPE_CHECKING:
     from offloop.bus.tools.convert import Written
     from offloop.bus.tools.imports import Imported
-    from offloop.bus.types.time import Time
 
 _LONGEST_FILE = 100  # characters of a name from several runs
 
@@ -178,8 +178,8 @@ def _report_imported(report: options.Report, done: "Imported") -> None:
 def convert_recordings(
     files: tuple[str, ...],
     output: Path,
-    start: "Time | None",
-    until: "Time | None",
+    start: Time | None,
+    until: Time | None,
     force: bool,
     runs_dir: str | None,
     report: options.Report,

@@ -56,7 +56,8 @@ class KnownRuns:
         Of several hosts the entry is that of the first rank's host, unless ``every_host``. ``live`` says whether the
         bridge is present."""
         newest: dict[tuple[str, str], _Entry] = {}
-        for entry in sorted(self._of(name), key=_precedence):
+        # The last one stays.
+        for entry in sorted(self._of(name), key=lambda one: (one.said.attempt, 0 in one.said.ranks)):
             newest[entry.said.run, str(entry.said.host) if every_host else ""] = entry
         now = time.monotonic()
         # A run whose bridge is silent is not live here, but may continue.
@@ -103,11 +104,6 @@ class KnownRuns:
         elif is_heard or _time_of(said) > _time_of(known.said):
             # A changed entry was renewed since it was last seen.
             self._entries[subject] = _Entry(said, known.found, now)
-
-
-def _precedence(entry: _Entry) -> tuple[int, bool]:
-    """Sort key of entries of one run: the greatest is of the newest attempt, by the host of the first rank."""
-    return entry.said.attempt, 0 in entry.said.ranks
 
 
 def _time_of(said: ListedRun) -> float:

@@ -166,7 +166,7 @@ class StreamBytes:
             return not self._name_hole(place, at, copied)
         if not end and not copied and not known.is_going_on(self._run):
             self.refusal = f"the stream {self._stream} has no recording of that attempt"
-        self._note_reached(asked)
+        self._reached = max(self._reached, asked)
         return self._passed > end and time.monotonic() - self._passed_at < _STORED_SECONDS
 
     def _at(self, place: int) -> int | None:
@@ -176,10 +176,6 @@ class StreamBytes:
                 return None
             at = self._start + len(self._data)
             return at if at < self._wanted and self.hole is None else None
-
-    def _note_reached(self, asked: int) -> None:
-        if asked > self._reached:
-            self._reached = asked
 
     async def _read_on(self, place: int, at: int, last: Stored) -> bool:
         """Read the next messages; return whether any was placed."""

@@ -273,9 +273,6 @@ class Publisher(SerialCalls, OwnEvents):
             with suppress(OSError):  # the run's directory was removed
                 self._console = ConsoleCapture(self.run_dir / str(pipe))
 
-    def _new_encoder(self, name: str) -> Callable[..., bytes]:
-        return frames.event_encoder(self._topic._replace(name=name), self.attempt)
-
     @property
     def gathers_until(self) -> int:
         """Time until which events are gathered, in nanoseconds since 1970. The demand does not change before it."""
@@ -492,7 +489,8 @@ class Publisher(SerialCalls, OwnEvents):
         now = max(self._clock(), self._last_time)
         last = self._pending[-1] if self._pending else self._outbox
         numbers = last.seq + 1, last.base_seq + 1, now
-        mark = PendingEvent(self._new_encoder(name), *numbers, timestamp, None, fields, self._mark_context)
+        encode = frames.event_encoder(self._topic._replace(name=name), self.attempt)
+        mark = PendingEvent(encode, *numbers, timestamp, None, fields, self._mark_context)
         self._last_time = now
         if self._pending:
             self._pending.append(mark)

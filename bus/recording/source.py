@@ -40,7 +40,7 @@ class CutRange(NamedTuple):
     @classmethod
     def one(cls, record: "Recorded") -> "CutRange":
         event, rank = record.event, record.topic.rank
-        base_first = base_before(record) + 1
+        base_first = event.base_seq - is_base(record) + 1
         return cls(rank, event.seq, event.seq, base_first, event.base_seq, event.time, event.timestamp)
 
     @classmethod
@@ -69,10 +69,6 @@ def is_mark(record: Recorded) -> bool:
 def is_base(record: Recorded) -> bool:
     """Return whether it counts as a base event. Marks do."""
     return is_mark(record) or base_step(record.topic.name) == 1
-
-
-def base_before(record: Recorded) -> int:
-    return record.event.base_seq - is_base(record)
 
 
 def is_known(record: Recorded) -> bool:

@@ -103,7 +103,8 @@ class _Tasks(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Tasks"):
             own = "Your own function that returns arguments for Trainer; also path/to/file.py:function."
-            formatter.write_dl([*_built_in_tasks(), ("module:function", own)])
+            built_in = [(name, find_task(name).help.partition("\n")[0]) for name in self.list_commands(ctx)]
+            formatter.write_dl([*built_in, ("module:function", own)])
 
 
 @contextlib.contextmanager
@@ -141,10 +142,6 @@ def _wait_for_the_first_rank() -> None:
     time.sleep(10)
 
 
-def _built_in_tasks() -> list[tuple[str, str]]:
-    return [(name, find_task(name).help.partition("\n")[0]) for name in sorted(BUILT_IN)]
-
-
 class _TaskCommand(CliCommand):
     """Lists only the names of the options that all tasks have, except the frequent ones."""
 
@@ -178,14 +175,11 @@ def trainer(ctx: click.Context, list_options: bool, list_algorithms: bool) -> No
     'offloop train TASK --help' shows what a task does and its options; 'trainer' is short for 'offloop train'.
 
     Exit code: 0 when the training finished, 1 when it failed, 2 for a mistake in the arguments, 130 after Ctrl-C."""
-    for show, is_given in (
-        (_print_options, list_options),
-        (_print_algorithms, list_algorithms),
-    ):
-        if is_given:
-            show()
-            ctx.exit()
-    if ctx.invoked_subcommand is None:
+    if list_options:
+        _print_options(ctx)
+    elif list_algorithms:
+        _print_algorithms()
+    elif ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
@@ -193,8 +187,7 @@ def main() -> None:
     run_command(trainer)
 
 
-def _print_options() -> None:
-    context = click.get_current_context()
+def _print_options(context: click.Context) -> None:
     formatter = context.make_formatter()
     write_options(COMMON_OPTIONS, context, formatter)
     click.echo(formatter.getvalue().strip())

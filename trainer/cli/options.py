@@ -2,7 +2,7 @@
 
 An omitted option is ``None``: the task's value applies, then the trainer's default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,10 +47,6 @@ def _click_type(argument: Argument, form: Option) -> Any:
     return None
 
 
-def _read_texts(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> list[str] | None:
-    return list(values) or None
-
-
 COMMON_OPTIONS: dict[str, list[click.Option]] = {
     "Training": [],
     **{group.heading: [] for group in GROUPS},
@@ -67,7 +63,7 @@ COMMON_OPTIONS: dict[str, list[click.Option]] = {
             ["-o", "algorithm_options"],
             metavar="NAME.OPTION=VALUE",
             multiple=True,
-            callback=_read_texts,
+            callback=lambda _context, _parameter, values: list(values) or None,
             help="Sets an option of an algorithm, such as EMA.half_life=10ba.",
         ),
     ],

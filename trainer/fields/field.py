@@ -23,10 +23,6 @@ class FieldNotReadyError(ConfigurationError):
     """The batch began before the field was requested: it comes with the next one, and nothing is logged."""
 
 
-def _gone() -> None:
-    return None
-
-
 class ProbeHook:
     """A hook on a model or an optimizer that calls a method of a probe, while the probe exists.
 
@@ -34,7 +30,7 @@ class ProbeHook:
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:
         # Not a WeakMethod, which makes a method at each call.
-        self._owner: Callable[[], Any] = _gone if method is None else ref(method.__self__)  # type: ignore[attr-defined]
+        self._owner: Callable[[], Any] = (lambda: None) if method is None else ref(method.__self__)  # type: ignore[attr-defined]
         self._function: Callable[..., None] | None = getattr(method, "__func__", None)
 
     def __call__(self, *arguments: Any) -> None:

@@ -11,6 +11,7 @@ from offloop.consumers.api.logger import LoggerDestination, RunContext
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.view.tap import RunTap
 from offloop.consumers.dashboard.web.access import Listening
+from offloop.consumers.runner.places import FolderRuns
 
 if TYPE_CHECKING:
     from offloop.consumers.dashboard.web.site import Site
@@ -87,7 +88,6 @@ class Dashboard(RunTap):
     def begin(self, run_dir: Path | None = None) -> None:
         """Begin to serve the page; with the directory of the run also the runs in the same folder."""
         from offloop.consumers.dashboard.web.site import Site
-        from offloop.consumers.runner.places import FolderRuns
 
         is_run = run_dir is not None and (run_dir / RUN_FILE).is_file()  # A recording may lie anywhere
         place = FolderRuns(run_dir.resolve().parent) if run_dir is not None and is_run else None

@@ -14,10 +14,13 @@ from offloop.consumers.api.optional import fastapi, ui
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.access import FIRST_PORT, Listening, Opening, Role, Tokens
 from offloop.consumers.dashboard.web.comparison import Comparison
+from offloop.consumers.dashboard.web.console import add_console_routes
+from offloop.consumers.dashboard.web.content import add_routes
 from offloop.consumers.dashboard.web.follow import ChosenRuns
 from offloop.consumers.dashboard.web.home import MOST_COMPARED, HomePage
 from offloop.consumers.dashboard.web.page import Page
 from offloop.consumers.dashboard.web.places import AllRuns
+from offloop.consumers.dashboard.web.tables import add_table_routes
 from offloop.consumers.runner.places import Place
 
 if TYPE_CHECKING:
@@ -123,10 +126,7 @@ class Site:
     def _application(self) -> "fastapi.FastAPI":
         from nicegui import core
 
-        from offloop.consumers.dashboard.web.console import add_console_routes
-        from offloop.consumers.dashboard.web.content import add_routes
         from offloop.consumers.dashboard.web.gate import ROLE, guard_sockets
-        from offloop.consumers.dashboard.web.tables import add_table_routes
 
         # NiceGUI has one application in a process: undo the changes of an earlier dashboard.
         core.app.middleware_stack = None
