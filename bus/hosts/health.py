@@ -17,10 +17,13 @@ from typing import Any
 import msgspec
 
 from offloop.bus.errors import ConfigurationError, OffloopError, require
+from offloop.bus.lazy import LazyModule
 from offloop.bus.publisher.actor import Actor, join
 from offloop.bus.runs.directory import host_name, is_over, read_run
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.health import HEALTH, HOST, POWER_LIMIT, Gpu, Health
+
+psutil, nvml = map(LazyModule, ("psutil", "pynvml"))
 
 EVERY_SECONDS = 5.0
 _SILENT_SECONDS = 15.0  # age of the newest measurement from which a source counts as hanging
@@ -99,16 +102,12 @@ class _Host:
 
     def __init__(self, path: Path) -> None:
         require("the health of a host", "system", "psutil")
-        import psutil  # type: ignore[import-untyped]
-
-        self._psutil = psutil
         self._path = path
         self._last: tuple[float, dict[str, float]] | None = None
         # The first values of psutil are meaningless, see its manual.
-        self._psutil.cpu_percent(percpu=True)
+        psutil.cpu_percent(percpu=True)
 
     def measure(self) -> dict[str, Any]:
-        psutil = self._psutil
         values: dict[str, float] = {}
         cores = psutil.cpu_percent(percpu=True) if self._last is not None else []
         if cores:
@@ -134,10 +133,10 @@ class _Host:
         counts: dict[str, float] = {}
         # Containers may have no disks, and psutil raises for some kernels.
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
-            if (disks := self._psutil.disk_io_counters()) is not None:
+            if (disks := psutil.disk_io_counters()) is not None:
                 counts |= {"disk_read_bytes": disks.read_bytes, "disk_write_bytes": disks.write_bytes}
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
-            interfaces = self._psutil.net_io_counters(pernic=True)
+            interfaces = psutil.net_io_counters(pernic=True)
             others = [one for name, one in interfaces.items() if name != "lo" and not name.startswith("lo0")]
             counts["network_received_bytes"] = sum(one.bytes_recv for one in others)
             counts["network_sent_bytes"] = sum(one.bytes_sent for one in others)
@@ -149,11 +148,6 @@ class _Gpus:
 
     def __init__(self, path: Path) -> None:
         require("the health of GPUs", "system", "pynvml", "psutil")
-        import psutil
-        import pynvml as nvml
-
-        self._psutil = psutil
-        self._nvml = nvml
         self._path = path
         self._xids: deque[tuple[float, int, int]] = deque(maxlen=64)  # time, index of the GPU, error
         try:
@@ -187,7 +181,7 @@ class _Gpus:
 
     def _measure_one(self, device: Any) -> tuple[dict[str, float], list[str]]:
         # The available values depend on the kind of GPU, and on whether it is shared in parts.
-        nvml, get = self._nvml, self._get
+        get = self._get
         values: dict[str, float] = {}
         if (rates := get("UtilizationRates", device)) is not None:
             values["utilization_percent"] = rates.gpu
@@ -204,12 +198,12 @@ class _Gpus:
 
     def _get(self, what: str, device: Any, without: Any = None, *arguments: Any) -> Any:
         try:
-            return getattr(self._nvml, f"nvmlDeviceGet{what}")(device, *arguments)
-        except self._nvml.NVMLError:
+            return getattr(nvml, f"nvmlDeviceGet{what}")(device, *arguments)
+        except nvml.NVMLError:
             return without
 
     def _take_xids(self) -> None:
-        nvml, now = self._nvml, time.monotonic()
+        now = time.monotonic()
         while self._xids and now > self._xids[0][0] + _XID_SECONDS:
             self._xids.popleft()
         for index, events in self._events.items():
@@ -233,21 +227,21 @@ class _Gpus:
 
     def _descends(self, pid: int, ours: set[int]) -> bool:
         try:
-            return any(parent.pid in ours for parent in self._psutil.Process(pid).parents())
-        except self._psutil.Error:
+            return any(parent.pid in ours for parent in psutil.Process(pid).parents())
+        except psutil.Error:
             return False
 
     def _device_of(self, pid: int) -> int | None:
         """Return the GPU that a rank uses by the rules of torchrun and CUDA."""
         try:
-            environment = self._psutil.Process(pid).environ()
+            environment = psutil.Process(pid).environ()
             visible = environment.get("CUDA_VISIBLE_DEVICES")
             names = list(map(str, range(len(self._uuids)))) if visible is None else visible.split(",")
             name = names[int(environment.get("LOCAL_RANK", 0)) % len(names)].strip()
             if name.isdigit():
                 return int(name) if int(name) < len(self._uuids) else None
             return next((index for index, uuid in enumerate(self._uuids) if name and uuid.startswith(name)), None)
-        except (self._psutil.Error, ValueError):
+        except (psutil.Error, ValueError):
             return None
 
 

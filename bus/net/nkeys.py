@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError, require
+from offloop.bus.lazy import LazyModule
+
+nkeys = LazyModule("nkeys")
 
 SEED_SUFFIX = ".nkey_secret"
 NKEY_SUFFIX = ".nkey"
@@ -31,8 +34,6 @@ def make_nkey(name: str, folder: Path) -> tuple[Path, Path, Nkey]:
 
     Returns its public file ``NAME.nkey``, its secret file ``NAME.nkey_secret``, and the key."""
     require("an nkey", "nats", "nkeys")
-    import nkeys
-
     if not _NAME.match(name):
         raise ConfigurationError(
             f"{name!r} cannot be a key's name: use 1 to 100 letters, digits, '.', '_' or '-', "
@@ -102,8 +103,6 @@ def public_nkey(text: str) -> str:
 
 def _public_of(seed: str) -> str:
     """Return the public key of a seed, or an empty text if it is invalid."""
-    import nkeys
-
     if not _SEED.match(seed):
         return ""
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ConfigurationError, ProtocolError, close_matches, require
 from offloop.bus.files import atomic_output
+from offloop.bus.lazy import LazyModule
 from offloop.bus.protocol.frames import COMMAND, END
 from offloop.bus.protocol.tables import RowsAdded
 from offloop.bus.recording.recording import Recording
@@ -23,6 +24,8 @@ from offloop.bus.types.event import TABLE, Event
 
 if TYPE_CHECKING:
     import pyarrow as pa
+else:
+    pa = LazyModule("pyarrow")
 
 
 def exported_path(recording: Path, to: str, table: str | None = None) -> Path:
@@ -201,7 +204,6 @@ def write_parquet(rows: Iterable[dict[str, Any]], path: Path) -> None:
     Missing values are null. A column with several types, or lists of maps, has texts: JSON, except for values that are
     texts. ``utc`` is a timestamp in nanoseconds. ``rows`` is read twice: for the columns, and for groups of rows."""
     require("'--to parquet'", "parquet", "pyarrow.parquet")
-    import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
     columns: dict[str, _Column] = {}
@@ -235,8 +237,6 @@ class _Column:
         self._kinds.add(kind)
 
     def arrow_type(self) -> "pa.DataType | None":
-        import pyarrow as pa
-
         if not self._kinds:
             return pa.null()
         if self._kinds == {"int", "float"}:
@@ -265,8 +265,6 @@ def _groups(rows: Iterable[dict[str, Any]], count: int) -> Iterator[list[dict[st
 
 
 def _table(rows: list[dict[str, Any]], schema: "pa.Schema") -> "pa.Table":
-    import pyarrow as pa
-
     arrays = []
     for column in schema:
         values = [row.get(column.name) for row in rows]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.lazy import LazyModule
 from offloop.bus.printing import say
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers.api.logger import LoggerDestination, Row, RunContext
@@ -13,8 +14,10 @@ from offloop.consumers.api.logger import LoggerDestination, Row, RunContext
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import Metric
-
+    import prometheus_client
+    from prometheus_client import core
+else:
+    prometheus_client, core = map(LazyModule, ("prometheus_client", "prometheus_client.core"))
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 _OWN_NAMES = ("last_step", "last_step_timestamp_seconds", "run_info")
@@ -49,13 +52,11 @@ class PrometheusLogger(LoggerDestination):
         self.url: str = ""
 
     def open(self, context: RunContext) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
-
         self._context = context
-        registry = CollectorRegistry(auto_describe=False)
+        registry = prometheus_client.CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(self._port, self._address, registry)
+            self._server, self._thread = prometheus_client.start_http_server(self._port, self._address, registry)
         except OSError as error:
             raise ConfigurationError(
                 f"prometheus cannot listen on {self._address} port {self._port}: {error.strerror}; choose another with "
@@ -101,22 +102,20 @@ class PrometheusLogger(LoggerDestination):
         self._hyperparameters = dict(state["hyperparameters"])
         self._step, self._time = state["step"], state["time"]
 
-    def collect(self) -> Iterator["Metric"]:
+    def collect(self) -> Iterator["prometheus_client.Metric"]:
         """Yield the metrics; the Prometheus client calls it for every request, in its own thread."""
-        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
-
         with self._lock:
             values, hyperparameters = dict(self._values), dict(self._hyperparameters)
             step, time = self._step, self._time
         assert self._context is not None  # listening begins after it is known
         labels = {"run": self._context.run_name, "attempt": str(self._context.attempt)}
         info = {_label(name): value for name, value in hyperparameters.items()} | labels
-        yield InfoMetricFamily("run", "The run, and the hyperparameters it was given.", value=info)
-        families: dict[str, GaugeMetricFamily] = {}
+        yield core.InfoMetricFamily("run", "The run, and the hyperparameters it was given.", value=info)
+        families: dict[str, core.GaugeMetricFamily] = {}
 
         def gauge(name: str, description: str, value: float, **further: str) -> None:
             if name not in families:
-                families[name] = GaugeMetricFamily(name, description, labels=[*labels, *further])
+                families[name] = core.GaugeMetricFamily(name, description, labels=[*labels, *further])
             families[name].add_metric([*labels.values(), *further.values()], value)
 
         if step is not None:

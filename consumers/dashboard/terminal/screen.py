@@ -8,7 +8,9 @@ import re
 import select
 import signal
 import sys
+import termios
 import threading
+import tty
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -68,8 +70,6 @@ class TerminalScreen:
         self._pending = ""
 
     def open(self) -> None:
-        import termios
-
         self._before = termios.tcgetattr(sys.stdin.fileno())
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
@@ -164,15 +164,11 @@ class TerminalScreen:
                 self._on_output(line)
 
     def _enter(self) -> None:
-        import tty
-
         tty.setcbreak(self._input)
         self._drawn = []
         self._put(_ENTER)
 
     def _leave(self) -> None:
-        import termios
-
         with contextlib.suppress(OSError):
             self._put(_LEAVE)
         with contextlib.suppress(termios.error):
