@@ -139,7 +139,7 @@ def _scratch() -> Iterator[Path]:
     Its name is short because the path of a Unix socket has at most 107 bytes. It is also how processes of this test are
     recognised: it is in the environment that they inherit."""
     scratch = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
-    watch = LeakWatch(scratch.name, grace=15)
+    watch = LeakWatch(scratch.name, grace=60)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OFFLOOP_TEST", scratch.name)
         # On a busy machine a broker may take longer to come back than a training is to wait for it.

@@ -56,21 +56,23 @@ def hooks_of(one: Any) -> list[Any]:
 
 def traces() -> tuple[Any, ...]:
     me = psutil.Process()
-    return me.children(), me.net_connections(), me.num_fds(), threading.active_count()
+    return set(me.children()), set(me.net_connections()), me.num_fds(), threading.active_count()
 
 
 def test_a_loop_is_left_as_it_is(options: dict[str, Any], runs_dir: Path) -> None:
     model, optimizer = make()
     plain = train(model, optimizer, range(3), iter)
     model, optimizer = make()
-    before = hooks_of(model), hooks_of(optimizer), traces()
+    hooks, before = (hooks_of(model), hooks_of(optimizer)), traces()
     with offloop.watch(model, optimizer, run_name="r", callbacks=["speed"], loggers=["wandb"], **options) as run:
         assert train(model, optimizer, run.epochs(3), run.batches, run.log) == plain
         with run.evaluating("eval") as metrics:
             metrics["accuracy"] = 1.0
         run.checkpoint_saved()
         assert (run.run_name, run.stop_requested, run.stop_reason, run.detached) == (None, False, None, True)
-        assert (hooks_of(model), hooks_of(optimizer), traces()) == before
+        assert (hooks_of(model), hooks_of(optimizer)) == hooks
+        # What other tests left may go meanwhile.
+        assert all(now <= then for now, then in zip(traces(), before, strict=True))
         with pytest.raises(AttributeError):
             run.logg(loss=1)  # type: ignore[attr-defined]
     assert not list(runs_dir.iterdir())

@@ -13,7 +13,7 @@ REFERENCE = DATA / "reference"
 Value = TypeVar("Value")
 
 
-def wait_for(condition: Callable[[], Value], name: str, timeout: float = 60.0) -> Value:
+def wait_for(condition: Callable[[], Value], name: str, timeout: float = 100.0) -> Value:
     """Asks for a condition until it holds and returns its value; ``name`` says what was waited for if it never does."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):

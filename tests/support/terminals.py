@@ -57,7 +57,7 @@ class Terminal:
             self._stream.feed(data)
         return "\n".join(self.screen.display)
 
-    def wait_for(self, *texts: str, timeout: float = 60.0) -> str:
+    def wait_for(self, *texts: str, timeout: float = 100.0) -> str:
         """Waits until all of the texts are on the screen."""
         try:
             wait_for(lambda: all(text in self.text for text in texts), f"{texts} on the screen", timeout)
