@@ -22,7 +22,7 @@ from offloop.trainer.fields.field import ProbeHook
 _EVENTS = ALWAYS | STEP | {Event.AFTER_FORWARD}
 _WITH_HOOKS = STEP | {Event.AFTER_FORWARD}
 _AT_START = _WITH_HOOKS | {Event.AFTER_DATALOADER, Event.BATCH_START}
-OWN_LOOP = Framework("a loop of one's own", None, _EVENTS - {Event.AFTER_LOSS})
+OWN_LOOP = Framework("your own loop", None, _EVENTS - {Event.AFTER_LOSS})
 _Batch = TypeVar("_Batch")
 _P = ParamSpec("_P")
 

@@ -6,7 +6,7 @@ from offloop.bus import printing
 from offloop.bus.printing import shorten
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.replay import Replay
-from offloop.bus.runs.directory import RUN_FILE, read_run
+from offloop.bus.runs.directory import RUN_FILE, RunInfo, read_run
 from offloop.bus.subscriber.subscriber import Subscriber
 from offloop.bus.terminal import EXIT_LOST
 from offloop.consumers.delivery.commit import Committed
@@ -67,12 +67,16 @@ def _say_field(field: str, stream: Stream, statistics: RunnerStatistics) -> None
 
 
 def _report_no_end(stream: Stream, handled: str, code: int) -> int:
-    if _is_live(stream):
+    run = _newest_run(stream)
+    if run is not None and run.live:
         say(f"run {stream.run_name} is still live: {handled}, all that is recorded so far")
         return code
     if isinstance(stream, Recording | Replay) and not stream.damage and Recording(stream.path).flight is not None:
         say(f"run {stream.run_name} had not ended when its flight recorder wrote this: {handled}")
         return code
+    if run is not None and run.status != "lost" and run.last.error and not stream.damage:  # after a full disk
+        say(f"run {stream.run_name} {run.status}, {run.last.error}: {handled}")
+        return EXIT_LOST
     why = stream.ending.error if stream.ending is not None and stream.ending.error else "its end is unknown"
     say(f"run {stream.run_name} was lost, {why}: {handled}{_damage(stream.damage)}")
     return EXIT_LOST
@@ -82,8 +86,9 @@ def _damage(damage: str | None) -> str:
     return f"; {damage}, the rest was read" if damage else ""
 
 
-def _is_live(stream: Stream) -> bool:
+def _newest_run(stream: Stream) -> RunInfo | None:
+    """Return the run whose newest recording is the stream's."""
     if not isinstance(stream, Recording | Replay) or not (stream.path.parent / RUN_FILE).exists():
-        return False
+        return None
     run = read_run(stream.path.parent)
-    return run.live and run.recording == stream.path
+    return run if run.recording == stream.path else None

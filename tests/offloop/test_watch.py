@@ -51,7 +51,7 @@ def test_events_loss_rates_and_training_time_are_those_of_the_loop(accumulate: i
     assert seen == ["init", "fit_start", *epoch * 2, "fit_end"]
     info, first = find_run("w").last.info, snapshots_of("w")[0]
     assert Source.of(info) == Source.of(first.fields)
-    assert info["framework"] == {"name": "a loop of one's own", "version": None}
+    assert info["framework"] == {"name": "your own loop", "version": None}
     assert set(first.unavailable["events"]) == {event.value for event in Event} - set(seen) - {
         event.value for event in ALWAYS
     }

@@ -138,6 +138,7 @@ def test_a_run_on_a_full_file_system_reports_its_end_and_gaps(runs_dir: Path) ->
         f'mount -t tmpfs -o size=3m none "{runs_dir}"',
         f'"{sys.executable}" -c "$0"',
         f'"{sys.executable}" -m offloop.bus show r --json',
+        f'{{ "{sys.executable}" -m offloop.consumers --replay "{runs_dir}/r" --callbacks speed >&2; test $? = 3; }}',
     )
     done = subprocess.run(
         [*MOUNT, "sh", "-c", " && ".join(steps), FILL],
@@ -153,3 +154,4 @@ def test_a_run_on_a_full_file_system_reports_its_end_and_gaps(runs_dir: Path) ->
     assert said["details"]["events"] == {"batch_end": 100}
     assert said["details"]["gaps"] == [{"rank": 0, "first": 101, "last": 1100}]
     assert "cannot be written down" not in done.stderr
+    assert f"run r finished, {error}: 100 events handled" in done.stderr

@@ -109,4 +109,6 @@ def check_subset(batches: Any, argument: str) -> int:
 
 
 def kind_of(item: Any) -> str:
-    return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
+    kind = type(item).__name__
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
+    return f"the class {item.__name__}" if isinstance(item, type) else f"{article} {kind}"
