@@ -23,7 +23,8 @@ from offloop.bus.runs.directory import host_name, is_over, read_run
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.health import HEALTH, HOST, POWER_LIMIT, Gpu, Health
 
-psutil, nvml = map(LazyModule, ("psutil", "pynvml"))
+psutil: LazyModule = LazyModule("psutil")
+nvml: LazyModule = LazyModule("pynvml")
 
 EVERY_SECONDS = 5.0
 _SILENT_SECONDS = 15.0  # age of the newest measurement from which a source counts as hanging

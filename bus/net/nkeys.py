@@ -12,7 +12,7 @@ from pathlib import Path
 from offloop.bus.errors import ConfigurationError, require
 from offloop.bus.lazy import LazyModule
 
-nkeys = LazyModule("nkeys")
+nkeys: LazyModule = LazyModule("nkeys")
 
 SEED_SUFFIX = ".nkey_secret"
 NKEY_SUFFIX = ".nkey"
