@@ -7,6 +7,7 @@ import os
 import pkgutil
 import re
 import runpy
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import build_site
 import pytest
 from command_lines import COMMANDS, problem
 from commands import command
-from documents import PAGES, ROOT, Block, blocks, command_lines, write_typed_blocks
+from documents import PAGES, ROOT, Block, CommandLine, blocks, command_lines, write_typed_blocks
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from offloop.consumers.cli.main import main as consumer_main
@@ -158,6 +159,9 @@ def test_the_page_of_commands_has_every_command_that_is_installed() -> None:
 
 def test_commands_on_the_pages_exist() -> None:
     lines = [line for page in PAGES for line in command_lines(page)]
+    # The README's picture is made of these.
+    typed = re.findall(r'film\.type\(\w+, "([^"&]+)', (ROOT / "tools" / "tour.py").read_text())
+    lines += [CommandLine("README.md", number, tuple(shlex.split(line)), True) for number, line in enumerate(typed)]
     wrong = [f"{line}: {what}" for line in lines if (what := problem(line)) is not None]
     assert not wrong, "\n".join(wrong)
 
