@@ -69,6 +69,8 @@ class _Filter:
             case ast.Name():
                 value_of = self._value_of(node)
                 return lambda entry: bool(sortable(value_of(entry)))
+            case ast.BinOp():  # such as >>
+                raise self._error(len(self._text) - len(self._text[node.left.end_col_offset :].lstrip()))
         raise self._error(node.col_offset)
 
     def _written(self, node: ast.expr) -> str:

@@ -235,7 +235,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, numbers.Integral):
-        return whole if abs(whole := int(value)) <= _LARGEST else hex(whole)
+        return whole if abs(whole := int(value)) <= _LARGEST else str(whole)
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, torch.Tensor):

@@ -120,6 +120,7 @@ def test_a_short_name_is_found_in_runs_that_have_it_under_different_whole_names(
         ("lr >", "end at character 5"),
         ("lr > and 5", "'and 5' at character 6"),
         ("lr == 'open", '"\'open" at character 7'),
+        ("lr >> 5", "'>> 5' at character 4"),
         ("0 < lr < 1", "'0 < lr < 1' at character 1"),
         ("status == finished and lr(5)", "'lr(5)' at character 24"),
         ("not " * 60 + "lr", "'not not not not not ' at character 201"),

@@ -133,6 +133,7 @@ def test_a_command_line_with_invalid_utf_8_or_secrets_is_recorded(monkeypatch: p
 def test_shortened_values_contain_no_part_of_a_secret() -> None:
     given = {"note": f"{'x' * 990} hf_abcdefghIJKLMNOPqrst", "model": {"api_keys": ["s3cret"] * 40}}
     assert plain_value(given) == {"note": f"{'x' * 990} ***", "model": {"api_keys": "***"}}
+    assert plain_value(2**64 - 1) == "18446744073709551615"  # a seed of torch that a reader could not keep as a number
 
 
 # -- what is published ------------------------------------------------------------------------------------------------
