@@ -43,6 +43,7 @@ from offloop.bus.strict_json import plain
 _RESERVE_FILE = ".run.json.reserve"
 _RESERVE_BYTES = 1 << 16  # reserved growth of run.json for the ending of an attempt on a full disk
 _SOCKET_PATH_LIMIT = 107
+_END_SECONDS = 15.0  # less than a publisher waits for its broker
 
 
 class NextAttempt(NamedTuple):
@@ -53,11 +54,28 @@ class NextAttempt(NamedTuple):
 def next_attempt(root: Path, name: str) -> NextAttempt:
     """Return this host's next attempt of a run, for hosts to agree on one. Raises RunIsLiveError, RunDirectoryError."""
     path = root / check_run_name(name)
-    if is_locked(path):
+    if not _await_end(path):
         raise _is_live(root, name)
     record = read_last_record(path)
     known = () if record is None else (attempt.number for attempt in record.attempts)
     return NextAttempt(_next_attempt(path, known)[0], None if record is None else record.id)
+
+
+def _await_end(path: Path) -> bool:
+    """Return whether no broker holds a run; wait for the broker of a training that was killed to end its attempt."""
+    until = time.monotonic() + _END_SECONDS
+    while is_locked(path):
+        if time.monotonic() > until or not _has_died(path):
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _has_died(path: Path) -> bool:
+    record = read_last_record(path)
+    if record is None or not record.attempts or not record.attempts[-1].publishers:
+        return False
+    return not record.attempts[-1].has_publisher and not record.attempts[-1].is_published_elsewhere
 
 
 def _next_attempt(path: Path, known: Iterable[int]) -> tuple[int, Path]:
@@ -82,6 +100,7 @@ class RunDirectory:
         self.name = name
         self._lock = self._directory = -1
         self._began_at: float | None = None
+        _await_end(self.path)
         try:
             with _explained(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -465,6 +466,27 @@ def test_a_live_run_cannot_be_resumed(runs_dir):
         assert raised.value.run == "r"
         publisher.publish(Event.FIT_START)
     assert len(read_back(publisher)[0]) == 1
+
+
+def test_a_killed_training_that_is_started_at_once_waits_for_the_end_of_the_attempt_before(runs_dir):
+    run_script(
+        """
+import os, signal
+from offloop import Event, Publisher
+publisher = Publisher("r")
+publisher.publish(Event.BATCH_END, batch=1, loss=1.0)
+publisher.poll()
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        code=-signal.SIGKILL,
+    )
+    broker = broker_pid(runs_dir / "r")
+    os.kill(broker, signal.SIGSTOP)
+    # As on a busy machine: longer than a broker takes to start.
+    threading.Timer(4, os.kill, (broker, signal.SIGCONT)).start()
+    with Publisher("r", resume=True) as publisher:
+        publisher.publish(Event.BATCH_END, batch=2, loss=2.0)
+    assert [(one.number, one.status) for one in find_run("r").attempts] == [(1, "lost"), (2, "finished")]
 
 
 def test_a_resumption_is_a_new_attempt_also_of_a_renamed_run(runs_dir):
