@@ -1,18 +1,13 @@
 """The command ``offloop``, also called ``bus``: runs and reports on them."""
 
 import json
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.cli.compare import compare_runs
-from offloop.bus.cli.logs import show_console
-from offloop.bus.cli.manage import edit_runs, remove_runs
-from offloop.bus.cli.recordings import convert_recordings, export_recording, import_log
-from offloop.bus.cli.runs import list_runs, show_run
-from offloop.bus.cli.server import server
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.terminal import HELP, CliCommand, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS, check_command
@@ -22,37 +17,76 @@ EXIT_PENDING = 3
 
 COMMANDS_GROUP = "offloop.commands"  # entry points of other packages that add commands
 
+# The commands under each heading of the help. Their modules are imported when one is called, because all of them take
+# longer than most commands.
 _SECTIONS = {
-    "Train and watch": ("train", "consume", "run", "ui", "alert"),
-    "Runs": ("runs", "show", "logs", "compare", "backfill", "edit", "rm", "send"),
-    "Recordings": ("export", "import", "convert"),
-    "Services": ("mcp", "server"),
-}  # the commands under each heading of the help
+    "Train and watch": {
+        "train": "Train a task, such as digits, as a run.",
+        "consume": "Run callbacks and loggers on a run.",
+        "run": "Run a script as a run, without changing it.",
+        "ui": "Show all runs, or the named ones, in the browser.",
+        "alert": "Send messages about runs to your phone.",
+    },
+    "Runs": {
+        "runs": "List the runs.",
+        "show": "Show one run or recording.",
+        "logs": "Show what a run has printed.",
+        "compare": "Compare the results or events of runs.",
+        "backfill": "Run callbacks over runs that have ended.",
+        "edit": "Tag, note, pin, archive or rename runs.",
+        "rm": "Delete runs.",
+        "send": "Command a live run.",
+    },
+    "Recordings": {
+        "export": "Write runs for people and other tools.",
+        "import": "Make a run of another tool's log.",
+        "convert": "Repair, join or cut recordings.",
+    },
+    "Services": {
+        "mcp": "Serve runs to agents (MCP).",
+        "server": "Copy runs into NATS JetStream, and set it up.",
+    },
+}
+_OWN = {
+    "compare": ("compare", "compare_runs"),
+    "convert": ("recordings", "convert_recordings"),
+    "edit": ("manage", "edit_runs"),
+    "export": ("recordings", "export_recording"),
+    "import": ("recordings", "import_log"),
+    "logs": ("logs", "show_console"),
+    "rm": ("manage", "remove_runs"),
+    "runs": ("runs", "list_runs"),
+    "server": ("server", "server"),
+    "show": ("runs", "show_run"),
+}  # module and function of each command
 
 
 class _Commands(click.Group):
     """Own commands, and those of installed packages with entry points of the group ``offloop.commands``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
+        return sorted({*super().list_commands(ctx), *_OWN, *entry_points(group=COMMANDS_GROUP).names})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         left = self.list_commands(ctx)
-        sections = [(heading, [name for name in names if name in left]) for heading, names in _SECTIONS.items()]
-        listed = {name for _, names in sections for name in names}
-        sections.append(("More commands", [name for name in left if name not in listed]))
+        sections = {heading: {name: one[name] for name in one if name in left} for heading, one in _SECTIONS.items()}
+        listed = {name for names in sections.values() for name in names}
+        sections["More commands"] = {
+            name: command.get_short_help_str(formatter.width)
+            for name in left
+            if name not in listed and (command := self.get_command(ctx, name)) is not None
+        }
         width = max(map(len, left))
-        for heading, names in sections:
-            commands = [(name, command) for name in names if (command := self.get_command(ctx, name)) is not None]
-            if not commands:
-                continue
-            with formatter.section(heading):
-                formatter.write_dl(
-                    [(name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in commands]
-                )
+        for heading, commands in sections.items():
+            if commands:
+                with formatter.section(heading):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
+        if own is None and cmd_name in _OWN:
+            module, function = _OWN[cmd_name]
+            own = getattr(import_module(f"offloop.bus.cli.{module}"), function)
         if own is not None:
             return own
         for point in entry_points(group=COMMANDS_GROUP, name=cmd_name):
@@ -155,21 +189,6 @@ def _plain_value(text: str) -> Any:
     except ValueError:
         return text
     return text if isinstance(value, list | dict) else value
-
-
-for _command in (
-    compare_runs,
-    convert_recordings,
-    edit_runs,
-    export_recording,
-    import_log,
-    list_runs,
-    remove_runs,
-    server,
-    show_console,
-    show_run,
-):
-    bus.add_command(_command)
 
 
 def main() -> None:
