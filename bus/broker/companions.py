@@ -57,6 +57,7 @@ class BridgeProcess(_Companion):
         self._had_trouble = self._has_reported = False
 
     def tend(self) -> None:
+        """Start the bridge if none runs; one that was killed only some seconds later."""
         if self._process is not None:
             code = self._process.poll()
             if code is None or code > 0 or time.monotonic() < self._again_at:

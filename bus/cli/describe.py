@@ -44,6 +44,7 @@ _ALREADY_SAID = ("command", "git/", "version/", "config/", "machine/host")
 
 
 def describe_run(run: RunInfo) -> dict[str, Any]:
+    """Return the details of a run, for ``offloop show``."""
     described = describe_start(run)
     if (bridge := read_bridge(run.path)) is not None:
         described["bridge"] = asdict(bridge)
@@ -165,6 +166,7 @@ def describe_metrics(metrics: Mapping[str, MetricValues]) -> dict[str, dict[str,
 
 
 def summary(path: Path, entry: RunEntry) -> dict[str, Any]:
+    """Return a run as ``offloop runs --json`` has it."""
     paused = None
     if entry.status == "paused":
         with contextlib.suppress(RunDirectoryError):  # just deleted
@@ -236,6 +238,7 @@ def hyperparameter_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def start_lines(described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how a run was started: each label with its text."""
     here, ranks, commit = described["local_world_size"], described["world_size"], described["git_commit"]
     found = {
         "recorded as": described["recorded_as"] if described["recorded_as"] != described["run"] else "",
@@ -334,6 +337,7 @@ def _pairs(values: dict[str, Any]) -> str:
 
 
 def say_results(info: RunInfo, entry: RunEntry) -> None:
+    """Print how a run went: facts, metrics, checkpoints, hyperparameters, and the traceback of one that failed."""
     say_table([line for line in _result_lines(info, entry) if line[1]])
     _say_metrics(describe_metrics(entry.metrics), entry.hyperparameters)
     if entry.left_out:
@@ -352,6 +356,7 @@ def say_results(info: RunInfo, entry: RunEntry) -> None:
 
 
 def say_details(described: dict[str, Any]) -> None:
+    """Print a recording or a run in NATS, of which there are only details."""
     for line in table(list(lines(described))):
         say(line)
     _say_metrics(described.get("metrics", {}), described.get("hyperparameters", {}))
@@ -362,6 +367,7 @@ def say_details(described: dict[str, Any]) -> None:
 
 
 def say_more_details(described: dict[str, Any]) -> None:
+    """Print the details of a run that its results do not have."""
     more = [(label, text) for label, text in lines(described) if label not in _RESULTS]
     more += [(name, text) for name, text in hyperparameter_lines(described) if not is_of_the_training(name)]
     for line in ("details", *table([(f"  {label}", text) for label, text in more])):
