@@ -85,7 +85,8 @@ def test_the_actors_learn_and_leave_one_run(runs_dir: Path) -> None:
     assert run.status == "finished"
     completions = run.table("completions", to="dict")
     assert len(completions["reward"]) >= 60 * 64
-    assert set(completions["version"]) > {0, 1}
+    # Which versions a worker meets is chance: it takes the newest.
+    assert len(set(completions["version"])) > 2
     late, early = completions["reward"][-500:], completions["reward"][:500]
     assert sum(late) > sum(early)
     metrics = run.metrics(to="dict")
