@@ -106,15 +106,17 @@ class Screen:
 
 
 class ConsoleFile:
-    """The file of one rank's output. A new broker continues it."""
+    """The file of one rank's output, made at the first of it. A new broker continues it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._file = open_file(path, os.O_RDWR | os.O_CREAT)
-        size, (_, first) = os.fstat(self._file).st_size, removed_before(self._file)
-        begin = max(first, size - _SCREEN_BYTES)
-        lines = os.pread(self._file, _SCREEN_BYTES, begin).split(b"\n")[-SCREEN_LINES:]
+        self._file, size, lines = -1, 0, [b""]
+        with contextlib.suppress(FileNotFoundError):
+            self._file = open_file(path, os.O_RDWR)
+            size, (_, first) = os.fstat(self._file).st_size, removed_before(self._file)
+            begin = max(first, size - _SCREEN_BYTES)
+            lines = os.pread(self._file, _SCREEN_BYTES, begin).split(b"\n")[-SCREEN_LINES:]
         self._screen = Screen([line.decode("utf-8", "replace") for line in lines])
         self._shown = b"\n".join(lines)
         self._at = size - len(self._shown)  # where the screen begins in the file
@@ -125,6 +127,8 @@ class ConsoleFile:
         left = self._unwritten + self._screen.feed(self._decode(data)).encode()
         text = left + "\n".join(self._screen.lines).encode()
         try:
+            if self._file < 0:
+                self._file = open_file(self._path, os.O_RDWR | os.O_CREAT)
             if text.startswith(self._shown):
                 self._write(text[len(self._shown) :], self._at + len(self._shown))
             else:
@@ -160,7 +164,8 @@ class ConsoleFile:
         self._at = len(text) - len(self._shown)
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
 
 
 class ConsoleRecorder:

@@ -136,11 +136,11 @@ class ControlHandler:
             "acknowledged": rank.acknowledged,
             "ended": rank.seq if rank.ended else None,
         }
-        if hello.console:
+        if rank.actor is None:
             try:
                 welcome["console"] = run.console.attach(rank.rank, is_new=hello.attempt is None)
             except OSError as error:
-                text = f"the console output of rank {rank.rank} is not captured: its pipe cannot be made ({error})"
+                text = f"nothing that rank {rank.rank} prints is captured: its pipe cannot be made ({error})"
                 self._send(request.identity, "notice", {"text": text})
         if rank.actor is not None:
             welcome |= {"rank": rank.rank, "name": rank.actor.name, "timestamp": run.training_time}

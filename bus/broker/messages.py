@@ -49,7 +49,6 @@ class HelloMessage(msgspec.Struct):
     demand: dict[str, Any] | None = None  # demand to continue with
     flight: dict[str, Any] | None = None  # memory of its flight recorder
     stacks: StackMemory | None = None
-    console: bool = False  # make a pipe for its console output
 
 
 class ResumeMessage(msgspec.Struct, rename={"first": "from"}):

@@ -1,7 +1,8 @@
-"""The training's side of captured console output: what it prints is also written to a pipe, which the broker reads."""
+"""The training's side of captured console output: what is captured is written to a pipe, which the broker reads."""
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import sys
 import traceback
@@ -9,21 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from offloop.bus.redaction import redact
 from offloop.bus.runs.console import open_pipe
+
+_PIPE_BYTES = 1024 * 1024
 
 
 class ConsoleCapture:
-    """Copies what Python prints on standard output and standard error into a rank's pipe, without waiting.
+    """Writes the traceback that ends the run into a rank's pipe, and all that Python prints if ``streams`` is true.
 
-    The streams stay the same objects, of which :meth:`write` is replaced: file descriptors, ``isatty`` and buffers do
-    not change, and loggers that hold a stream are captured too. A full pipe drops output, whose size is written when
-    there is space. The traceback of a crash (``faulthandler``) goes there unless the program has enabled it itself."""
+    Nothing waits. The streams stay the same objects, of which :meth:`write` is replaced: file descriptors, ``isatty``
+    and buffers do not change, and loggers that hold a stream are captured too. A full pipe drops output, whose size is
+    written when there is space. The traceback of a crash (``faulthandler``) goes there unless the program has enabled
+    it itself."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, streams: bool) -> None:
+        self.has_streams = streams
         self._pipe = open_pipe(path)
+        if streams:
+            # The system bounds the pipes of all of a user's processes together.
+            with contextlib.suppress(OSError, AttributeError):
+                fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._dropped = 0
         self._replaced: list[tuple[Any, Any, Any]] = []
-        for stream in {id(one): one for one in (sys.stdout, sys.stderr)}.values():
+        for stream in {id(one): one for one in (sys.stdout, sys.stderr) if streams}.values():
             with contextlib.suppress(AttributeError, TypeError):  # no stream, or none whose method can be replaced
                 earlier, tee = vars(stream).get("write"), self._tee(stream.write)
                 stream.write = tee  # type: ignore[method-assign]
@@ -66,7 +76,7 @@ class ConsoleCapture:
                     stream.write = earlier
         self._replaced.clear()
         if error is not None:
-            self._put("".join(traceback.format_exception(error)))
+            self._put(redact("".join(traceback.format_exception(error))))
 
     def close(self) -> None:
         """Restore the streams, and close the pipe."""

@@ -151,7 +151,8 @@ class Publisher(SerialCalls, OwnEvents):
         flight: Memory of a flight recorder. The caller fills it; the broker writes it to a recording when triggered.
         stream_to: NATS servers that receive a copy, such as ``nats://HOST:4222``, by default ``$OFFLOOP_STREAM``.
         actor: Name and role of an actor, see :func:`offloop.join`.
-        capture_console: Also write what this process prints into the run's directory, until the run ends.
+        capture_console: Also write what this process prints into the run's directory, until the run ends. The traceback
+            of an error that ends it, or of a crash, is always written.
         resume: Continue the run of that name, if it exists, with a new attempt. This is always so in a process that
             ``torchrun`` has restarted.
 
@@ -215,7 +216,6 @@ class Publisher(SerialCalls, OwnEvents):
             stream_to=stream_to,
             resume=resume,
             actor=actor,
-            capture_console=capture_console,
         )
         self.actor: ActorName | None = None if actor is None else actor._replace(name=str(session.welcome.get("name")))
         """Name and role of an actor, see :class:`offloop.bus.publisher.actor.Actor`; ``None`` for a rank."""
@@ -271,7 +271,7 @@ class Publisher(SerialCalls, OwnEvents):
             _log.warning("run %s exists already and is not resumed: this run is %s", run_name, self.run_name)
         if (pipe := session.welcome.get("console")) is not None:
             with suppress(OSError):  # the run's directory was removed
-                self._console = ConsoleCapture(self.run_dir / str(pipe))
+                self._console = ConsoleCapture(self.run_dir / str(pipe), streams=capture_console)
 
     @property
     def gathers_until(self) -> int:
@@ -720,16 +720,24 @@ class Publisher(SerialCalls, OwnEvents):
                 if not self._closed:
                     self._pending.move(self._outbox, wait=True)
                     reason = reason or (self.stop_reason if status == "stopped" else None)
+                    if self._console is not None:
+                        self._console.end(self._cause(error) if status == "failed" else None)
                     error, reason = redact(error), redact(reason)
                     ending = Ending(
                         status, error and frames.as_utf8(error[:_ENDING]), reason and frames.as_utf8(reason[:_ENDING])
                     )
-                    if self._console is not None:
-                        self._console.end(sys.exc_info()[1] if status == "failed" else None)
                     self._publish_mark(frames.END, Timestamp().values, ending.to_fields())
                     self._session.flush(self._seq)
         finally:
             self._shut()
+
+    def _cause(self, error: str | None) -> BaseException | None:
+        """Return the exception that ended the run, unless Python has printed it into what is captured."""
+        cause = sys.exc_info()[1]
+        if cause is None and self._console is not None and not self._console.has_streams:
+            printed: BaseException | None = getattr(sys, "last_value", None)
+            return printed if ending_for(printed)[1] == error else None
+        return cause
 
     def close_left(self, error: BaseException | None) -> None:
         """Close a run that the program left without :meth:`close`, by this error.

@@ -227,7 +227,6 @@ def connect(
     stream_to: str | None = None,
     resume: bool = False,
     actor: ActorName | None = None,
-    capture_console: bool = False,
 ) -> BrokerSession:
     """Join the broker at ``broker``, or start one in the run's directory; see :class:`offloop.bus.Publisher`."""
     name = check_run_name(run_name) if run_name is not None else new_run_name("run", where)
@@ -247,7 +246,6 @@ def connect(
         "publisher_id": os.urandom(16).hex(),
         "flight": flight,
         "stacks": register_stacks(),
-        "console": capture_console,
         "new_attempt": attempt,
         "new": is_new,
         **({} if actor is None else {"role": actor.role, "name": actor.name or None, "exclusive": actor.is_exclusive}),

@@ -5,7 +5,6 @@ The last lines of that file may still change. Of long output the file has the ne
 of the removed one. A place is a number of bytes from the beginning of the output."""
 
 import contextlib
-import fcntl
 import os
 import re
 from pathlib import Path
@@ -17,7 +16,6 @@ SCREEN_LINES = 16  # last lines of a file that may still change
 REMOVED = "[{:,} bytes of earlier output were removed]\n"
 
 _REMOVED = re.compile(rb"\[([0-9,]{1,25}) bytes of earlier output were removed\]\n")
-_PIPE_BYTES = 1024 * 1024
 _FILE = re.compile(r"console-([1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})\.log")
 _TRACEBACKS = ("Traceback (most recent call last):", "Fatal Python error: ")
 _TRACEBACK_BYTES = 64 * 1024
@@ -35,11 +33,7 @@ class ConsolePart(NamedTuple):
 
 def open_pipe(path: Path) -> int:
     """Open a rank's pipe. No read or write waits, and its content stays while one process has it open."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    # The system bounds the pipes of all of a user's processes together.
-    with contextlib.suppress(OSError, AttributeError):
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    return descriptor
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def console_path(run: Path, attempt: int, rank: int) -> Path:

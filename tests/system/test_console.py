@@ -116,7 +116,8 @@ publisher.close()
         assert float(process.stdout.readline()) < 20
     finally:
         os.kill(broker, signal.SIGCONT)
-    wait_for(lambda: (run / "console-1-0.log").stat().st_size > 60_000, "the broker to read on")
+    file = run / "console-1-0.log"
+    wait_for(lambda: file.exists() and file.stat().st_size > 60_000, "the broker to read on")
     assert process.communicate("\n", timeout=60) == ("last line\n", "")
     wait_for(has_ended, "the run to end")
     shown = logs()
@@ -140,7 +141,7 @@ publisher.close()
     )
     file = runs_dir / "r" / "console-1-0.log"
     for least in (100, 2000):
-        wait_for(lambda: file.stat().st_size > least, "output")  # noqa: B023
+        wait_for(lambda: file.exists() and file.stat().st_size > least, "output")  # noqa: B023
         os.kill(broker := broker_of(runs_dir / "r"), signal.SIGKILL)
         wait_for(lambda: broker_of(runs_dir / "r") not in (0, broker), "another broker")
     process.communicate(timeout=60)

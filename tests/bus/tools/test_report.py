@@ -120,19 +120,23 @@ def test_one_file_has_a_run_with_all_that_people_ask_for(runs_dir: Path) -> None
 
 FAILING = """
 from offloop import Publisher
-with Publisher("failing", capture_console=True) as publisher:
-    publisher.publish("batch_end", batch=1, loss=1.0)
-    raise RuntimeError("no <b>luck</b>")
+publisher = Publisher("failing")
+publisher.publish("batch_end", batch=1, loss=1.0)
+print("not captured")
+%s RuntimeError("no <b>luck</b>")
 """
 
 
-def test_a_failed_run_has_its_traceback(runs_dir: Path) -> None:
-    assert subprocess.run([sys.executable, "-c", FAILING], capture_output=True, timeout=60, check=False).returncode
+@pytest.mark.parametrize("end", ["with publisher: raise", "raise"])
+def test_a_failed_run_has_its_traceback_although_nothing_else_is_captured(runs_dir: Path, end: str) -> None:
+    training = [sys.executable, "-c", FAILING % end]
+    assert subprocess.run(training, capture_output=True, timeout=60, check=False).returncode
     wait_for(lambda: find_run("failing").status == "failed", "the end of the run")
     (shown,) = exported("failing").texts["pre"]
     assert shown.startswith("Traceback (most recent call last):\n")
     assert shown.endswith("RuntimeError: no <b>luck</b>")
     assert CliRunner().invoke(bus, ["show", "failing"]).output.endswith(f"{shown}\n")
+    assert (runs_dir / "failing" / "console-1-0.log").read_text() == f"{shown}\n"
 
 
 def test_several_runs_are_drawn_over_one_another(runs_dir: Path) -> None:
