@@ -12,7 +12,7 @@ from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import is_named
+from offloop.bus.types.metrics import direction_of, is_named
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback, CannotWorkError
@@ -156,7 +156,8 @@ def _single(value: float) -> float:
 
 def _comparison(comp: Comparison | str | None, monitor: str) -> Comparison:
     if comp is None:
-        return operator.lt if any(word in monitor.lower() for word in _SMALL_IS_GOOD) else operator.gt
+        is_less = direction_of(monitor) == "min" or any(word in monitor.lower() for word in _SMALL_IS_GOOD)
+        return operator.lt if is_less else operator.gt
     # Comparisons of torch and numpy do not accept plain numbers, or do not return a plain bool.
     name = comp if isinstance(comp, str) else getattr(comp, "__name__", "")
     if name in _COMPARISONS:
@@ -175,7 +176,8 @@ class EarlyStopper(Stopper):
         monitor: full or short name of the metric, such as ``MulticlassAccuracy``.
         dataloader_label: label of its evaluator, ``train``, or ``logged``.
         comp: ``greater`` (``gt``) or ``less`` (``lt``) values are better, or a function of two numbers that says if the
-            first is better. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name.
+            first is better. By default less for a metric with ``loss``, ``error`` or ``perplexity`` in its name, and
+            for others of which the least is best, such as ``CrossEntropy`` and ``MSE``.
         min_delta: a better value counts only if it is further than this from the best so far.
         patience: the training ends when the best value is more than this ago: a number of epochs, or a time such as
             ``2ep`` or ``500ba``.

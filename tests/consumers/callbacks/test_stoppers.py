@@ -160,8 +160,8 @@ def test_a_trainer_does_not_wait_for_a_stopper_that_cannot_work(
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def test_less_is_better_for_what_is_called_a_loss_error_or_perplexity() -> None:
-    for name in ("MyLoss", "top1_error", "LanguagePerplexity"):
+def test_less_is_better_where_the_name_says_so() -> None:
+    for name in ("MyLoss", "top1_error", "LanguagePerplexity", "CrossEntropy", "metrics/eval/MSE"):
         assert EarlyStopper(name, "b").comp_func is ThresholdStopper(name, "b", 1).comp_func is operator.lt
     assert EarlyStopper("Accuracy", "b").comp_func is operator.gt
 
