@@ -263,9 +263,5 @@ class StreamConfig(ArgumentGroup):
     config: Annotated[Mapping[str, Any] | None, check_config] = None
     fields: Mapping[str, Callable[[Any], Any]] | None = None
     settings: Mapping[str, Callable[[Any, Any], object]] | None = None
-    wait_for: Annotated[
-        str | Sequence[str] | None,
-        Option(metavar="NAME[,NAME...]", many=True),
-        Option("--strict-stops", sets=["all"], help="as --wait-for all."),
-    ] = None
+    wait_for: Annotated[str | Sequence[str] | None, Option(metavar="NAME[,NAME...]", many=True)] = None
     wait_seconds: Annotated[float, partial(check_number, above=0), Option(metavar="S")] = 30.0

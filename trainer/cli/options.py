@@ -88,7 +88,7 @@ def trainer_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, (argument, form) in _ARGUMENTS.items():
         value = values[name] if form.sets is None or not values[name] else form.sets
         if value is not None:
-            given[argument.name] = [*value, *given[argument.name]] if argument.name in given else value
+            given[argument.name] = value
     return given
 
 
