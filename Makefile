@@ -84,7 +84,8 @@ $(VENV)/lowest: | $(READY)
 check: $(READY) tools/scripts/node_modules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/python tests/support/documents.py $(VENV)/pages
+	$(BIN)/mypy offloop $(VENV)/pages
 	$(BIN)/lint-imports
 	tools/scripts/node_modules/.bin/biome lint --error-on-warnings --config-path=tools/scripts consumers/dashboard/web bus/tools
 	tools/scripts/node_modules/.bin/tsc -p tools/scripts

@@ -19,7 +19,7 @@ import build_site
 import pytest
 from command_lines import COMMANDS, problem
 from commands import command
-from documents import PAGES, ROOT, Block, CommandLine, blocks, command_lines, write_typed_blocks
+from documents import PAGES, ROOT, Block, CommandLine, blocks, command_lines
 from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
 
 from offloop.consumers.cli.main import main as consumer_main
@@ -102,18 +102,9 @@ def test_code_on_the_pages_runs(
     file = tmp_path / block.file_name
     if "\ndef test_" in block.text:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, file]
-        subprocess.run(command, cwd=tmp_path, timeout=100, check=True)
+        subprocess.run(command, cwd=tmp_path, timeout=200, check=True)
     else:
         script(file)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_code_on_the_pages_passes_strict_type_checking(tmp_path: Path) -> None:
-    # With the settings and the cache of `make check`.
-    command = [sys.executable, "-m", "mypy", "--strict", *write_typed_blocks(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # What the guides say of their examples

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +83,7 @@ def blocks(page: str, language: str) -> list[Block]:
 
 def write_typed_blocks(folder: Path) -> list[Path]:
     """Write the blocks of Python of :data:`TYPED_PAGES` as files; return them."""
+    folder.mkdir(exist_ok=True)
     files = []
     for number, block in enumerate(block for page in TYPED_PAGES for block in blocks(page, "python")):
         files.append(folder / (block.title if block.title.endswith(".py") else f"example{number}.py"))
@@ -132,3 +135,10 @@ def _words(text: str) -> tuple[str, ...]:
         return ()
     end = next((number for number, word in enumerate(words) if set(word) <= set("|&;<>")), len(words))
     return tuple(words[:end])
+
+
+if __name__ == "__main__":
+    # For the type check of ``make check``, without what was on the pages before.
+    pages = Path(sys.argv[1])
+    shutil.rmtree(pages, ignore_errors=True)
+    write_typed_blocks(pages)
