@@ -9,7 +9,19 @@ import pytest
 from paths import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-OTHERS = ("all", "callbacks", "common", "compare", "comparison", "cores", "gpu", "jobs", "models", "peer_trainings")
+OTHERS = (
+    "all",
+    "callbacks",
+    "cluster_runs",
+    "common",
+    "compare",
+    "comparison",
+    "cores",
+    "gpu",
+    "jobs",
+    "models",
+    "peer_trainings",
+)
 """What is no benchmark itself, and what is measured here in other ways."""
 NAMES = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in OTHERS)
 INTERRUPTED_AFTER_THE_FIRST_FIGURE = """
