@@ -3,15 +3,12 @@
 import math
 import random
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browser import Dashboard, Visit, ui_of, visit
+from browser import Shared, Visit, visit
 
 from offloop.bus import Event, Publisher
 from offloop.bus.types.commands import Command
@@ -30,7 +27,7 @@ LARGE = {"width": 1280, "height": 2600}
 """All charts can be seen at once."""
 
 
-def record(where: Path) -> Path:
+def record(where: Path) -> None:
     chance, batch = random.Random(1), 0
 
     def clock() -> int:
@@ -65,20 +62,12 @@ def record(where: Path) -> Path:
                     arguments = ("lr", 0.1) if kind == "set" else ()
                     publisher.answer(Command(kind, arguments, f"{kind} {batch}"), Event.BATCH_CHECKPOINT, now)
         publisher.close("finished")
-    return where / "marked" / "recording-1.mcap"
 
 
 @pytest.fixture(scope="module")
-def recording() -> Iterator[Path]:
-    where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
-    yield record(where)
-    shutil.rmtree(where)
-
-
-@pytest.fixture(scope="module")
-def served(recording: Path) -> Iterator[Dashboard]:
-    with ui_of(str(recording)) as started:
-        yield started
+def url(shared_dashboard: Shared) -> str:
+    record(shared_dashboard.runs_dir)
+    return shared_dashboard.url_of("marked")
 
 
 def _sees_the_whole_run(there: Visit, *charts: str) -> None:
@@ -94,11 +83,11 @@ def _choose(there: Visit, chart: str, item: str) -> None:
     there.page.locator(".chart-menu").wait_for(state="detached")
 
 
-def test_marks_stand_at_their_place_on_each_axis_say_what_happened_and_can_be_left_out(served, browser):
+def test_marks_stand_at_their_place_on_each_axis_say_what_happened_and_can_be_left_out(url, browser):
     def marks() -> list[tuple[float, str]]:
         return [(round(mark["x"], 3), mark["kind"]) for mark in there.drawn(LOSS)["marks"]]
 
-    with visit(browser, served.url, viewport=LARGE) as there:
+    with visit(browser, url, viewport=LARGE) as there:
         page = there.page
         _sees_the_whole_run(there)
         there.waits_for(lambda: marks() == HAPPENED, "marks")
@@ -119,8 +108,8 @@ def test_marks_stand_at_their_place_on_each_axis_say_what_happened_and_can_be_le
         assert not marks()
 
 
-def test_one_spike_does_not_flatten_a_line_and_nan_and_long_steps_are_named(served, browser):
-    with visit(browser, served.url, viewport=LARGE) as there:
+def test_one_spike_does_not_flatten_a_line_and_nan_and_long_steps_are_named(url, browser):
+    with visit(browser, url, viewport=LARGE) as there:
         _sees_the_whole_run(there)
         assert [SPIKE, 1e4] in [list(point) for point in there.points(LOSS)]
         assert 3 <= there.drawn(LOSS)["ends"][1] < 4
@@ -140,9 +129,9 @@ def test_one_spike_does_not_flatten_a_line_and_nan_and_long_steps_are_named(serv
         there.waits_for(lambda: any("forward" in line and "30 s" in line for line in there.tip()), "its phases")
 
 
-def test_smoothing_is_an_average_with_weights_that_fall_with_the_distance(served, browser):
+def test_smoothing_is_an_average_with_weights_that_fall_with_the_distance(url, browser):
     amount = 0.6
-    with visit(browser, f"{served.url}#smoothing={amount}", viewport=LARGE) as there:
+    with visit(browser, f"{url}#smoothing={amount}", viewport=LARGE) as there:
         _sees_the_whole_run(there)
         points = there.points(NOISE)
         xs, ys = (np.array(values) for values in zip(*points, strict=True))
@@ -158,8 +147,8 @@ def test_smoothing_is_an_average_with_weights_that_fall_with_the_distance(served
         assert not there.line(RARE, "0 smoothed"), "of few points"
 
 
-def test_settings_survive_a_reload_and_are_in_the_link(served, browser):
-    with visit(browser, served.url, viewport=LARGE) as there:
+def test_settings_survive_a_reload_and_are_in_the_link(url, browser):
+    with visit(browser, url, viewport=LARGE) as there:
         page = there.page
         _sees_the_whole_run(there)
         page.get_by_role("button", name="epoch", exact=True).click()

@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from axe import has_nothing_serious
-from browser import ui_of, visit
+from browser import Shared, visit
 from helpers import wait_for
 from playwright.sync_api import Browser, expect
-
-from offloop.bus import Publisher, find_run
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -19,8 +16,8 @@ TRAINING = f"""
 import sys
 from offloop.bus import Event, Publisher
 with (
-    Publisher("r", world_size=2, capture_console=True) as first,
-    Publisher("r", world_size=2, rank=1, broker=first.address) as second,
+    Publisher("printing", world_size=2, capture_console=True) as first,
+    Publisher("printing", world_size=2, rank=1, broker=first.address) as second,
 ):
     first.publish(Event.FIT_START)
     for line in sys.stdin:
@@ -30,7 +27,7 @@ with (
 """
 
 
-def test_output_is_followed_and_a_failure_shows_its_traceback(runs_dir: Path, browser: Browser) -> None:
+def test_output_is_followed_and_a_failure_shows_its_traceback(shared: Shared, browser: Browser) -> None:
     training = subprocess.Popen(
         [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -42,9 +39,10 @@ def test_output_is_followed_and_a_failure_shows_its_traceback(runs_dir: Path, br
         training.stdin.flush()
 
     order("40000")
-    wait_for(lambda: (runs_dir / "r" / "console-1-0.log").is_file(), "the output")
-    (runs_dir / "r" / "console-1-1.log").write_text("of rank 1\n")
-    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=r") as there:
+    run = shared.runs_dir / "printing"
+    wait_for(lambda: (run / "console-1-0.log").is_file(), "the output")
+    (run / "console-1-1.log").write_text("of rank 1\n")
+    with visit(browser, shared.url_of("printing")) as there:
         page = there.page
         text = page.get_by_label("Console output")
         text.scroll_into_view_if_needed()
@@ -78,12 +76,3 @@ def test_output_is_followed_and_a_failure_shows_its_traceback(runs_dir: Path, br
         assert not page.evaluate("'hacked' in window")
         has_nothing_serious(there)
         training.communicate(timeout=60)
-
-
-def test_a_run_without_captured_output_has_no_console(runs_dir: Path, browser: Browser) -> None:
-    with Publisher("r"):
-        pass
-    wait_for(lambda: not find_run("r").live, "the end")
-    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=r") as there:
-        there.page.get_by_text("About the run").wait_for()
-        expect(there.page.locator(".panel", has_text="Console")).to_be_hidden()

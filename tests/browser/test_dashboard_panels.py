@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import commanded, visit
+from browser import Visit, commanded, visit
 from helpers import wait_for
 from playwright.sync_api import Page
 
@@ -33,6 +33,12 @@ CALLBACK = textwrap.dedent("""
             logger.log_images(rgb, name="colour")
             logger.log_text(MARKUP, name=MARKUP)
             logger.log_metrics({MARKUP: 0.25, "__proto__/polluted": 1.0})
+
+        def batch_end(self, state, logger):
+            batch = int(state.timestamp.batch)
+            logger.log_images(np.full((3, 5, 5), 8 * batch, np.uint8), name="__proto__")
+            if batch % 2:
+                logger.log_images([np.full((2, 2), batch / 58)] * 2, name="maps")
 """).replace("class Odd", f"MARKUP = {MARKUP!r}\n\nclass Odd")
 
 
@@ -62,6 +68,18 @@ def recording(runs_dir: Path) -> Path:
     return runs_dir / "odd" / "recording-1.mcap"
 
 
+def pixels(there: Visit, name: str) -> list[list[int]]:
+    code = """(name) => [...document.querySelectorAll(`section[aria-label="${name}"] img`)].map((image) => {
+        if (!image.complete || !image.naturalWidth) return null;
+        const canvas = document.createElement("canvas");
+        canvas.width = canvas.height = 1;
+        const context = canvas.getContext("2d");
+        context.drawImage(image, 0, 0);
+        return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+    })"""
+    return list(there.page.evaluate(code, name))
+
+
 OUTSIDE_ITS_CARD = """[...document.querySelectorAll('.chart .value')].filter(
     (one) => one.getBoundingClientRect().right > one.closest('.chart').getBoundingClientRect().right).length"""
 
@@ -72,13 +90,15 @@ def hacked(page: Page) -> bool:
     return bool(page.evaluate(code))
 
 
-def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_path, browser):
+def test_ranks_phases_and_images_of_every_step_are_drawn_and_names_stay_text(recording, tmp_path, browser):
     (tmp_path / "odd.py").write_text(CALLBACK)
     callbacks = f"dashboard,{tmp_path / 'odd.py'}:Odd"
     with commanded(*CONSUMER, "--callbacks", callbacks, "--replay", str(recording)) as served:
         served.has_said("stays at")
         with visit(browser, served.url, viewport={"width": 1280, "height": 3000}) as there:
             page = there.page
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
             there.waits_for(lambda: len(there.points("loss/train/total")) == 30, "the losses")
             there.waits_for(lambda: there.drawn("phases/0"), "phases")
             assert page.evaluate(OUTSIDE_ITS_CARD) == 0
@@ -91,10 +111,10 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
             ).wait_for()
             assert page.url.endswith("#rank=1")
             page.wait_for_function(
-                "[...document.querySelectorAll('figure img')].filter(i => i.naturalWidth).length == 9"
+                "[...document.querySelectorAll('figure img')].filter(i => i.naturalWidth).length == 12"
             )
             sizes = "[...document.querySelectorAll('figure img')].map(i => [i.naturalWidth, i.naturalHeight])"
-            assert page.evaluate(sizes) == [[6, 4]] * 8 + [[8, 8]]
+            assert sorted(page.evaluate(sizes)) == [[2, 2]] * 2 + [[5, 5]] + [[6, 4]] * 8 + [[8, 8]]
             there.sees("8 of 10")
             page.get_by_text("Hyperparameters").click()
             for text in ("optimizer/lr", "0.125"):
@@ -112,14 +132,31 @@ def test_ranks_phases_and_images_are_drawn_and_names_stay_text(recording, tmp_pa
                 page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
                 page.locator(".chart-tip").wait_for()
             page.get_by_role("button", name="Keyboard shortcuts").click()
+            page.keyboard.press("Escape")
+            there.waits_for(lambda: pixels(there, "__proto__") == [[240] * 3], "the newest image")
+            slider = page.get_by_label("Step of __proto__")
+            slider.focus()
+            page.keyboard.press("ArrowLeft")
+            there.waits_for(lambda: slider.get_attribute("aria-valuetext") == "batch 29", "the step in words")
+            there.waits_for(lambda: pixels(there, "__proto__") == [[232] * 3], "the one before")
+            page.keyboard.press("Home")
+            there.waits_for(lambda: pixels(there, "__proto__") == [[8] * 3], "the first")
+            assert pixels(there, "maps") == [[128] * 3] * 2, "other names stay where they are"
+            assert not [url for url in asked if "step=15" in url and "__proto__" in url], "not those between"
+            page.get_by_role("button", name="Newest of __proto__").click()
+            there.waits_for(lambda: pixels(there, "__proto__") == [[240] * 3], "the newest again")
             assert not hacked(page)
+            page.get_by_role("link", name="all runs").click()
+            page.get_by_role("link", name="odd", exact=True).click()
+            page.get_by_role("article", name="Run odd", exact=True).wait_for()
 
 
+@pytest.mark.timeout(400)
 def test_pause_resume_checkpoint_and_stop_say_what_became_of_them(runs_dir, tmp_path, browser):
     train = ("--max-duration", "100000ep", "--run-name", "obedient", "--save-folder", str(tmp_path), "--no-progress")
     training = subprocess.Popen([sys.executable, "-m", "offloop.trainer", "digits", *train], stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run")
+        wait_for(lambda: (runs_dir / "obedient" / "run.json").exists(), "the run", 200)
         wait_for(lambda: find_run("obedient").live, "the broker")
         dashboard = commanded(*CONSUMER, "--callbacks", "dashboard", "--run", "obedient")
         with dashboard as served, visit(browser, served.url, color_scheme="dark") as there:
@@ -163,4 +200,4 @@ def test_pause_resume_checkpoint_and_stop_say_what_became_of_them(runs_dir, tmp_
             assert float(there.page.get_by_role("progressbar").get_attribute("aria-valuenow") or 100) < 50
     finally:
         training.terminate()
-        training.wait(30)
+        training.wait(60)

@@ -12,7 +12,6 @@ from browser import Dashboard, Visit, running, ui_of, visit
 from playwright.sync_api import Error
 from run_folders import write_run
 
-from offloop.bus import Publisher
 from offloop.bus.index.annotations import read_annotations
 from offloop.consumers.dashboard.web.access import Tokens
 
@@ -318,20 +317,3 @@ def test_what_comes_from_runs_is_text(runs, own, browser):
             there.page.goto(there.page.url + "?run=" + attack)
             there.sees("There is no run")
         assert there.page.evaluate("window.attacked") is None
-
-
-def test_columns_are_chosen_among_all_names_of_very_many_metrics(browser):
-    where = Path(tempfile.mkdtemp(prefix="ol-", dir="/tmp"))
-    try:
-        with Publisher("many", runs_dir=where) as publisher:
-            publisher.log({f"moe/expert_{part:05}/load": float(part) for part in range(5000)}, step=0)
-        with ui_of(str(where)) as started, visit(browser, started.url) as there:
-            shows(there, 1)
-            there.page.get_by_role("button", name="Columns").click()
-            there.sees("more: find them by name")
-            there.page.get_by_label("Find columns by name").fill("expert_04321")
-            column = there.page.get_by_role("group", name="moe/expert_04321/load")
-            column.get_by_role("button", name="max").click()
-            there.waits_for(lambda: "4321" in words(row(there, "many")).replace(",", ""), "its value in the table")
-    finally:
-        shutil.rmtree(where)

@@ -1,13 +1,12 @@
 """Tables and spans on the page of runs: windows of many rows, opened rows, one prompt over steps and in two runs."""
 
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from axe import DARK_PHONE, has_nothing_serious
-from browser import Visit, ui_of, visit
+from browser import Shared, Visit, visit
 from helpers import wait_for
 from playwright.sync_api import Browser, Locator
 
@@ -67,7 +66,7 @@ def menu(there: Visit, column: str) -> None:
     there.page.locator(".tables-column").wait_for()
 
 
-def test_a_hundred_thousand_rows_are_scrolled_in_windows_sorted_and_found(runs_dir: Path, browser: Browser) -> None:
+def test_a_hundred_thousand_rows_are_scrolled_in_windows_sorted_and_found(shared: Shared, browser: Browser) -> None:
     with Publisher("many") as publisher:
         for step in range(200):
             named = [f"row {number}" for number in range(500 * step, 500 * step + 500)]
@@ -79,7 +78,7 @@ def test_a_hundred_thousand_rows_are_scrolled_in_windows_sorted_and_found(runs_d
             )
             publisher.publish(Event.BATCH_END, batch=step, loss=1.0)
     ended("many")
-    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=many") as there:
+    with visit(browser, shared.url_of("many")) as there:
         asked: list[str] = []
         there.page.on("request", lambda request: asked.append(request.url) if "/tables?" in request.url else None)
         there.page.locator(".tables").scroll_into_view_if_needed()
@@ -105,15 +104,11 @@ def test_a_hundred_thousand_rows_are_scrolled_in_windows_sorted_and_found(runs_d
 
 
 def test_a_row_is_opened_as_text_and_its_prompt_is_followed_over_steps_and_in_another_run(
-    runs_dir: Path, browser: Browser
+    shared: Shared, browser: Browser
 ) -> None:
     samples("a")
     samples("b", steps=3)
-    page_of_both = "runs?run=a&run=b"
-    with (
-        ui_of(str(runs_dir)) as served,
-        visit(browser, f"{served.url}{page_of_both}", viewport={"width": 1400, "height": 1300}) as there,
-    ):
+    with visit(browser, shared.url_of("a", "b"), viewport={"width": 1400, "height": 1300}) as there:
         page = there.page
         shows(there, "27 rows")
         row = rows(there).filter(has_text="prompt 1").first
@@ -144,10 +139,11 @@ def test_a_row_is_opened_as_text_and_its_prompt_is_followed_over_steps_and_in_an
 
 
 def test_its_data_is_only_for_those_who_see_the_page_and_nothing_malformed_ends_it(
-    runs_dir: Path, browser: Browser
+    shared: Shared, browser: Browser
 ) -> None:
-    samples("a", steps=2)
-    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=a") as there:
+    samples("private", steps=2)
+    served = shared.served
+    with visit(browser, shared.url_of("private")) as there:
         there.page.locator(".tables").scroll_into_view_if_needed()
         shows(there, "6 rows")
         address = there.page.evaluate("getElement(Number(document.querySelector('.tables').id.slice(1))).runs[0][2]")
@@ -173,18 +169,17 @@ def test_its_data_is_only_for_those_who_see_the_page_and_nothing_malformed_ends_
             assert answered(fine) == 200, fine
         long = '{"search":{"table":"completions","until":9,"find":"' + 9000 * "%" + '"},"count":1}'
         assert answered(f"tables?ask={quote(long)}") == 200
-    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=nothing") as there:
+    with visit(browser, shared.url_of("nothing")) as there:
         there.sees("There is no run 'nothing' now.")
         there.waits_for(lambda: there.page.get_by_text("Waiting for the first values").count(), "the empty page")
         assert not there.page.locator(".tables, .spans").filter(visible=True).count()
         assert not [line for line in served.said if "Error" in line]
 
 
-def test_a_live_run_grows_in_tables_and_spans_and_a_phone_can_show_them(runs_dir: Path, browser: Browser) -> None:
+def test_a_live_run_grows_in_tables_and_spans_and_a_phone_can_show_them(shared: Shared, browser: Browser) -> None:
     with (
         Publisher("live") as publisher,
-        ui_of(str(runs_dir)) as served,
-        visit(browser, f"{served.url}runs?run=live", **DARK_PHONE) as there,
+        visit(browser, shared.url_of("live"), **DARK_PHONE) as there,
     ):
         step = 0
 
@@ -220,18 +215,18 @@ def test_a_live_run_grows_in_tables_and_spans_and_a_phone_can_show_them(runs_dir
         has_nothing_serious(there)
 
 
-def test_actors_have_their_names_in_spans_events_and_rows(runs_dir: Path, browser: Browser) -> None:
+def test_actors_have_their_names_in_spans_events_and_rows(shared: Shared, browser: Browser) -> None:
     with (
-        Publisher("many", events=BASE_EVENTS | {ANY_CUSTOM}) as training,
-        offloop.join("many", role="rollout") as actor,
+        Publisher("with-actors", events=BASE_EVENTS | {ANY_CUSTOM}) as training,
+        offloop.join("with-actors", role="rollout") as actor,
     ):
         training.publish(Event.BATCH_END, batch=1, sample=1, loss=1.0)
         with actor.span("generate"):
             actor.log_table("completions", [{"text": "a"}])
         actor.event("rollout_end", reward=0.5)
         name = actor.name
-    ended("many")
-    with ui_of(str(runs_dir)) as served, visit(browser, f"{served.url}runs?run=many") as there:
+    ended("with-actors")
+    with visit(browser, shared.url_of("with-actors")) as there:
         there.page.locator(".tables").scroll_into_view_if_needed()
         rows(there).first.click()
         there.page.locator(".tables-detail pre", has_text=name).wait_for()

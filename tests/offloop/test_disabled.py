@@ -69,6 +69,9 @@ def test_a_loop_is_left_as_it_is(options: dict[str, Any], runs_dir: Path) -> Non
         with run.evaluating("eval") as metrics:
             metrics["accuracy"] = 1.0
         run.checkpoint_saved()
+        run.event("done", value=1)
+        with run.span("think"):
+            run.log_table("samples", [{"text": "a"}])
         assert (run.run_name, run.stop_requested, run.stop_reason, run.detached) == (None, False, None, True)
         assert (hooks_of(model), hooks_of(optimizer)) == hooks
         # What other tests left may go meanwhile.

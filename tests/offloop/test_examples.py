@@ -43,11 +43,11 @@ def test_a_quick_start_trains_is_stopped_and_replayed(
         text=True,
     ) as training:
         try:
-            run = wait_for(lambda: next((one for one in list_runs(runs_dir) if one.live), None), "a run", 90)
+            run = wait_for(lambda: next((one for one in list_runs(runs_dir) if one.live), None), "a run", 150)
             send_command(run, "pause", wait=60)
             send_command(run, "resume", wait=60)
             assert send_command(run, "stop", wait=60).error is None
-            shown, said = training.communicate(timeout=60)
+            shown, said = training.communicate(timeout=120)
         finally:
             training.kill()
     assert (training.returncode, "Traceback" in said) == (0, False), f"{shown}\n{said}"

@@ -21,15 +21,12 @@ from attached_runs import (
     snapshots_of,
     values_of,
 )
-from field_stream import Stream
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.runs.directory import find_run
-from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.consumers import CheckpointSaver
 from offloop.keras import OffloopCallback
-from offloop.trainer.stream.run_stream import TrainingStream
 
 BATCHES, SIZE = 5, 8
 INPUTS, TARGETS = (one.numpy() for one in make_rows(BATCHES * SIZE))
@@ -169,45 +166,8 @@ def test_a_rate_of_a_schedule_and_a_checkpoint_without_a_folder_are_refused() ->
     sender = Sender(("set", "lr", 0.5), ("checkpoint",), ("stop",))
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     model = make_model(keras.optimizers.SGD(schedule))
-    fit(model, OffloopCallback(run_name=RUN), AfterBatch(sender.step), epochs=1000)
+    fit(model, OffloopCallback(run_name=RUN), AfterBatch(sender.step), epochs=100_000)
     assert [one.error is None for one in sender.outcomes] == [False, False, True]
-
-
-NAMES = ("gradient_norm", "gradient_norms", "parameter_norm", "moment_norms", "update_norms", "phases", "memory_stats")
-
-
-def test_fields_are_what_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Stream(Demand({Event.BATCH_END: EventDemand(1, dict.fromkeys(NAMES, 1))}))
-    stream.run_name, stream.answer, stream.poll = "w", None, None  # type: ignore[attr-defined]
-    monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
-    model = make_model()
-    found: list[dict[str, float]] = []
-    before = [one.value.detach().clone() for one in model.trainable_weights]
-
-    def look(_: int) -> None:
-        weights = [one.value for one in model.trainable_weights]
-        moments = [one.value for one in model.optimizer.variables if one.name.endswith("_momentum")]
-        updates = [new.detach() - old for new, old in zip(weights, before, strict=True)]
-        norm = torch.nn.utils.get_total_norm
-        found.append(
-            {
-                "gradient_norm": float(norm([one.grad for one in weights])),
-                "parameter_norm": float(norm([one.detach() for one in weights])),
-                "moment": float(norm([one.detach() for one in moments])),
-                "update": float(norm(updates)),
-            }
-        )
-        before[:] = [one.detach().clone() for one in weights]
-
-    fit(model, OffloopCallback(), AfterBatch(look), epochs=1)
-    sent = [fields for event, _, fields in stream.sent if event is Event.BATCH_END]
-    for name in ("gradient_norm", "parameter_norm"):
-        assert [one[name] for one in sent[1:]] == pytest.approx([one[name] for one in found[1:]], rel=1e-5)
-    for field, name in (("moment_norms", "moment"), ("update_norms", "update")):
-        totals = [np.linalg.norm(list(one[field].values())) for one in sent[1:]]
-        assert totals == pytest.approx([one[name] for one in found[1:]], rel=1e-4)
-    assert [name for name, _, _ in sent[2]["phases"]["spans"]][:1] == ["data"]
-    assert "memory_stats" in sent[2]["not_sent"]
 
 
 def test_a_consumer_gets_the_weights_and_learns_what_cannot_be_had(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from attached_runs import (
     are_same,
     ending,
     events_of,
+    has_recorded,
     logged_in,
     make_network,
     make_rows,
@@ -138,7 +139,7 @@ class Observed(lightning.Callback):
         seen = [kind for kind, _ in groupby(self.hooks)]
         if len(self.hooks) == 5:
             self.subscriber = Subscriber(RUN, events=[Event.AFTER_BACKWARD])
-        elif len(seen) == 2 and "after_backward" in events_of():
+        elif len(seen) == 2 and has_recorded(Event.AFTER_BACKWARD):
             self.subscriber.close()
         elif len(seen) == 3:
             trainer.should_stop = True
@@ -273,7 +274,7 @@ def test_a_consumer_that_is_waited_for_stops_at_once(callback: Any, interval: in
 
 def test_what_lightning_cannot_do_is_refused_with_the_reason(runs_dir: Path) -> None:
     sender, act = sending(("set", "eval", "now"), ("checkpoint",), ("stop",))
-    fit(act=act, val=False, max_epochs=10_000)
+    fit(act=act, val=False, max_epochs=100_000)
     assert [one.error is None for one in sender.outcomes] == [False, True, True]
     # Without a ModelCheckpoint it is saved where Lightning saves by default.
     assert [one.suffix for one in (runs_dir / "checkpoints").iterdir()] == [".ckpt"]
@@ -418,7 +419,7 @@ def test_data_of_unknown_length_is_trained_on_and_evaluated_on_command() -> None
     sender, act = sending(("set", "eval", "now"), ("stop",))
     module = Module(act=act)
     data = DataLoader(Unsized(), batch_size=SIZE)
-    make_trainer(OffloopCallback(run_name=RUN), max_epochs=10_000, check_val_every_n_epoch=10_000).fit(
+    make_trainer(OffloopCallback(run_name=RUN), max_epochs=100_000, check_val_every_n_epoch=100_000).fit(
         module, data, [DATA, data]
     )
     evaluated, _ = sender.outcomes

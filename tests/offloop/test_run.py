@@ -140,7 +140,7 @@ def test_a_script_that_attaches_itself_is_attached_once_and_ctrl_c_ends_its_run_
         wait_for(lambda: (runs_dir / "own" / "run.json").exists() and find_run("own").live, "the run")
         wait_for(lambda: batches_in("own") > 0, "a batch")
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGINT
     assert find_run("own").status == "stopped"
     assert "trained" not in out
@@ -171,7 +171,7 @@ def test_a_signal_reaches_the_script(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=100)
     assert (out, process.returncode) == (f"got {int(signal.SIGTERM)}\n", 1)
 
 

@@ -73,7 +73,7 @@ def test_lines_of_callbacks_and_the_bar_of_the_training_are_whole(
     (tmp_path / "rows.py").write_text(ROWS)
     monkeypatch.chdir(tmp_path)
     terminal = Terminal(sys.executable, *command, "train.py", columns=120, lines=150)
-    terminal.wait_for("batch 60 done", timeout=120)
+    terminal.wait_for("batch 60 done", timeout=200)
     terminal.wait_for_end()
     lines = [line.rstrip() for line in terminal.text.splitlines()]
     rows = [line for line in lines if "batch" in line and "done" in line]

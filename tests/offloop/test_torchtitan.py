@@ -1,13 +1,11 @@
 """torchtitan's own structured logger, in two processes as torchrun starts them: a run and an actor."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attached_runs import snapshots_of
+from forked import Program, run_forked
 from paths import FOLDERS
 
 import offloop
@@ -16,17 +14,17 @@ from offloop.bus.runs.directory import find_run
 from offloop.bus.types.actor import is_actor
 
 TRAINING = """
-import asyncio, logging, os, sys, time
+import asyncio, logging, os, time
 from pathlib import Path
 from torchtitan.observability import structured_logger as sl
 
-folder, rank, first = Path(sys.argv[1]), int(os.environ["RANK"]), int(sys.argv[2])
+folder, rank, first = Path(os.environ["FOLDER"]), int(os.environ["RANK"]), int(os.environ["FIRST"])
 sl.init_structured_logger(source="training", output_dir=str(folder))
 if rank == 0:
     with sl.log_trace_span("Trainer.<locals>.Config.build"):
         pass
 sl.log_trace_instant("training_start")
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 150
 (handler,) = logging.getLogger("torchtitan.structured_logger").handlers or [None]
 while rank and handler._run is None and time.monotonic() < deadline:
     time.sleep(0.05)
@@ -60,20 +58,36 @@ else:
 pytestmark = [pytest.mark.slow, pytest.mark.needs("lowest")]
 
 
-def run_ranks(folder: Path, ranks: int, first: int = 1, **more: str) -> list[str]:
-    """Returns what each rank wrote to its standard error."""
-    folder.mkdir()
+def program(folder: Path, rank: int = 0, ranks: int = 1, first: int = 1, **more: str) -> Program:
+    folder.mkdir(exist_ok=True)
     if ranks == 1:
         (folder / "left").touch()
-    path = {"PYTHONPATH": str(FOLDERS["lowest"]), "TITAN_STRUCT_LOGGER_HANDLERS": "offloop.torchtitan.register"}
-    command = [sys.executable, "-c", TRAINING, str(folder), str(first)]
+    environment = {"FOLDER": str(folder), "RANK": str(rank), "FIRST": str(first)}
+    return Program(TRAINING, environment | {"TITAN_STRUCT_LOGGER_HANDLERS": "offloop.torchtitan.register"} | more)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all trainings of this file have left what they did."""
+    folder = tmp_path_factory.mktemp("titan")
+    runs = {"OFFLOOP_RUNS_DIR": str(folder / "runs")}
+    (folder / "file").touch()
     programs = [
-        subprocess.Popen(command, env=os.environ | path | more | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(ranks)
+        *(program(folder / "out put", rank, 2, **runs) for rank in (0, 1)),
+        program(folder / "resumed", first=101, **runs),
+        program(folder / "disabled", OFFLOOP_RUNS_DIR=str(folder / "none"), OFFLOOP_DISABLED="1"),
+        program(folder / "broken", OFFLOOP_RUNS_DIR=str(folder / "file" / "runs")),
     ]
-    shown = [program.communicate(timeout=120)[1] for program in programs]
-    assert [program.returncode for program in programs] == [0] * ranks, shown
-    return shown
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FOLDERS["lowest"]))
+        ended = run_forked("torchtitan.observability.structured_logger", folder, programs)
+    assert [one.exit_code for one in ended] == [0] * len(ended), [one.stderr for one in ended]
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(folder / "runs"))
 
 
 def spans_of(snapshots: list[Any]) -> list[tuple[str, str | None]]:
@@ -83,9 +97,8 @@ def spans_of(snapshots: list[Any]) -> list[tuple[str, str | None]]:
     return [(one.event.value[1:], names.get(one.fields["span"][1])) for one in found]
 
 
-def test_steps_are_batches_and_spans_and_scalars_of_all_ranks_are_recorded(runs_dir: Path, tmp_path: Path) -> None:
-    shown = run_ranks(tmp_path / "out put", 2)
-    assert all("detached" not in one for one in shown), shown
+def test_steps_are_batches_and_spans_and_scalars_of_all_ranks_are_recorded(folder: Path) -> None:
+    assert all("detached" not in (folder / f"said-{rank}.txt").read_text() for rank in (0, 1))
     run = find_run("out-put")
     assert run.status == "finished"
     assert run.last.info["framework"] == {"name": "torchtitan", "version": "0.3.0"}
@@ -105,15 +118,12 @@ def test_steps_are_batches_and_spans_and_scalars_of_all_ranks_are_recorded(runs_
     assert list(frame["training-1/local_valid_tokens"]) == [10, 20, 30]
 
 
-def test_a_resumed_training_begins_at_its_step(runs_dir: Path, tmp_path: Path) -> None:
-    run_ranks(tmp_path / "resumed", 1, first=101)
+def test_a_resumed_training_begins_at_its_step() -> None:
     ended = [one for one in snapshots_of("resumed") if one.event is Event.BATCH_END]
     assert [int(one.timestamp.batch) for one in ended] == [101, 102, 103]
 
 
-def test_nothing_is_attached_where_offloop_is_disabled_and_errors_are_contained(runs_dir: Path, tmp_path: Path) -> None:
-    run_ranks(tmp_path / "disabled", 1, OFFLOOP_DISABLED="1")
-    assert not runs_dir.exists() or not list(runs_dir.iterdir())
-    (tmp_path / "file").touch()
-    (shown,) = run_ranks(tmp_path / "broken", 1, OFFLOOP_RUNS_DIR=str(tmp_path / "file" / "runs"))
+def test_nothing_is_attached_where_offloop_is_disabled_and_errors_are_contained(folder: Path) -> None:
+    assert not (folder / "none").exists()
+    shown = (folder / "said-4.txt").read_text()
     assert shown.count("offloop is detached from training-0, the training continues without it") == 1

@@ -18,7 +18,7 @@ from datasets import Dataset
 from paths import FOLDERS
 from PIL import Image as PillowImage
 from tiny_trl import TEXTS, Rewards, grpo, made, model
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -63,11 +63,16 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
 
 
+def rows_of(table: str) -> list[dict[str, Any]]:
+    frame = offloop.runs()[RUN].table(table)
+    return frame.drop(columns=["time", "rank", "attempt"]).to_dict("records")  # type: ignore[no-any-return]
+
+
 def sft() -> Any:
+    data = {"prompt": TEXTS, "completion": [" the mat"] * 16}
     return made(
-        *(SFTTrainer, SFTConfig, {"text": TEXTS}),
-        {"max_length": 16, "eval_strategy": "steps", "eval_steps": 3},
-        eval_dataset=Dataset.from_dict({"text": TEXTS[:3]}),
+        *(SFTTrainer, SFTConfig, data, {"max_length": 16, "eval_strategy": "steps", "eval_steps": 3}),
+        eval_dataset=Dataset.from_dict({name: rows[:3] for name, rows in data.items()}),
     )
 
 
@@ -75,7 +80,7 @@ def sft() -> Any:
 def test_supervised_fine_tuning() -> None:
     plain = sft()
     plain.train()
-    trainer = trained(sft())
+    trainer = trained(sft(), record="#samples")
     assert are_same(weights_of(plain.model), weights_of(trainer.model))
     check_losses_and_metrics(trainer, "entropy", "mean_token_accuracy", "num_tokens")
     last = snapshots_of()[-1].timestamp
@@ -87,36 +92,46 @@ def test_supervised_fine_tuning() -> None:
     assert evaluated["eval"]["loss"] == pytest.approx(logs_of(trainer, "eval_loss")[0], abs=1e-9)
     assert evaluated["eval"]["mean_token_accuracy"] == logs_of(trainer, "eval_mean_token_accuracy")[0]
 
+    assert events_of()[2:5] == ["epoch_start", "#samples", "batch_end"]
+    rows = rows_of("samples")
+    assert [row["step"] for row in rows] == [0, 0, 1, 1, 2, 2]
+    assert [row["loss_text"] for row in rows] == ["the mat <eos>"] * 6
+    assert [row["loss_tokens"] for row in rows] == [3] * 6
+    assert all(row["text"].removesuffix(" the mat <eos>") in TEXTS for row in rows)
+    assert [row["tokens"] for row in rows] == [len(row["text"].split()) for row in rows]
+
 
 def test_direct_preference_optimization() -> None:
     data = {"prompt": TEXTS, "chosen": [" the mat"] * 16, "rejected": [" it saw the tree"] * 16}
-    trainer = trained(made(DPOTrainer, DPOConfig, data, {"max_length": 32}, ref_model=model()))
+    arguments = {"max_length": 32, "per_device_train_batch_size": 4}
+    trainer = trained(made(DPOTrainer, DPOConfig, data, arguments, ref_model=model()), record="#samples")
     check_losses_and_metrics(trainer, "rewards/margins", "rewards/accuracies", "logps/chosen")
     # A pair is a sample.
-    assert snapshots_of()[-1].timestamp.sample.value == 12
+    assert snapshots_of()[-1].timestamp.sample.value == 24
+    rows = rows_of("samples")
+    assert [row["kind"] for row in rows] == ["chosen", "chosen", "rejected", "rejected"] * 3
+    assert [row["loss_text"] for row in rows[:4]] == ["the mat <eos>"] * 2 + ["it saw the tree <eos>"] * 2
 
 
-def test_group_relative_policy_optimization() -> None:
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [float(len(one) % 3) for one in completions]
+STEP = ["@generate", "@score", "#completions", "before_forward", "@train", "before_forward", "@train", "batch_end"]
 
-    arguments = {"num_generations": 2, "max_completion_length": 6}
-    trainer = trained(made(GRPOTrainer, GRPOConfig, {"prompt": TEXTS}, arguments, reward_funcs=reward))
+
+@pytest.mark.parametrize(
+    ("logs_completions", "requested"),
+    [(False, {"record": "#completions,@*,before_forward"}), (True, {"callbacks": [Tables()]})],
+)
+def test_group_relative_policy_optimization(logs_completions: bool, requested: dict[str, Any]) -> None:
+    rewards = Rewards()
+    trainer = trained(grpo(rewards, {"log_completions": logs_completions}), **requested)
     check_losses_and_metrics(trainer, "reward", "completions/mean_length", "entropy")
     assert values_of(Event.BATCH_END, "batch_size") == [4] * 3
     last = snapshots_of()[-1].timestamp
     assert (last.sample.value, last.token.value) == (12, logs_of(trainer, "num_tokens")[-1])
+    if "record" in requested:
+        assert events_of() == ["init", "fit_start", "epoch_start", *STEP * 3, "fit_end"]
+        # No span is within another one.
+        assert {one.fields["span"][1] for one in snapshots_of() if one.event.is_custom} == {0}
 
-
-def rows_of(table: str) -> list[dict[str, Any]]:
-    frame = offloop.runs()[RUN].table(table)
-    return frame.drop(columns=["time", "rank", "attempt"]).to_dict("records")  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("logs_completions", [False, True])
-def test_completions_are_rows_with_the_columns_of_trl_each_once(logs_completions: bool, tmp_path: Path) -> None:
-    rewards = Rewards()
-    trainer = trained(grpo(rewards, {"log_completions": logs_completions}), record="#completions")
     rows = rows_of("completions")
     assert list(rows[0]) == ["step", "prompt", "completion", "length", "cats", "words", "advantage"]
     assert [(row["prompt"], row["completion"]) for row in rows] == rewards.seen
@@ -159,20 +174,6 @@ def test_completions_that_nobody_requests_cost_nothing_and_change_nothing(monkey
     assert calls["__init__"] == 3
     for one in (quiet, loud):
         assert are_same(weights_of(plain.model), weights_of(one.model))
-
-
-def test_a_consumer_that_requests_tables_gets_completions() -> None:
-    rewards = Rewards()
-    trained(grpo(rewards), callbacks=[Tables()])
-    assert [(row["prompt"], row["completion"]) for row in rows_of("completions")] == rewards.seen
-
-
-def test_generation_scoring_and_training_are_spans() -> None:
-    trained(grpo(Rewards()), record="@*,before_forward")
-    step = ["@generate", "@score", "before_forward", "@train", "before_forward", "@train", "batch_end"]
-    assert events_of() == ["init", "fit_start", "epoch_start", *step * 3, "fit_end"]
-    # None is within another one.
-    assert {one.fields["span"][1] for one in snapshots_of() if one.event.is_custom} == {0}
 
 
 def test_a_failed_step_ends_its_span() -> None:
@@ -241,7 +242,7 @@ def test_leave_one_out_has_the_same_table_and_spans() -> None:
     rewards = Rewards()
     trainer = made(RLOOTrainer, RLOOConfig, {"prompt": TEXTS}, arguments, reward_funcs=[rewards.length, rewards.cats])
     trained(trainer, record="#*,@*")
-    step = ["@generate", "@score", "#completions", "@train", "@train", "batch_end"]
+    step = [name for name in STEP if name != "before_forward"]
     assert events_of() == ["init", "fit_start", "epoch_start", *step * 3, "fit_end"]
     rows = rows_of("completions")
     assert [(row["prompt"], row["completion"]) for row in rows] == rewards.seen
@@ -295,30 +296,6 @@ def test_messages_become_json_and_images_files_and_stale_columns_stay_out() -> N
     assert image.content[0].startswith(b"\x89PNG")
 
 
-def test_samples_of_batches_are_decoded_with_the_text_of_the_loss() -> None:
-    data = {"prompt": TEXTS, "completion": [" the mat"] * 16}
-    plain = made(SFTTrainer, SFTConfig, data, {})
-    plain.train()
-    trainer = trained(made(SFTTrainer, SFTConfig, data, {}), record="#samples")
-    assert are_same(weights_of(plain.model), weights_of(trainer.model))
-    assert events_of()[2:5] == ["epoch_start", "#samples", "batch_end"]
-    rows = rows_of("samples")
-    assert [row["step"] for row in rows] == [0, 0, 1, 1, 2, 2]
-    assert [row["loss_text"] for row in rows] == ["the mat <eos>"] * 6
-    assert [row["loss_tokens"] for row in rows] == [3] * 6
-    assert all(row["text"].removesuffix(" the mat <eos>") in TEXTS for row in rows)
-    assert [row["tokens"] for row in rows] == [len(row["text"].split()) for row in rows]
-
-
-def test_samples_of_preferences_have_both_completions() -> None:
-    data = {"prompt": TEXTS, "chosen": [" the mat"] * 16, "rejected": [" it saw the tree"] * 16}
-    arguments = {"max_length": 32, "per_device_train_batch_size": 4}
-    trained(made(DPOTrainer, DPOConfig, data, arguments, ref_model=model()), record="#samples")
-    rows = rows_of("samples")
-    assert [row["kind"] for row in rows] == ["chosen", "chosen", "rejected", "rejected"] * 3
-    assert [row["loss_text"] for row in rows[:4]] == ["the mat <eos>"] * 2 + ["it saw the tree <eos>"] * 2
-
-
 def test_samples_are_decoded_once_they_have_left_the_gpu() -> None:
     device: Any = SimpleNamespace(read_many_later=lambda vector: Promise(vector))
 
@@ -346,9 +323,9 @@ def test_samples_are_decoded_once_they_have_left_the_gpu() -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("lowest")
-def test_all_of_this_with_the_lowest_supported_version() -> None:
-    # Those that depend least on the version take half of the time.
-    chosen = "not (lowest or all_of or first_rank or online or nobody or gpu or json or named_once)"
+def test_the_lowest_supported_version_has_the_same_events_tables_and_metrics() -> None:
+    # Those that depend on the version; others take most of the time.
+    chosen = "tuning or preference or relative or leave_one_out or evaluations"
     code = f"import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', {chosen!r}, {__file__!r}]))"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(

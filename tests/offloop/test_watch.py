@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import Sender, break_down, ending, events_of, logged_in, run_two_ranks, snapshots_of
+from attached_runs import Sender, break_down, ending, events_of, has_recorded, logged_in, run_two_ranks, snapshots_of
 from fake_gpu import FakeGpu
 from field_stream import Stream
 from forked import Program, run_forked
@@ -25,14 +25,11 @@ from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.source import Source
 from offloop.trainer.stream.run_stream import TrainingStream
 
+pytestmark = pytest.mark.usefixtures("runs_dir")
+
 
 def same(one: Loop, other: Loop) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one.weights, other.weights, strict=True))
-
-
-@pytest.fixture(autouse=True)
-def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
 
 
 BATCH = ["before_dataloader", "after_dataloader", "batch_start", "before_forward", "after_forward", "before_backward"]
@@ -350,7 +347,7 @@ def test_a_model_has_hooks_while_a_consumer_requests_what_they_give() -> None:
         seen = [kind for kind, _ in groupby(has_hooks)]
         if len(has_hooks) == 5:
             followers.append(Subscriber("w", events=[Event.AFTER_FORWARD]))
-        elif len(seen) == 3 and "after_forward" in events_of("w"):
+        elif len(seen) == 3 and has_recorded(Event.AFTER_FORWARD, "w"):
             followers[0].close()
         elif len(seen) == 4:
             loop.run._training.state.stop_training()
@@ -417,11 +414,15 @@ def test_a_loss_is_not_kept_without_a_run(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("method", ["batch_end", "publish_kept"])
-def test_an_error_of_ours_while_batches_are_held_loses_no_count(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_an_error_of_ours_while_batches_are_held_loses_no_count_and_leaves_no_hooks(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     break_down(monkeypatch, method)
     loop = Loop().watched(epochs=3, run_name="w")
     assert loop.run.detached
     assert loop.run.state_dict()["timestamp"][:4] == [0, 3, len(loop.losses), 3 * ROWS]
+    assert not loop.model._forward_hooks
+    assert not loop.model._forward_pre_hooks
 
 
 def test_batches_before_an_error_of_ours_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,15 +435,6 @@ def test_batches_before_an_error_of_ours_are_published(monkeypatch: pytest.Monke
             with run.evaluating():
                 assert run.detached
     assert events_of("w").count("batch_end") == len(loop.loader)
-
-
-def test_an_error_of_ours_leaves_no_hooks_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_down(monkeypatch, "batch_end")
-    loop = Loop().watched(epochs=1, run_name="w")
-    assert loop.run.detached
-    assert not loop.model._forward_hooks
-    assert not loop.model._forward_pre_hooks
-    assert loop.run.state_dict()["timestamp"][:3] == [0, 1, len(loop.loader)]
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:

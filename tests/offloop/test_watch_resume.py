@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from offloop.bus.types.event import Event
 from offloop.own_loop import WatchedRun
 from offloop.trainer.stream.run_stream import TrainingStream
 
+pytestmark = pytest.mark.usefixtures("runs_dir")
 EPOCHS, BATCHES = 3, 10
 
 
@@ -168,11 +168,6 @@ WAYS = {
     "not attached": not_attached,
     **{f"detached in {name}": detached_in(name) for name in ("batch_start", "batch_end", "save_place", "epoch_end")},
 }
-
-
-@pytest.fixture(autouse=True)
-def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "runs"))
 
 
 @pytest.mark.slow

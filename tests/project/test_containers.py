@@ -115,7 +115,7 @@ def test_a_host_s_run_is_copied_after_its_training_and_signals_reach_the_trainin
         assert host.stdout is not None
         assert host.stdout.readline() == "ready\n"
         host.terminate()
-        assert host.communicate(timeout=30)[0].splitlines() == ["stopped", "offloop server bridge digits"]
+        assert host.communicate(timeout=100)[0].splitlines() == ["stopped", "offloop server bridge digits"]
     assert host.returncode == 7
 
 

@@ -33,14 +33,14 @@ async def client(publisher: Publisher) -> AsyncIterator[httpx.AsyncClient]:
         uvicorn.Config(example.application("r"), port=0, log_level="warning", timeout_graceful_shutdown=1)
     )
     serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not server.started:
             await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as made:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=100) as made:
         yield made
     server.should_exit = True
-    await asyncio.wait_for(serving, 30)
+    await asyncio.wait_for(serving, 100)
 
 
 async def events_of(response: httpx.Response) -> AsyncIterator[dict[str, str]]:
@@ -61,7 +61,7 @@ async def test_a_client_gets_the_newest_values_follows_the_run_and_continues_whe
     for batch, loss in enumerate((0.5, math.nan), 1):
         publisher.publish(Event.BATCH_END, batch=batch, loss=loss)
     publisher.poll()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while (newest := (await client.get("/")).json()).get("batch") != 2:
             await asyncio.sleep(0.01)
     assert newest == {"epoch": 0, "batch": 2, "loss": "nan"}

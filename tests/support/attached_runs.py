@@ -64,6 +64,11 @@ def events_of(run: str = RUN, attempt: int | None = None, rank: int = 0) -> list
     return [one.event.value for one in snapshots_of(run, attempt, rank)]
 
 
+def has_recorded(event: Event, run: str = RUN) -> bool:
+    """Whether a run that is live has recorded such an event by now; the last record may be there in part."""
+    return any(one.event is event for one in Recording(find_run(run).path))
+
+
 def values_of(event: Event, field: str, run: str = RUN, attempt: int | None = None, rank: int = 0) -> list[Any]:
     """A field of each of these events, of those that have it."""
     found = [one for one in snapshots_of(run, attempt, rank) if one.event is event]

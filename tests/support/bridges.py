@@ -47,7 +47,7 @@ class Copying:
         return self.status.copied == run.writer.size
 
     def wait(self):
-        self.thread.join(60)
+        self.thread.join(200)
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
@@ -56,4 +56,4 @@ class Copying:
         if self.thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
-        self.thread.join(60)
+        self.thread.join(200)

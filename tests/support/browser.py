@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from helpers import wait_for
@@ -50,7 +51,7 @@ def running(name: str) -> Iterator["subprocess.Popen[str]"]:
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 class Dashboard:
@@ -91,7 +92,7 @@ class Dashboard:
 
     def close(self) -> int:
         """Waits until it has ended; returns the exit code."""
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(timeout=60)
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -125,6 +126,17 @@ def ui_of(*arguments: str) -> contextlib.AbstractContextManager[Dashboard]:
         " from offloop.consumers.dashboard.web.command import ui; run_command(ui)"
     )
     return commanded(sys.executable, "-c", code, "--port", "0", *arguments)
+
+
+class Shared(NamedTuple):
+    """A dashboard of a folder of runs that several tests use."""
+
+    runs_dir: Path
+    served: Dashboard
+
+    def url_of(self, *runs: str) -> str:
+        """The address of the page of these runs."""
+        return f"{self.served.url}runs?" + "&".join(f"run={run}" for run in runs)
 
 
 @contextlib.contextmanager

@@ -149,14 +149,14 @@ def commands(folder: Path) -> Any:
     watching = OffloopCallback(run_name=RUN, on_set={"heat": set_heat})
     trainer, _ = train(
         *(witness, watching),
-        duration="1000ep",
+        duration="100000ep",
         eval_dataloader=loader(16),
         eval_interval=0,
         save_folder=str(folder / "saved"),
-        save_interval="1000ep",
+        save_interval="100000ep",
     )
     refusing = Sender(("set", "eval", "now"), ("checkpoint",), ("stop",), run="refusing")
-    train(Witness(refusing.step), OffloopCallback(run_name="refusing"), duration="1000ep")
+    train(Witness(refusing.step), OffloopCallback(run_name="refusing"), duration="100000ep")
     return {
         "errors": [one.error for one in sender.outcomes],
         "batches": [one.batch for one in sender.outcomes],

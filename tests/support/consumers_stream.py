@@ -46,8 +46,9 @@ def batch_end(batch: int, **fields: Any) -> Snapshot:
     return _snapshot(Event.BATCH_END, batch, seq=batch, previous=batch - 1, **fields)
 
 
-def snapshots_of_training(batches: int = 8, batches_per_epoch: int = 4) -> list[Snapshot]:
-    """The base events of a run with one evaluation, in order, with a loss that falls and a learning rate that stays."""
+def snapshots_of_training(batches: int = 8, batches_per_epoch: int = 4, **fields: Any) -> list[Snapshot]:
+    """The base events of a run with one evaluation, in order, with a loss that falls and a learning rate that stays;
+    all with further ``fields``."""
     plan: list[tuple[Event, int, int | None]] = [(Event.INIT, 0, None), (Event.FIT_START, 0, None)]
     for batch in range(1, batches + 1):
         if batch % batches_per_epoch == 1:
@@ -56,7 +57,7 @@ def snapshots_of_training(batches: int = 8, batches_per_epoch: int = 4) -> list[
         if batch % batches_per_epoch == 0:
             plan.append((Event.EPOCH_END, batch, batch))
     plan += [(Event.EVAL_END, batches, None), (Event.FIT_END, batches, None)]
-    return [_snapshot(event, batch, seq, previous) for seq, (event, batch, previous) in enumerate(plan, 1)]
+    return [_snapshot(event, batch, seq, previous, **fields) for seq, (event, batch, previous) in enumerate(plan, 1)]
 
 
 def _snapshot(event: Event, batch: int, seq: int, previous: int | None, **fields: Any) -> Snapshot:

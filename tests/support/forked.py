@@ -9,13 +9,14 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
+
+from brokers import free_address
 
 
 class Program(NamedTuple):
@@ -68,9 +69,8 @@ def fill_once(base: Path, name: str, fill: Callable[[Path], object]) -> Path:
 
 def run_ranks(module: str, folder: Path, code: str, ranks: int = 2) -> list[Ended]:
     """Run a program on each rank of one training."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    port = free_address().rpartition(":")[2]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     return run_forked(module, folder, [Program(code, {**shared, "RANK": str(rank)}) for rank in range(ranks)])
 
 

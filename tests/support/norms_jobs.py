@@ -2,28 +2,22 @@
 
 import json
 import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharding_jobs import comparable
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from training import Act
 
 from offloop.bus import Event
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, SIDE
-from offloop.consumers import JsonlLogger, OptimizerMonitor
 from offloop.trainer import State
-from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.device.device import CpuDevice
 from offloop.trainer.fields.norms import NORM_FIELDS
 from offloop.trainer.fields.registry import FieldsOnDemand
@@ -156,32 +150,6 @@ def split(model: Any, mesh: Any) -> None:
 
 
 LAYOUTS = [fsdp, hsdp, mixed_precision, partly, tensor_parallel, two_dimensions, pipeline, unfinished]
-
-
-DIES_AT = 7
-"""The batch before whose end the second rank is killed."""
-
-
-def killed(folder: str) -> None:
-    """Train with a monitor of norms until the second rank is killed."""
-
-    def watch(_: Event, state: State, __: object) -> None:
-        if state.rank == 1 and state.timestamp.batch == DIES_AT:
-            while not trainer.recorded_all:
-                trainer._publisher.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.set_num_threads(1)
-    trainer: Any = comparable(
-        fsdp_config={},
-        publish=True,
-        run_name="sharded",
-        runs_dir=folder,
-        callbacks=OptimizerMonitor(batch_log_interval=1),
-        loggers=JsonlLogger(str(Path(folder, "rows.jsonl"))),
-        algorithms=[GradientClipping("norm", 0.2), Act(watch, Event.BATCH_END)],
-    )
-    trainer.fit()
 
 
 def layouts(folder: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mcap.writer import Writer
 
 from offloop.bus.protocol.frames import Topic, event_encoder, pack_map
-from offloop.bus.recording.reader import Record, RecordingReader
+from offloop.bus.recording.reader import Record
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.demand import BASE_EVENTS
 
@@ -83,11 +83,6 @@ def write_foreign(path: Path) -> None:
         writer.finish()
 
 
-def read_records(path: Path) -> list[Record]:
-    with RecordingReader(path) as reader:
-        return [record for chunk in reader.read() for record in chunk]
-
-
 @st.composite
 def entries(draw: st.DrawFn, ranks: int = 3) -> list[Entry]:
     """Draw the interleaved streams of some ranks, whose batches never decrease."""
@@ -102,6 +97,3 @@ def entries(draw: st.DrawFn, ranks: int = 3) -> list[Entry]:
         ends = [Entry("$end", rank, 0, {"status": "finished"}, {"world_size": len(batches)}) for rank in batches]
         made += ends
     return made
-
-
-"""Those in :func:`entries`."""

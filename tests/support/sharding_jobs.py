@@ -1,6 +1,8 @@
 """Trainings with sharded weights on two ranks, which write their results to ``FOLDER/rank-N.json``."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from ranks_jobs import rank_loader
 from resumed import Augmented
 from torch import nn
 from torch.utils.data import DataLoader
-from training import gold_trainer
+from training import Act, gold_trainer
 
 from offloop.bus.errors import OffloopError
-from offloop.trainer import Classifier, Evaluator, RankBatchSampler, Trainer
+from offloop.bus.types.event import Event
+from offloop.consumers import JsonlLogger, OptimizerMonitor
+from offloop.trainer import Classifier, Evaluator, RankBatchSampler, State, Trainer
 from offloop.trainer.algorithms import GradientClipping
 from offloop.trainer.distributed.sharding import FullySharded
 
@@ -193,10 +197,7 @@ def refused(folder: Path) -> dict[str, str]:
         flip_last_byte(path / "shards" / "rank1.safetensors")
     dist.barrier()
     checkpoints, sharding = trainer._setup.checkpoints, trainer._setup.forward_pass.parallel
-    found["damaged"] = error_of(lambda: checkpoints._read_sharded(path, sharding))
-    # The last one: after it the ranks have parted.
-    found["another model"] = error_of(lambda: random_training(fsdp_config={}, load_path=folder / "saved" / LAST))
-    return found
+    return found | {"damaged": error_of(lambda: checkpoints._read_sharded(path, sharding))}
 
 
 def tied() -> dict[str, Any]:
@@ -221,8 +222,33 @@ def saved_again(folder: Path) -> dict[str, Any]:
     return {"expected": weights(trainer), "found": weights(loaded)}
 
 
+DIES_AT = 7
+"""The batch before whose end the second rank is killed."""
+
+
+def killed(folder: Path) -> None:
+    """Train with a monitor of norms until the second rank is killed."""
+
+    def watch(_: Event, state: State, __: object) -> None:
+        if state.rank == 1 and state.timestamp.batch == DIES_AT:
+            while not trainer.recorded_all:
+                trainer._publisher.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer: Any = comparable(
+        fsdp_config={},
+        publish=True,
+        run_name="sharded",
+        runs_dir=folder,
+        callbacks=OptimizerMonitor(batch_log_interval=1),
+        loggers=JsonlLogger(str(folder / "rows.jsonl")),
+        algorithms=[GradientClipping("norm", 0.2), Act(watch, Event.BATCH_END)],
+    )
+    trainer.fit()
+
+
 def main(path: str) -> None:
-    """Run everything on this rank."""
+    """Run everything on this rank; at last the second one is killed."""
     torch.set_num_threads(1)
     folder = Path(path)
     # Joins the ranks.
@@ -239,3 +265,4 @@ def main(path: str) -> None:
         "refused": refused(folder),
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    killed(folder / "killed")

@@ -31,6 +31,13 @@ def gold_trainer(n_train: int = 24, batch_size: int = 6, **arguments: Any) -> Tr
     return Trainer(model, **(settings | arguments))
 
 
+def fitted(n_train: int = 24, batch_size: int = 6, **arguments: Any) -> Trainer:
+    """Train the recorded job, and return its trainer, closed."""
+    with gold_trainer(n_train, batch_size, **arguments) as trainer:
+        trainer.fit()
+    return trainer
+
+
 class Act(Algorithm):
     """Calls a function with (event, state, logger) at every event, or at the given ones."""
 

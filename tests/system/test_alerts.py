@@ -59,7 +59,7 @@ class Processes:
 
     def alert(self, to: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``offloop alert``, with its standard error in a file."""
-        words = [sys.executable, "-c", ALERT, "alert", *arguments, "--to", "env:MINE", "--rule", "stalled for 4s"]
+        words = [sys.executable, "-c", ALERT, "alert", *arguments, "--to", "env:MINE", "--rule", "stalled for 8s"]
         with open(self.said, "ab") as file:
             started = self.running["alert"] = subprocess.Popen(words, stderr=file, env=os.environ | {"MINE": to})
         return started
@@ -80,7 +80,7 @@ def processes(tmp_path: Path, runs_dir: Path) -> Iterator[Processes]:
 
 def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     process.send_signal(number)
-    return process.wait(30)
+    return process.wait(100)
 
 
 def body(receiver: Receiver, title: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_each_notice_comes_once_although_the_alerts_are_killed(processes: Proces
         alerts = processes.alert(receiver.url, "--all")
         for how in ("finish", "fail", "lost", "nan", "stall"):
             processes.start(how)
-        expected = ["stalled for 4s: lost", "stalled for 4s: stall", "nan: nan", "resolved: nan: nan"]
+        expected = ["stalled for 8s: lost", "stalled for 8s: stall", "nan: nan", "resolved: nan: nan"]
         wait_for(lambda: {*expected} <= {*receiver.titles}, "those that hang to be noticed", 100)
         processes.running["lost"].kill()
         expected += ["failed: fail", "finished: finish", "finished: nan", "lost: lost"]
@@ -102,7 +102,7 @@ def test_each_notice_comes_once_although_the_alerts_are_killed(processes: Proces
         wait_for(lambda: all(alert.sent for run in runs_dir.iterdir() for alert in read_alerts(run)), "their notes")
         stop(alerts, signal.SIGKILL)
 
-        assert processes.start("finish", "away").wait(60) == 0
+        assert processes.start("finish", "away").wait(100) == 0
         alerts = processes.alert(receiver.url, "--all")
         wait_for(lambda: "finished: away" in receiver.titles, "what happened meanwhile")
         wait_for(lambda: processes.said.read_text().count("run stall, epoch 0, batch 30: no event") == 2, "the stall")
@@ -114,7 +114,7 @@ def test_each_notice_comes_once_although_the_alerts_are_killed(processes: Proces
         processes.start("finish", "last")
         wait_for(lambda: "finished: last" in receiver.titles, "a new run")
         assert stop(alerts, signal.SIGTERM) == 0
-        expected += ["finished: away", "finished: stall", "resolved: stalled for 4s: stall", "finished: last"]
+        expected += ["finished: away", "finished: stall", "resolved: stalled for 8s: stall", "finished: last"]
         assert receiver.titles == sorted(expected)
         assert len({message["message"].rpartition("\n")[2] for message in receiver.got}) == len(expected)
     failed = body(receiver, "failed: fail")
@@ -124,7 +124,7 @@ def test_each_notice_comes_once_although_the_alerts_are_killed(processes: Proces
     [picture] = failed["attachments"]
     assert base64.b64decode(picture["base64"]).startswith(b"\x89PNG")
     assert failed["type"] == "failure"
-    assert "after batch 30" in body(receiver, "stalled for 4s: stall")["message"]
+    assert "after batch 30" in body(receiver, "stalled for 8s: stall")["message"]
 
 
 def test_what_cannot_be_sent_is_said_and_sent_by_the_next_one(processes: Processes) -> None:
@@ -134,11 +134,11 @@ def test_what_cannot_be_sent_is_said_and_sent_by_the_next_one(processes: Process
         alerts = processes.alert(to, "--rule", "disk/free_gb < 1e9")
         wait_for(lambda: "disk/free_gb" in processes.said.read_text(), "the first notice")
         training.kill()
-        assert alerts.wait(60) == 3
+        assert alerts.wait(100) == 3
         said = processes.said.read_text()
         assert "'lost: lost' was not sent to env:MINE#1: Failed to send JSON POST notification" in said
         assert SECRET not in said
         assert (receiver.refused, receiver.titles) == (6, [])
         for _ in range(2):
-            assert processes.alert(to, "lost").wait(60) == 3
+            assert processes.alert(to, "lost").wait(100) == 3
             assert receiver.titles == ["lost: lost"]

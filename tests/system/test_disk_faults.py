@@ -57,34 +57,22 @@ def full_disk(publisher: Publisher, room: int = 0) -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
-def test_events_published_while_the_disk_is_full_are_recorded_later(
-    runs_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Publisher("r") as publisher:
-        follower = ThreadFollower("r")
-        on_disk(publisher, publish(publisher, 100))
-        with full_disk(publisher, 1000):
-            last = publish(publisher, 100)
-            warned(publisher, caplog)
-            last = publish(publisher, 1000)
-            wait_for(lambda: publisher.poll() or len(follower.got) == last, "all of it, live")
-            assert publisher.statistics().acknowledged < last
-        on_disk(publisher, last)
-        on_disk(publisher, publish(publisher, 100))
-    follower.join(30)
-    recording = Recording(publisher.run_dir)
-    assert follower.numbers == [snapshot.seq for snapshot in recording] == list(range(1, last + 101))
-    assert (recording.gaps, recording.damage, str(recording.ending)) == ((), None, "finished")
-    assert (find_run("r").status, find_run("r").last.error) == ("finished", None)
-    assert caplog.text.count("not recorded at the moment") == caplog.text.count("is recorded again") == 1
-
-
-def test_events_beyond_the_send_buffer_on_a_full_disk_are_a_gap(
+def test_on_a_full_disk_events_are_recorded_later_or_a_gap_beyond_the_send_buffer(
     runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Publisher("r", backlog_bytes=100_000) as publisher:
         follower = ThreadFollower("r")
         on_disk(publisher, publish(publisher, 100))
+        with full_disk(publisher, 1000):
+            last = publish(publisher, 100)
+            warned(publisher, caplog)
+            last = publish(publisher, 100)
+            wait_for(lambda: publisher.poll() or len(follower.got) == last, "all of it, live")
+            assert publisher.statistics().acknowledged < last
+        on_disk(publisher, last)
+        on_disk(publisher, recorded := publish(publisher, 100))
+        assert caplog.text.count("not recorded at the moment") == caplog.text.count("is recorded again") == 1
+        caplog.clear()
         with full_disk(publisher):
             last = publish(publisher, 100)
             warned(publisher, caplog)
@@ -96,18 +84,20 @@ def test_events_beyond_the_send_buffer_on_a_full_disk_are_a_gap(
         last = publish(publisher, 100)
         on_disk(publisher, last)
     for one in (follower, late):
-        one.join(30)
+        one.join(100)
     assert follower.numbers == list(range(1, last + 1))
     assert follower.subscriber.gaps == ()
     recording = Recording(publisher.run_dir)
-    recorded = [snapshot.seq for snapshot in recording]
+    seqs = [snapshot.seq for snapshot in recording]
     (gap,) = recording.gaps
-    assert gap == Gap(0, 101, gap.last)
+    assert gap == Gap(0, recorded + 1, gap.last)
     assert 2000 < gap.last < 3000
-    assert recorded == late.numbers == [*range(1, 101), *range(gap.last + 1, last + 1)]
+    kept = [*range(1, recorded + 1), *range(gap.last + 1, last + 1)]
+    assert seqs == late.numbers == kept
     assert late.subscriber.gaps == recording.gaps
-    assert str(recording.ending) == "finished"
-    assert f"events 101 to {gap.last} are not recorded" in caplog.text
+    assert (recording.damage, str(recording.ending)) == (None, "finished")
+    assert find_run("r").last.error == f"the recording lacks {gap.last - recorded} events"
+    assert f"events {gap.first} to {gap.last} are not recorded" in caplog.text
 
 
 MOUNT = ("unshare", "--user", "--map-root-user", "--mount")

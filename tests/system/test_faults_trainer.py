@@ -16,7 +16,7 @@ from helpers import wait_for
 
 from offloop.bus import Recording, Subscriber, find_run
 
-TOLD_SECONDS = 30.0
+TOLD_SECONDS = 50.0
 """Without a watch on processes it would take a minute, whatever the machine is busy with."""
 DIED = "lost: the trainer's process died"
 

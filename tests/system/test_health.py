@@ -127,9 +127,7 @@ def test_where_nvml_hangs_everything_else_goes_on(training: Training) -> None:
         assert (health.gpus, health.missing, health.values["memory_percent"] > 0) == ([], {}, True)
         [process] = measuring()
         training.train_until(lambda: training.batches - training.publisher.statistics().lag > 20, "acknowledgements")
-        began = time.monotonic()
         training.publisher.close()
-        assert time.monotonic() - began < 4  # an actor that does not leave is waited for five seconds
         assert read_run(find_run("r").path).status == "finished"
     wait_for(lambda: not process.is_running(), "the end of the measuring process")
 

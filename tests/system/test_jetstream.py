@@ -105,7 +105,7 @@ async def delivered(server, subject, request, times):
         answers = await client.subscribe(f"{inbox}.>")
         for _ in range(times):
             await client.publish(subject, request, reply=f"{inbox}.command.1")
-        return [decode_control(split_frame((await answers.next_msg(10)).data)[1]) for _ in range(times)]
+        return [decode_control(split_frame((await answers.next_msg(60)).data)[1]) for _ in range(times)]
     finally:
         await client.close()
 
@@ -125,7 +125,7 @@ def test_without_its_bridge_a_line_says_what_is_read_and_what_to_do(server, brid
                 assert reader.stderr.readline().startswith("run alone has no bridge that answers")
                 bridge("alone", server)
                 publisher.close()
-                assert reader.wait(30) == 0
+                assert reader.wait(100) == 0
                 assert "run alone finished: 10 events handled" in reader.stderr.read()
             finally:
                 reader.kill()

@@ -62,7 +62,7 @@ def test_a_reader_on_another_host_is_awaited_commands_and_receives_tensors(serve
         trainer.fit()
     try:
         assert trainer.state.timestamp.values[2] == 7
-        said = begun[0].communicate(timeout=30)[0].splitlines()
+        said = begun[0].communicate(timeout=100)[0].splitlines()
         assert json.loads(said[0]) == weights
         assert json.loads(said[1]) == [
             "'set lr 0.25' took effect at batch 5 (batch_checkpoint), 0 batches after the decision",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloop.bus.broker.rank import LiveRank
@@ -75,6 +75,7 @@ def taken(path: Path, frames: list[bytes], together: bool) -> Any:
     return records, positions, state, counts
 
 
+@settings(max_examples=60)
 @given(streams())
 def test_the_broker_handles_a_batch_of_frames_like_single_ones(tmp_path_factory: Any, frames: list[bytes]) -> None:
     path = tmp_path_factory.getbasetemp() / "batches.mcap"
@@ -117,6 +118,7 @@ def read(order: StreamOrder, frames: list[bytes]) -> tuple[list[Any], Missing | 
     return found, None
 
 
+@settings(max_examples=60)
 @given(streams(), st.sampled_from([None, (Event.BATCH_END,), (Event.BATCH_START,)]))
 def test_a_subscriber_reads_a_batch_of_frames_like_single_ones(frames: list[bytes], events: Any) -> None:
     together, alone = StreamOrder("r", 1, events), StreamOrder("r", 1, events)

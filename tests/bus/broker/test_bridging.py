@@ -1,8 +1,6 @@
 """The process that a broker starts to copy its run."""
 
-import psutil
 import pytest
-from helpers import wait_for
 
 from offloop.bus.broker import companions
 from offloop.bus.broker.companions import BridgeProcess
@@ -29,14 +27,6 @@ def test_a_failed_bridge_is_not_restarted(bridge):
     first = started(bridge)
     assert first.wait(60) > 0
     assert started(bridge) is first
-
-
-def test_a_killed_bridge_is_restarted(bridge):
-    first = started(bridge)
-    first.kill()
-    first.wait(60)
-    assert started(bridge).pid != first.pid
-    wait_for(lambda: psutil.pid_exists(bridge._process.pid), "another bridge")
 
 
 def test_a_bridge_that_does_not_copy_is_reported_once(bridge, tmp_path):

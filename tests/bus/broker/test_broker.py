@@ -59,7 +59,7 @@ HELLO = {"run": "r", "rank": 0, "world_size": 1, "publisher_id": "x"}
 
 
 def answer(socket):
-    assert socket.poll(30_000), "no answer from the broker"
+    assert socket.poll(100_000), "no answer from the broker"
     return decode_control(split_frame(socket.recv())[1])
 
 
@@ -212,7 +212,7 @@ print("ready", flush=True)
 input()
 for batch in range(50):
     publisher.publish(Event.EPOCH_END, batch=batch)
-publisher._session._context.destroy(linger=5000)  # returns when everything is in the system's hands
+publisher._session._context.destroy(linger=60_000)  # returns when everything is in the system's hands
 os.kill(os.getpid(), 9)
 """
     trainer = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -225,16 +225,15 @@ os.kill(os.getpid(), 9)
     assert len(list(Recording(runs_dir / "r"))) == 50
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these policies")
-@pytest.mark.parametrize(("given", "expected"), [("OTHER", "BATCH"), ("IDLE", "IDLE")])
-def test_a_broker_waits_for_a_free_core_by_the_policy_of_its_process(runs_dir, given, expected):
-    script = f"""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this policy")
+def test_a_broker_waits_for_a_free_core_and_its_training_does_not(runs_dir):
+    script = """
 import json, os
 from offloop.bus import Publisher
-os.sched_setscheduler(0, os.SCHED_{given}, os.sched_param(0))
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 with Publisher("r") as publisher:
     broker = json.loads((publisher.run_dir / "broker.json").read_text())["pid"]
-    print(os.sched_getscheduler(broker) == os.SCHED_{expected}, os.sched_getscheduler(0) == os.SCHED_{given})
+    print(os.sched_getscheduler(broker) == os.SCHED_BATCH, os.sched_getscheduler(0) == os.SCHED_OTHER)
 """
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "True True\n"
 
@@ -326,45 +325,6 @@ def test_the_next_broker_records_the_end_that_a_killed_one_missed(runs_dir):
     assert (find_run("r").status, find_run("r").last.error) == ("failed", "a reason")
 
 
-NO_ROOM = """
-import json, os, resource, signal, sys, time
-from offloop.bus import Event, Publisher, find_run
-publisher = Publisher("r")
-def recorded(number):
-    deadline = time.monotonic() + 60
-    while publisher.statistics().acknowledged < number and time.monotonic() < deadline:
-        publisher.publish(Event.EPOCH_END)
-        time.sleep(0.01)
-    return publisher.statistics().acknowledged >= number
-assert recorded(1)
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-# Brokers inherit it: on their disk no file has room.
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-broker = json.loads(open(publisher.run_dir / "broker.json").read())["pid"]
-os.kill(broker, signal.SIGKILL)
-first = publisher._session.process
-deadline = time.monotonic() + 60
-while first._restarts < 2 and time.monotonic() < deadline:
-    publisher.publish(Event.EPOCH_END)
-    time.sleep(0.01)
-assert first._restarts >= 2
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-assert recorded(publisher.statistics().published)
-publisher.close()
-print(find_run("r").status, publisher.statistics().dropped)
-"""
-
-
-@pytest.mark.slow
-def test_a_broker_is_restarted_until_the_disk_has_space(runs_dir):
-    done = subprocess.run([sys.executable, "-c", NO_ROOM], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "finished 0\n", done.stderr
-    recording = Recording(runs_dir / "r")
-    seqs = [snapshot.seq for snapshot in recording]
-    assert seqs == list(range(1, len(seqs) + 1))
-    assert recording.gaps == ()
-
-
 def test_an_unlisted_recording_does_not_block_the_run(runs_dir):
     (runs_dir / "r").mkdir()
     (runs_dir / "r" / "recording-1.mcap").write_bytes(b"of a broker that was killed in its first moment")
@@ -398,7 +358,7 @@ class Peer:
     def hears(self, kind, part=""):
         """Wait for a message of that kind with ``part`` in it, and keep all that come before it."""
         begin = time.monotonic()
-        while time.monotonic() - begin < 30:
+        while time.monotonic() - begin < 100:
             if not self.socket.poll(500):
                 self.say("report", {"last_sent": self.last_sent})
                 continue

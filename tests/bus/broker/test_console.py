@@ -15,33 +15,14 @@ from offloop.bus.broker.console import ConsoleFile, Screen
 from offloop.bus.printing import AboveLastLine
 from offloop.bus.runs.console import SCREEN_LINES, console_path, last_traceback, read_console
 
-PARTS = [
-    "\r",
-    "\n",
-    "\b",
-    "\x1b[A",
-    "\x1b[2A",
-    "\x1b[K",
-    "\x1b[1K",
-    "\x1b[2K",
-    "\x1b[J",
-    "\x1b[L",
-    "\x1b[1;31m",
-    "\x1b[m",
-]
-ODD = [
-    "\x1b",
-    "\x1b[",
-    "\x1b[3",
-    "\x1b]0;title\x07",
-    "\x1b]8;;http://a\x1b\\",
-    "\x1b(B",
-    "é",
-    "漢",
-    "\x00",
-    "\t",
+PARTS = (
+    *("\r", "\n", "\b", "\x1b[A", "\x1b[2A", "\x1b[K", "\x1b[1K", "\x1b[2K", "\x1b[J", "\x1b[L"),
+    *("\x1b[1;31m", "\x1b[m"),
+)
+ODD = (
+    *("\x1b", "\x1b[", "\x1b[3", "\x1b]0;title\x07", "\x1b]8;;http://a\x1b\\", "\x1b(B", "é", "漢", "\x00", "\t"),
     "\x1b[1B",
-]
+)
 
 
 class Terminal:
@@ -68,7 +49,7 @@ def above(line: str) -> str:
 
 @given(st.lists(st.sampled_from([*PARTS, above("note")]) | st.text("abcdef ", min_size=1, max_size=8), max_size=15))
 def test_a_screen_shows_what_a_terminal_shows(parts: list[str]) -> None:
-    terminal = pyte.Screen(200, 100)
+    terminal = pyte.Screen(130, 40)
     terminal.set_mode(pyte.modes.LNM)
     pyte.Stream(terminal).feed("".join(parts))
     screen = Screen()

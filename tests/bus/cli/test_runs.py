@@ -115,24 +115,21 @@ def test_pinned_runs_come_first_and_archived_ones_are_left_out(three: Path) -> N
     assert "--archived" in invoke("runs")
 
 
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("runs --where lr>", "'lr>'"),
-        ("runs --sort nothing", "'nothing'"),
-        ("runs --columns lr,nothing", "'nothing'"),
-        ("runs --columns lr --json", "--json"),
-        ("show nothing", "'nothing'"),
-        ("edit a --pin --where lr>0", "--where"),
-        ("rm a --archived", "--where"),
-        ("edit a", "--tag"),
-        ("edit a b --rename d", "--rename"),
-    ],
-)
-def test_an_invalid_request_is_refused_by_name(three: Path, line: str, named: str) -> None:
-    result = run_command(*line.split())
-    assert result.exit_code != 0
-    assert named in f"{result.output}{result.exception}"
+def test_an_invalid_request_is_refused_by_name(three: Path) -> None:
+    for line, named in {
+        "runs --where lr>": "'lr>'",
+        "runs --sort nothing": "'nothing'",
+        "runs --columns lr,nothing": "'nothing'",
+        "runs --columns lr --json": "--json",
+        "show nothing": "'nothing'",
+        "edit a --pin --where lr>0": "--where",
+        "rm a --archived": "--where",
+        "edit a": "--tag",
+        "edit a b --rename d": "--rename",
+    }.items():
+        result = run_command(*line.split())
+        assert result.exit_code != 0
+        assert named in f"{result.output}{result.exception}"
     assert sorted(path.name for path in three.glob("[!.]*") if path.is_dir()) == ["a", "b", "c"]
 
 
@@ -268,13 +265,9 @@ def test_runs_are_deleted_by_name_and_by_what_is_true_of_them(three: Path) -> No
     assert not [path for path in three.glob("[!.]*") if path.is_dir()]
 
 
-def test_without_a_terminal_and_yes_nothing_is_deleted(three: Path) -> None:
-    told = refusal("rm", "a", "b")
-    assert isinstance(told, ConfigurationError)
+def test_in_a_terminal_it_asks_before_it_deletes_and_elsewhere_it_takes_yes(three: Path) -> None:
+    assert isinstance(refusal("rm", "a", "b"), ConfigurationError)
     assert names() == ["c", "b", "a"]
-
-
-def test_in_a_terminal_it_asks_before_it_deletes(three: Path) -> None:
     for answer, code, text in (("n", 1, "nothing was deleted"), ("y", 0, "run a is deleted")):
         terminal = Terminal(sys.executable, "-m", "offloop.bus", "rm", "a", "b", columns=150)
         try:
@@ -290,24 +283,21 @@ def test_in_a_terminal_it_asks_before_it_deletes(three: Path) -> None:
 
 
 def test_programs_get_results_as_json(three: Path, tmp_path: Path) -> None:
-    def results(*arguments: object) -> Any:
-        return strict_json(invoke(*arguments, "--json"))
-
-    (edited,) = results("edit", "a", "--tag", "good", "--pin")
+    (edited,) = described("edit", "a", "--tag", "good", "--pin")
     assert (edited["run"], edited["tags"], edited["pinned"]) == ("a", ["good"], True)
-    assert results("edit", "b", "--rename", "d") == [{"run": "b", "renamed": "d"}]
-    (exported,) = results("export", "a", "--to", "csv", "-o", tmp_path / "a.csv")
+    assert described("edit", "b", "--rename", "d") == [{"run": "b", "renamed": "d"}]
+    (exported,) = described("export", "a", "--to", "csv", "-o", tmp_path / "a.csv")
     assert exported["path"] == str(tmp_path / "a.csv")
     assert exported["lost"] is False
-    (written,) = results("convert", three / "a" / "recording-1.mcap", "-o", tmp_path / "a.mcap")
+    (written,) = described("convert", three / "a" / "recording-1.mcap", "-o", tmp_path / "a.mcap")
     assert written["events"] == exported["events"]
     (tmp_path / "metrics.csv").write_text("step,loss\n1,0.5\n")
-    (imported,) = results("import", "--from", "csv", tmp_path / "metrics.csv", "--run-name", "e")
+    (imported,) = described("import", "--from", "csv", tmp_path / "metrics.csv", "--run-name", "e")
     assert (imported["run"], imported["values"]) == ("e", 1)
-    (removed,) = results("rm", "d", "--yes")
+    (removed,) = described("rm", "d", "--yes")
     assert removed["run"] == "d"
     assert removed["freed"] > 0
-    assert results("rm", "--where", "lr > 9", "--yes") == []
+    assert described("rm", "--where", "lr > 9", "--yes") == []
     refused = run_command("export", "no", "--to", "csv", "--json")
     assert (refused.exit_code, strict_json(refused.stdout)) == (1, [])
 

@@ -77,7 +77,16 @@ def test_rates_are_per_second_and_leave_out_loopback(tmp_path: Path, monkeypatch
 
 
 def test_gpus_are_measured_as_far_as_they_can_be(path: Path) -> None:
-    first, second = gpus(path, {**GPU, "milliwatts": 250_000, "reasons": 0x44, "xids": [79, 48]}, {**GPU, "uuid": "b"})
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    first, second = gpus(
+        path,
+        {**GPU, "milliwatts": 250_000, "reasons": 0x44, "xids": [79, 48], "pids": []},
+        {**GPU, "uuid": "b", "pids": [os.getpid(), child.pid, 1]},
+    )
+    child.communicate()
+    # A rank is known by its process; its children are its own, too.
+    assert (first.ranks, first.others) == ([], [])
+    assert (second.ranks, second.others) == ([0], [1])
     assert first.values == {
         "utilization_percent": 40,
         "memory_used_bytes": 10,
@@ -93,32 +102,22 @@ def test_gpus_are_measured_as_far_as_they_can_be(path: Path) -> None:
     assert (second.values["throttled"], second.xids) == (0, [])
 
 
-def test_a_rank_is_found_by_its_process_and_foreign_processes_are_told_apart(path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    one, two = gpus(path, {**GPU, "pids": []}, {**GPU, "pids": [os.getpid(), child.pid, 1]})
-    child.communicate()
-    assert (one.ranks, one.others) == ([], [])
-    assert (two.ranks, two.others) == ([0], [1])
-
-
-@pytest.mark.parametrize(
-    ("environment", "index"),
-    [
-        ({}, 0),
-        ({"LOCAL_RANK": "2"}, 2),
-        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,1"}, 1),
-        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-c"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": ""}, None),
-        ({"CUDA_VISIBLE_DEVICES": "9"}, None),
-    ],
-)
 def test_where_nvml_shows_no_processes_a_rank_is_found_as_torchrun_places_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], index: int | None
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(psutil.Process, "environ", lambda process: environment)
-    found = gpus(path, *({**GPU, "uuid": f"GPU-{name}"} for name in "abc"))
-    assert [gpu.index for gpu in found if gpu.ranks == [0]] == ([] if index is None else [index])
+    cases: list[tuple[dict[str, str], list[int]]] = [
+        ({}, [0]),
+        ({"LOCAL_RANK": "2"}, [2]),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,1"}, [1]),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2"}, [2]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-c"}, [2]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "9"}, []),
+    ]
+    for environment, indices in cases:
+        monkeypatch.setattr(psutil.Process, "environ", lambda process, environment=environment: environment)
+        found = gpus(path, *({**GPU, "uuid": f"GPU-{name}"} for name in "abc"))
+        assert [gpu.index for gpu in found if gpu.ranks == [0]] == indices, environment
 
 
 def test_a_source_that_hangs_or_fails_is_named_and_delays_nothing() -> None:

@@ -12,10 +12,9 @@ from offloop.bus.recording.host_windows import GrowingWindows, windows_path
 from offloop.bus.runs.directory import read_run
 
 STEP_NS = 3 * 10**8
-WHY = "each rank has a part"
 
 
-@pytest.mark.parametrize("never", [{}, {"gradient_norm": WHY}])
+@pytest.mark.parametrize("never", [{}, {"gradient_norm": "each rank has a part"}])
 def test_gradient_norms_are_requested_once_a_window_where_they_are_available(runs_dir, never):
     now = 10**18
 

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from run_folders import WrittenRun, write_run
+from run_folders import write_run
 
 from offloop.bus.checkpoints.announced import ANNOUNCED, Score, announce_checkpoint
 from offloop.bus.checkpoints.ratings import RATINGS, Ratings
@@ -76,25 +76,6 @@ def test_of_what_is_announced_only_so_many_files_are_looked_at(tmp_path, monkeyp
     assert all(one.exists and one.size != 1000 for one in found[3:])
 
 
-def test_what_is_saved_after_the_run_has_ended_is_noticed(tmp_path):
-    run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
-    with RunIndex(tmp_path / "runs") as index:
-        index.refresh()
-        assert index.entries["r"].checkpoints == ()
-        save(run, folder / "ba1.safetensors", 1)
-        index.refresh()
-        assert [one.batch for one in index.entries["r"].checkpoints] == [1]
-
-
-def test_evaluations_tell_what_a_checkpoint_gave(tmp_path):
-    run = WrittenRun(tmp_path / "runs", "r")
-    run.train([1.0, 0.5], accuracy=0.75)
-    save(run.directory.path, tmp_path / "saved" / "ep1-ba2-rank0.safetensors", 2, epoch=1)
-    run.end()
-    [found] = checkpoints(tmp_path / "runs")
-    assert (found.epoch, found.batch, found.metric, found.metrics) == (1, 2, None, {ACCURACY: 0.75})
-
-
 def test_a_renamed_run_keeps_its_checkpoints_and_their_values(tmp_path):
     run, folder = write_run(tmp_path / "runs", "r"), tmp_path / "saved"
     save(run, folder / "ba1.safetensors", 1, score=Score(ACCURACY, 0.9, "max"))
@@ -105,16 +86,19 @@ def test_a_renamed_run_keeps_its_checkpoints_and_their_values(tmp_path):
     assert found[1].path == "inside/ba2.safetensors"
 
 
-def test_runs_are_filtered_by_their_checkpoints(tmp_path):
-    run = write_run(tmp_path, "r")
-    save(run, run / "saved" / "ep1-ba5", 5, epoch=1)
+def test_what_is_saved_late_is_noticed_with_what_evaluations_gave_and_runs_are_filtered_by_it(tmp_path):
+    run = write_run(tmp_path, "r", [1.0, 0.5], accuracy=0.75)
     write_run(tmp_path, "other")
-    [found] = checkpoints(tmp_path)
-    assert (found.path, found.epoch, found.batch, found.is_latest) == ("saved/ep1-ba5", 1, 5, True)
     with RunIndex(tmp_path) as index:
         index.refresh()
+        assert index.entries["r"].checkpoints == ()
+        save(run, run / "saved" / "ep1-ba2", 2, epoch=1)
+        index.refresh()
+        [found] = index.entries["r"].checkpoints
+        assert (found.path, found.epoch, found.batch, found.is_latest) == ("saved/ep1-ba2", 1, 2, True)
+        assert (found.metric, found.metrics) == (None, {ACCURACY: 0.75})
         table = RunTable(index.entries)
-        for expression in ("checkpoints", "checkpoints ~ ep1", "checkpoints == saved/ep1-ba5"):
+        for expression in ("checkpoints", "checkpoints ~ ep1", "checkpoints == saved/ep1-ba2"):
             assert [entry.run for entry in table.where(table.newest_first, expression)] == ["r"], expression
 
 

@@ -48,17 +48,12 @@ def test_very_many_metrics_of_a_run_are_kept_as_numbers_and_stored(tmp_path, mon
     first, _ = refreshed(tmp_path)
     forbid_reading(monkeypatch)
     again, _ = refreshed(tmp_path)
-    for entry in (first["a"], first["b"], again["a"]):
+    # What has ended is read once.
+    assert again == first
+    for entry in (*first.values(), *again.values()):
         assert list(entry.metrics) == list(values)
-        assert (entry.metrics["moe/expert_00042/load"].last, entry.metrics["moe/expert_00042/load"].last_step) == (
-            42.0,
-            1,
-        )
-        assert (entry.metrics["moe/expert_00007/load"].high, entry.metrics["moe/expert_00007/load"].high_step) == (
-            7.0,
-            0,
-        )
-    assert again["a"] == first["a"]
+        usual, odd = (entry.metrics[f"moe/expert_{part:05}/load"] for part in (42, 7))
+        assert (usual.last, usual.last_step, odd.high, odd.high_step) == (42.0, 1, 7.0, 0)
     assert sys.getsizeof(again["a"].metrics._rows._numbers) < 1.3e6
     assert again["a"].metrics._places is again["b"].metrics._places, "runs share the names"
     table = RunTable(again)
@@ -78,14 +73,6 @@ def test_it_knows_what_a_run_was_started_with_and_what_came_out_of_it(tmp_path):
     assert entry.metrics["metrics/eval/Accuracy"].last == 0.9
     assert entry.metrics["lr-SGD/group0"].last == 0.1
     assert entry.size >= os.path.getsize(tmp_path / "r" / "recording-1.mcap")
-
-
-def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
-    for number in range(3):
-        write_run(tmp_path, f"r{number}", [number])
-    before = refreshed(tmp_path)[0]
-    forbid_reading(monkeypatch)
-    assert refreshed(tmp_path)[0] == before
 
 
 def test_live_runs_move_and_are_read_where_the_last_look_ended(tmp_path, monkeypatch):
@@ -313,7 +300,7 @@ for number in range(10):
 def test_tags_that_several_processes_add_at_once_are_all_kept(tmp_path):
     run = write_run(tmp_path, "r")
     writers = [subprocess.Popen([sys.executable, "-c", TAGGER, run, name]) for name in "abc"]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(200) for writer in writers] == [0, 0, 0]
     assert {*read_annotations(run).tags} == {f"{name}-{number}" for name in "abc" for number in range(10)}
 
 

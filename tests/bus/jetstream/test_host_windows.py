@@ -97,8 +97,7 @@ def test_a_silent_host_is_named(tmp_path, nats_server, copying):
             of_the_run = describe_start(read_run(hosts[0].run.path))
             return dict(lines(of_the_run | {"hosts": msgspec.to_builtins(there.hosts("wide"))}))
 
-        wait_for(lambda: shown().get("hosts") == "2", "both hosts")
-        assert "silent" not in shown()
+        wait_for(lambda: "silent" not in (now := shown()) and now.get("hosts") == "2", "both hosts")
         hosts[1].bridge.stop()
         assert wait_for(lambda: shown().get("silent"), "the silence").startswith("host.1: ")
 

@@ -57,7 +57,7 @@ def test_a_run_is_live_while_its_bridge_is_heard_whatever_its_clock_says(nats_se
         with saying(nats_server, clock=-3600):
             wait_for(lambda: state(early), "the run to be live")
             with NatsConnection(nats_server.servers) as late:
-                assert state(late)
+                wait_for(lambda: state(late), "the same for who comes late")
                 nats_server.kill()
                 nats_server.start()
                 wait_for(lambda: state(late), "the run to be live again")
@@ -97,7 +97,6 @@ def test_a_malformed_entry_hides_no_other_run(nats_server):
 
 
 def test_a_request_that_no_bridge_takes_is_refused_at_once(nats_server):
-    begin = time.monotonic()
-    with NatsConnection(nats_server.servers) as there, pytest.raises(BrokerError):
+    # One that is waited for in vain is another error.
+    with NatsConnection(nats_server.servers) as there, pytest.raises(BrokerError, match="has no bridge that answers"):
         ask(StreamChannel(there), "command", {"run": "r", "command": "stop"})
-    assert time.monotonic() - begin < 4, "it waited for an answer"

@@ -98,12 +98,6 @@ def test_hosts_publish_viewers_view_and_those_who_command_command(roles, copying
         assert list(viewer) == list(Recording(publisher.run_dir))[1:]
 
 
-def test_a_command_names_the_role_that_its_sender_lacks(roles):
-    refused = pytest.raises(BrokerError, match="it takes the role view or command or remove")
-    with NatsConnection.shared(roles.servers("publish")) as connection, refused:
-        perform(StreamChannel(connection), "r", check_command("stop", ()))
-
-
 @pytest.mark.parametrize(("max_bytes", "state"), [(None, "paused"), (1_000_000, "waiting")])
 def test_a_full_account_pauses_the_copy_with_the_way_out_and_loses_nothing(
     roles, copying, attach, runs_dir, max_bytes, state
@@ -198,6 +192,10 @@ async def _tried(address, seed):
 
 def test_a_viewer_is_never_taken_for_one_who_commands(roles):
     """As soon as its lease went by another subject, the servers would refuse it and end what it reads."""
+    # One that may not even view is told which role that takes.
+    refused = pytest.raises(BrokerError, match="it takes the role view or command or remove")
+    with NatsConnection.shared(roles.servers("publish")) as connection, refused:
+        perform(StreamChannel(connection), "r", check_command("stop", ()))
 
     async def ask():
         for _ in range(5):
@@ -265,7 +263,7 @@ async def _misuse(roles, host):
         await client.publish("$JS.API.STREAM.INFO.ol_r", b"", reply=recording)
     try:
         # The servers answer in their own time.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while names.OFFSET in ((await stream.get_last_msg("ol_r", recording)).headers or {}):
                 await asyncio.sleep(0.02)
     finally:
@@ -282,6 +280,6 @@ async def _asked(roles, subject, request):
     inbox = client.new_inbox()
     answers = await client.subscribe(f"{inbox}.>")
     await client.publish(subject, request, reply=f"{inbox}.want.1")
-    answer = await answers.next_msg(10)
+    answer = await answers.next_msg(100)
     await client.close()
     return decode_control(split_frame(answer.data)[1]).content["reason"]

@@ -4,7 +4,7 @@ import math
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -40,19 +40,10 @@ def windows(draw):
     )
 
 
-@given(windows())
-def test_a_window_comes_back_as_it_was(window):
-    assert decode_window(encode_window(window)) == window
-
-
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_refused(data):
-    with pytest.raises(ProtocolError):
-        decode_window(data)
-
-
+@settings(max_examples=60)
 @given(windows(), st.integers(0, 10), st.none() | st.text(max_size=2) | st.floats() | st.just([]))
-def test_a_part_of_another_type_is_refused_or_read(window, place, value):
+def test_a_window_comes_back_as_it_was_and_one_with_a_part_of_another_type_is_refused(window, place, value):
+    assert decode_window(encode_window(window)) == window
     parts = list(msgpack.unpackb(encode_window(window)))
     parts[place] = value
     try:
@@ -60,6 +51,12 @@ def test_a_part_of_another_type_is_refused_or_read(window, place, value):
     except ProtocolError:
         return
     assert isinstance(read, HostWindow)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data):
+    with pytest.raises(ProtocolError):
+        decode_window(data)
 
 
 def test_no_more_ranks_can_be_late_than_there_are():

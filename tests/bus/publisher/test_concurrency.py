@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from offloop.bus import ClosedError, ConfigurationError, Event, Publisher, Recording
+from offloop.bus.recording.tables import read_rows
 
 
 def read(publisher: Publisher) -> tuple[list[tuple[str, int]], list[float]]:
@@ -37,6 +38,7 @@ def test_threads_that_publish_at_once_lose_nothing_and_keep_the_order_of_each(ru
                 if batch % 100 == 0:
                     publisher.poll()
                     publisher.statistics()
+                    publisher.log_table(who, [[batch]], ["batch"])
         except BaseException as error:  # noqa: BLE001  it would be lost with the thread
             errors.append(error)
 
@@ -55,6 +57,8 @@ def test_threads_that_publish_at_once_lose_nothing_and_keep_the_order_of_each(ru
     assert errors == []
     for who in "abc":
         assert [batch for one, batch in published if one == who] == list(range(1, 501))
+        rows = [row for part in read_rows([Recording(publisher.recording)], who) for row in part.rows]
+        assert rows == [[batch] for batch in range(100, 501, 100)]
     assert sorted(logged) == sorted([*range(1, 501)] * 3)
 
 
@@ -143,8 +147,9 @@ INTERRUPTED = """
 import itertools, os, signal, sys
 from offloop import bus
 from offloop.bus import Event, Publisher
+from offloop.bus.types.timeouts import Timeouts
 
-publisher = Publisher("r")
+publisher = Publisher("r", timeouts=Timeouts(flush=60.0, silence=60.0))
 number = lines = 0
 
 def handle(*_):

@@ -121,18 +121,6 @@ def test_acknowledged_frames_are_dropped() -> None:
     assert (outbox.resent, outbox.sent, outbox.dropped) == (3, 10, 0)
 
 
-def test_frames_wait_while_the_broker_reads_nothing() -> None:
-    line = Line()
-    outbox = Outbox(line.send, 1000)
-    for number in range(1, 5):
-        outbox.put(frame_of(number, 10))
-        outbox.send()
-        assert len(outbox) == number
-    line.room = 100
-    outbox.send()
-    assert (len(outbox), line.taken) == (0, [1, 2, 3, 4])
-
-
 def test_a_frame_over_the_limit_is_refused_and_takes_no_number() -> None:
     outbox = Outbox(Line().send, 1 << 30)
     with pytest.raises(ConfigurationError, match="cannot be sent"):

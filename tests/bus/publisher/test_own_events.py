@@ -5,7 +5,6 @@ import contextvars
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from offloop.bus import BASE_EVENTS, Event, Image, Publisher, Recording, Snapshot, Subscriber
 from offloop.bus.errors import ConfigurationError
+from offloop.bus.protocol.frames import copy_map
 from offloop.bus.protocol.tables import RowsAdded
 from offloop.bus.publisher import table_rows
 from offloop.bus.publisher.table_rows import TableRows
@@ -29,10 +29,6 @@ ALL = BASE_EVENTS | {ANY_CUSTOM, ANY_TABLE}
 
 def recorded(publisher: Publisher) -> list[Snapshot]:
     return list(Recording(publisher.run_dir))
-
-
-def named(snapshots: list[Snapshot], name: str) -> list[Snapshot]:
-    return [one for one in snapshots if one.event.value == name]
 
 
 @pytest.fixture
@@ -51,25 +47,12 @@ def test_an_unrequested_event_is_not_published_and_a_table_always() -> None:
     assert [one.event.value for one in recorded(publisher)] == ["#completions"]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "1a", "*", "x" * 101, "a/b", "ä", 3])
-def test_a_name_that_is_not_allowed_is_refused(publisher: Publisher, name: Any) -> None:
-    for call in (publisher.event, publisher.span, lambda name: publisher.log_table(name, [])):
-        with pytest.raises(ConfigurationError, match="cannot name"):
-            call(name)
-
-
 def test_more_names_than_a_recording_has_room_for_are_refused(publisher: Publisher) -> None:
     for number in range(64):
         publisher.event(f"e{number}")
     with pytest.raises(ConfigurationError, match="put what varies into fields"):
         publisher.event("e64")
     publisher.event("e3")  # a known one still goes
-
-
-@pytest.mark.parametrize("fields", [{"span": 1}, {"logged": []}, {"x": object()}, {"x": {1j: 2}}])
-def test_fields_that_cannot_be_sent_are_refused(publisher: Publisher, fields: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        publisher.event("e", **fields)
 
 
 def test_spans_nest_over_threads_and_tasks(publisher: Publisher) -> None:
@@ -86,6 +69,16 @@ def test_spans_nest_over_threads_and_tasks(publisher: Publisher) -> None:
         with publisher.span("thread"):
             pass
 
+    def wait() -> Iterator[None]:
+        with publisher.span("generator"):
+            yield
+
+    with pytest.raises(KeyError), publisher.span("fails"):
+        raise KeyError("x")
+    # One may end in another context than it began in.
+    waiting = wait()
+    contextvars.copy_context().run(next, waiting)
+    assert list(waiting) == []
     with publisher.span("outer", n=1) as fields:
         fields["m"] = 2
         other = threading.Thread(target=thread)
@@ -95,13 +88,11 @@ def test_spans_nest_over_threads_and_tasks(publisher: Publisher) -> None:
     publisher.close()
     spans = {one.event.value: one for one in recorded(publisher) if one.event.is_custom}
     found = {name: read_span(one.fields) for name, one in spans.items()}
-    assert spans["@outer"].n == 1
-    assert spans["@outer"].m == 2
+    assert (spans["@outer"].n, spans["@outer"].m, spans["@fails"].error) == (1, 2, "KeyError")
     parents = {name: span.parent for name, span in found.items() if span}
     ids = {name: span.id for name, span in found.items() if span}
     assert parents == {
-        "@outer": 0,
-        "@thread": 0,
+        **dict.fromkeys(("@fails", "@generator", "@outer", "@thread"), 0),
         "@one": ids["@outer"],
         "@two": ids["@outer"],
         "@one_inner": ids["@one"],
@@ -110,44 +101,15 @@ def test_spans_nest_over_threads_and_tasks(publisher: Publisher) -> None:
     assert found["@one"].duration >= 10_000_000
 
 
-def test_a_span_may_end_in_another_context_than_it_began_in(publisher: Publisher) -> None:
-    def wait() -> Iterator[None]:
-        with publisher.span("generator"):
-            yield
-
-    waiting = wait()
-    contextvars.copy_context().run(next, waiting)
-    assert list(waiting) == []
-    publisher.close()
-    assert len(named(recorded(publisher), "@generator")) == 1
-
-
-@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 2**63])
-def test_a_step_that_cannot_be_read_again_is_refused(publisher: Publisher, step: Any) -> None:
-    with pytest.raises(ConfigurationError, match="step is"):
-        publisher.log_table("t", [{"a": 1}], step=step)
-
-
-def test_an_exception_ends_its_span_and_passes(publisher: Publisher) -> None:
-    with pytest.raises(KeyError), publisher.span("fails"):
-        raise KeyError("x")
-    publisher.close()
-    assert named(recorded(publisher), "@fails")[0].error == "KeyError"
-
-
-@pytest.mark.parametrize(
-    ("requested", "seen"), [(Event("@wanted"), "@wanted"), (ANY_CUSTOM, "@wanted"), (ANY_TABLE, "#t")]
-)
-def test_a_consumer_requests_one_event_or_all_of_a_kind(requested: Event, seen: str) -> None:
-    with (
-        Publisher("own") as publisher,
-        Subscriber(publisher.run_dir, events=[requested], demand=Demand.of([requested])) as subscriber,
-    ):
-        wait_for(lambda: publisher.wait() or requested in publisher.requested_events, "the request")
-        publisher.event("wanted", n=1)
-        publisher.event("unwanted")
-        publisher.log_table("t", lambda: [{"a": 1}])
-        assert next(iter(subscriber)).event.value == seen
+def test_a_consumer_requests_one_event_or_all_of_a_kind() -> None:
+    with Publisher("own") as publisher:
+        for requested, seen in ((Event("@wanted"), "@wanted"), (ANY_TABLE, "#t"), (ANY_CUSTOM, "@wanted")):
+            with Subscriber(publisher.run_dir, events=[requested], demand=Demand.of([requested])) as subscriber:
+                wait_for(lambda: publisher.wait() or requested in publisher.requested_events, "the request")  # noqa: B023  called at once
+                publisher.event("wanted", n=1)
+                publisher.event("unwanted")
+                publisher.log_table("t", lambda: [{"a": 1}])
+                assert next(iter(subscriber)).event.value == seen
 
 
 CELLS = st.one_of(
@@ -161,8 +123,6 @@ def test_rows_are_read_as_they_were_written(rows: list[list[Any]], step: int) ->
     parts = list(TableRows().pack("t", rows, ["a", "b"], step, 1 << 30))
     read = []
     for fields in parts:
-        from offloop.bus.protocol.frames import copy_map
-
         body = copy_map(fields)
         added = RowsAdded.of(Snapshot.build(Event("#t"), **body))
         assert (added.step, added.columns) == (step, ["a", "b"])
@@ -178,55 +138,69 @@ def test_rows_are_read_as_they_were_written(rows: list[list[Any]], step: int) ->
     assert repr(read) == repr(expected)
 
 
-def test_columns_are_those_of_the_maps_in_order_and_never_hide_the_fixed_ones(publisher: Publisher) -> None:
+def test_rows_have_the_columns_of_their_maps_and_each_image_is_stored_once(publisher: Publisher) -> None:
     publisher.log_table("t", [{"prompt": "a", "step": 9}, {"reward": np.float32(0.5), "prompt": "b"}], step=7)
+    publisher.log_table("many", ({"n": number, "text": "z" * 1000} for number in range(8000)))
+    red = np.zeros((4, 5, 3), np.uint8)
+    red[..., 0] = 255
+    for _ in range(3):
+        images = Image(red), Image(red.copy()), Image(b"\x89PNG\r\n\x1a\n..")
+        publisher.log_table("images", [{"image": image} for image in images])
     publisher.close()
-    (added,) = read_rows([Recording(publisher.run_dir)])
+    recording = [Recording(publisher.run_dir)]
+    (added,) = read_rows(recording, "t")
+    # None hides one of the fixed ones.
     assert added.columns == ["prompt", "step_", "reward"]
     assert list(added.records()) == [
         {"step": 7, "time": added.time, "rank": 0, "attempt": 1, "prompt": "a", "step_": 9, "reward": None},
         {"step": 7, "time": added.time, "rank": 0, "attempt": 1, "prompt": "b", "step_": None, "reward": 0.5},
     ]
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "text"),
-    [
-        ([[1]], None, "give columns="),
-        ([[1, 2]], ["a"], "a cell for each of its 1 columns"),
-        (["ab"], ["a", "b"], "a cell for each"),
-        ([{"b": 1}], ["a"], "has the column 'b'"),
-        ([[object()]], ["a"], "a value of type object"),
-        ([[1, 2]], ["a", "a"], "different names"),
-        ([{}], [str(number) for number in range(201)], "201 columns"),
-    ],
-)
-def test_rows_that_are_no_table_are_refused(publisher: Publisher, rows: Any, columns: Any, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
-        publisher.log_table("t", rows, columns)
-
-
-def test_an_image_is_stored_once_by_its_content(publisher: Publisher) -> None:
-    red = np.zeros((4, 5, 3), np.uint8)
-    red[..., 0] = 255
-    for _ in range(3):
-        publisher.log_table(
-            "t", [{"image": Image(red)}, {"image": Image(red.copy())}, {"image": Image(b"\x89PNG\r\n\x1a\n..")}]
-        )
-    publisher.close()
-    parts = list(read_rows([Recording(publisher.run_dir)]))
+    # Many rows are several events.
+    parts = list(read_rows(recording, "many"))
+    assert len(parts) > 2
+    assert [row[0] for part in parts for row in part.rows] == list(range(8000))
+    parts = list(read_rows(recording, "images"))
     assert [len(part.images) for part in parts] == [2, 0, 0]
     first, same, other = (row[0]["image"] for row in parts[2].rows)
     assert first == same != other
     assert parts[0].images[first] == [4, 5, 3, red.tobytes()]
 
 
-@pytest.mark.parametrize(
-    "data", [b"text", np.zeros((2, 2)), np.zeros((2, 2, 2), np.uint8), np.zeros((0, 2), np.uint8), "a"]
-)
-def test_other_images_are_refused(data: Any) -> None:
-    with pytest.raises(ConfigurationError, match="PNG"):
-        Image(data)
+REFUSED_ROWS: list[tuple[Any, list[str] | None, str]] = [
+    ([[1]], None, "give columns="),
+    ([[1, 2]], ["a"], "a cell for each of its 1 columns"),
+    (["ab"], ["a", "b"], "a cell for each"),
+    ([{"b": 1}], ["a"], "has the column 'b'"),
+    ([[object()]], ["a"], "a value of type object"),
+    ([[1, 2]], ["a", "a"], "different names"),
+    ([{}], [str(number) for number in range(201)], "201 columns"),
+]
+
+
+def test_names_fields_steps_and_rows_that_cannot_be_sent_are_refused(publisher: Publisher) -> None:
+    names: list[Any] = ["", "a b", "1a", "*", "x" * 101, "a/b", "ä", 3]
+    for name in names:
+        for call in (publisher.event, publisher.span, lambda name: publisher.log_table(name, [])):
+            with pytest.raises(ConfigurationError, match="cannot name"):
+                call(name)
+    several: list[dict[str, Any]] = [{"span": 1}, {"logged": []}, {"x": object()}, {"x": {1j: 2}}]
+    for fields in several:
+        with pytest.raises(ConfigurationError):
+            publisher.event("e", **fields)
+    steps: list[Any] = [-1, 1.5, "3", True, 2**63]
+    for step in steps:
+        with pytest.raises(ConfigurationError, match="step is"):
+            publisher.log_table("t", [{"a": 1}], step=step)
+    for rows, columns, text in REFUSED_ROWS:
+        with pytest.raises(ConfigurationError, match=text):
+            publisher.log_table("t", rows, columns)
+
+
+def test_other_images_are_refused() -> None:
+    wrong: list[Any] = [b"text", np.zeros((2, 2)), np.zeros((2, 2, 2), np.uint8), np.zeros((0, 2), np.uint8), "a"]
+    for data in wrong:
+        with pytest.raises(ConfigurationError, match="PNG"):
+            Image(data)
 
 
 def test_rows_beyond_the_limits_are_left_out_counted_and_named(
@@ -253,45 +227,3 @@ def test_rows_never_take_more_than_half_of_the_send_buffer(monkeypatch: pytest.M
             publisher.log_table("t", [{"text": "x" * 100_000}] * 20)
         assert publisher.statistics().dropped == 0
         publisher._outbox.paused = False
-
-
-def test_tables_are_counted_by_name(publisher: Publisher) -> None:
-    publisher.log_table("a", [{"x": 1}] * 3)
-    publisher.log_table("b", [{"x": 1}])
-    publisher.log_table("a", [{"x": 1}])
-    publisher.close()
-    parts = list(read_rows([Recording(publisher.run_dir)]))
-    assert {name: sum(len(part.rows) for part in parts if part.table == name) for name in ("a", "b")} == {
-        "a": 4,
-        "b": 1,
-    }
-
-
-def test_many_rows_are_several_events_and_none_is_missing(publisher: Publisher) -> None:
-    publisher.log_table("t", ({"n": number, "text": "z" * 1000} for number in range(8000)))
-    publisher.close()
-    parts = list(read_rows([Recording(publisher.run_dir)], "t"))
-    assert len(parts) > 2
-    assert [row[0] for part in parts for row in part.rows] == list(range(8000))
-
-
-def test_other_threads_may_log_while_the_loop_publishes(publisher: Publisher, tmp_path: Path) -> None:
-    def log(number: int) -> None:
-        for step in range(50):
-            publisher.log_table(f"t{number}", [{"step_of_thread": step}])
-            with publisher.span("work"):
-                publisher.event("tick", number=number)
-
-    threads = [threading.Thread(target=log, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for batch in range(200):
-        publisher.publish("batch_end", batch=batch + 1, loss=0.0)
-    for one in threads:
-        one.join()
-    publisher.close()
-    snapshots = recorded(publisher)
-    assert len(named(snapshots, "@tick")) == len(named(snapshots, "@work")) == 200
-    for number in range(4):
-        rows = [row for part in read_rows([Recording(publisher.run_dir)], f"t{number}") for row in part.rows]
-        assert rows == [[step] for step in range(50)]

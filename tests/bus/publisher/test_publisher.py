@@ -16,6 +16,7 @@ import pytest
 import torch
 from brokers import broker_pid
 from helpers import wait_for
+from recording_files import file_limit
 from training import Act, gold_trainer
 
 from offloop.bus import (
@@ -33,7 +34,6 @@ from offloop.bus import (
     find_run,
 )
 from offloop.bus.protocol.frames import Control
-from offloop.bus.publisher import session_state
 from offloop.bus.publisher.launch import BrokerProcess
 from offloop.bus.publisher.session import BrokerSession
 from offloop.bus.recording.source import RecordSource
@@ -75,6 +75,7 @@ def test_a_plain_loop_is_recorded_as_it_was(runs_dir):
     assert [int(snapshot.timestamp.batch) for snapshot in snapshots] == list(range(1, 101))
     assert [snapshot.seq for snapshot in snapshots] == list(range(1, 101))
     last = snapshots[-1]
+    assert abs(last.time - time.time()) < 600
     assert (last.loss, last.lr["optimizer"], int(last.previous_timestamp.batch)) == (0.01, [0.1, 0.01], 99)
     plain = {"a": 0.5, "b": ["epoch_end", True], "c": "n", "d": [1, {"e": 2}]}
     assert {name: last.fields[name] for name in plain} == plain
@@ -259,7 +260,7 @@ import gc, os, sys
 from offloop.bus import Event, Publisher, find_run
 from offloop.bus.types.timeouts import Timeouts
 gc.disable()
-publisher = Publisher("r", timeouts=Timeouts(flush=60.0, broker_exit=60.0))
+publisher = Publisher("r", timeouts=Timeouts(silence=60.0, flush=60.0, broker_exit=60.0))
 publisher.itself = publisher
 for closes in (True, False):
     child = os.fork()
@@ -283,24 +284,20 @@ print(find_run("r").status)
     assert [snapshot.event for snapshot in Recording(runs_dir / "r")] == [Event.FIT_END]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("last_line", "status", "code"),
-    [
-        ("import sys\nwith publisher: sys.exit(0)", "finished", 0),
-        ("import sys; sys.exit(3)", "stopped", 3),
-        ("publisher.publish(Event.FIT_END); import sys; sys.exit(3)", "finished", 3),
-        ("publisher.stop_requested = True", "stopped", 0),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "stopped", -signal.SIGINT),
-        ("threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)", "finished", 0),
-    ],
-)
-def test_a_program_that_exits_without_close_leaves_a_complete_recording(runs_dir, last_line, status, code):
-    script = f"""
-import signal, threading, time
+LAST_LINES = {
+    "with publisher: sys.exit(0)": ("finished", 0),
+    "sys.exit(3)": ("stopped", 3),
+    "publisher.publish(Event.FIT_END); sys.exit(3)": ("finished", 3),
+    "publisher.stop_requested = True": ("stopped", 0),
+    "os.kill(os.getpid(), signal.SIGINT)": ("stopped", -signal.SIGINT),
+    "threading.Thread(target=publish_on, daemon=True).start(); time.sleep(0.1)": ("finished", 0),
+}
+"""How a program ends, the status of its run, and its exit code."""
+WITHOUT_CLOSE = """
+import os, signal, sys, threading, time
 from offloop.bus import Event, Publisher
 signal.signal(signal.SIGINT, signal.default_int_handler)
-publisher = Publisher("r")
+publisher = Publisher(sys.argv[1])
 for batch in range(500):
     publisher.publish(Event.BATCH_END, batch=batch)
 while publisher.statistics().acknowledged < 500:
@@ -311,13 +308,20 @@ def publish_on():
     while True:
         publisher.publish(Event.EPOCH_END, batch=500)
 
-{last_line}
 """
-    run_script(script, code=code)
-    run = wait_for(lambda: (found := find_run("r")) and not found.live and found, "the broker to finish the record")
-    recording = Recording(run.path)
-    assert len([one for one in recording if one.event is Event.BATCH_END]) == 500
-    assert recording.ending.status == status == run.status
+
+
+@pytest.mark.slow
+def test_a_program_that_exits_without_close_leaves_a_complete_recording(runs_dir):
+    commands = [[sys.executable, "-c", WITHOUT_CLOSE + line, f"r{number}"] for number, line in enumerate(LAST_LINES)]
+    programs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    for number, (program, (status, code)) in enumerate(zip(programs, LAST_LINES.values(), strict=True)):
+        _, errors = program.communicate(timeout=200)
+        assert program.returncode == code, errors
+        wait_for(lambda run=f"r{number}": not find_run(run).live, "the broker to finish the record")
+        recording = Recording(runs_dir / f"r{number}")
+        assert len([one for one in recording if one.event is Event.BATCH_END]) == 500
+        assert recording.ending.status == status == find_run(f"r{number}").status
 
 
 def test_close_waits_for_a_stopped_broker_only_up_to_its_time_limit(runs_dir, caplog):
@@ -459,15 +463,6 @@ def test_a_failed_start_leaves_no_run_behind(runs_dir, tmp_path):
     Publisher("r").close()
 
 
-def test_a_live_run_cannot_be_resumed(runs_dir):
-    with Publisher("r") as publisher:
-        with pytest.raises(RunIsLiveError) as raised:
-            Publisher("r", resume=True)
-        assert raised.value.run == "r"
-        publisher.publish(Event.FIT_START)
-    assert len(read_back(publisher)[0]) == 1
-
-
 def test_a_killed_training_that_is_started_at_once_waits_for_the_end_of_the_attempt_before(runs_dir):
     run_script(
         """
@@ -489,9 +484,12 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [(one.number, one.status) for one in find_run("r").attempts] == [(1, "lost"), (2, "finished")]
 
 
-def test_a_resumption_is_a_new_attempt_also_of_a_renamed_run(runs_dir):
+def test_a_resumption_is_a_new_attempt_of_a_run_that_is_not_live_also_of_a_renamed_one(runs_dir):
     with Publisher("r") as publisher:
         publisher.publish(Event.BATCH_END, loss=1.0)
+        with pytest.raises(RunIsLiveError) as raised:
+            Publisher("r", resume=True)
+        assert raised.value.run == "r"
     (runs_dir / "r").rename(runs_dir / "moved")
     with Publisher("moved", resume=True) as publisher:
         publisher.publish(Event.BATCH_END, loss=2.0)
@@ -526,27 +524,27 @@ def test_the_training_continues_when_its_broker_cannot_be_restarted(runs_dir, ca
 
 
 @pytest.mark.slow
-def test_a_trainer_temporarily_out_of_descriptors_reconnects_later(runs_dir, monkeypatch, caplog):
-    monkeypatch.setattr(session_state, "HELLO_AGAIN_SECONDS", 0.2)
-    publisher = Publisher("r", timeouts=Timeouts(flush=30.0))
-    publisher.publish(Event.BATCH_END, batch=1)
-    wait_for(lambda: publisher.poll() or publisher.recorded_all, "the first event")
-    failed = 0
+def test_a_broker_that_cannot_be_started_or_has_no_room_is_started_again(runs_dir, monkeypatch, caplog):
+    spawn, attempts = BrokerProcess._spawn, []
 
-    def fail(*_):
-        nonlocal failed
-        failed += 1
-        raise OSError(errno.EMFILE, "too many open files")
+    def spawn_in_trouble(*arguments):
+        attempts.append(arguments)
+        if len(attempts) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        with file_limit(0):  # the broker inherits it: on its disk no file has room
+            return spawn(*arguments)
 
-    with monkeypatch.context() as full:
-        full.setattr(BrokerProcess, "_spawn", fail)
-        os.kill(broker_pid(publisher.run_dir), signal.SIGKILL)
-        wait_for(lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or failed > 1, "the second failure")
-    publisher.close()
-    snapshots, ending = read_back(publisher)
-    assert len(snapshots) == publisher.statistics().published - 1
-    assert (ending.status, publisher.recorded_all) == ("finished", True)
-    assert "is not recorded yet, retrying" in caplog.text
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1)
+        wait_for(lambda: publisher.poll() or publisher.recorded_all, "the first event")
+        with monkeypatch.context() as trouble:
+            trouble.setattr(BrokerProcess, "_spawn", spawn_in_trouble)
+            os.kill(broker_pid(publisher.run_dir), signal.SIGKILL)
+            wait_for(lambda: publisher.publish(Event.EPOCH_END) or publisher.poll() or len(attempts) > 3, "attempts")
+    recording = Recording(publisher.recording)
+    assert [snapshot.seq for snapshot in recording] == list(range(1, publisher.statistics().published))
+    assert (str(recording.ending), recording.gaps) == ("finished", ())
+    assert "is not recorded yet, retrying: [Errno 24] too many open files" in caplog.text
 
 
 def test_a_stopped_broker_delays_nothing_and_events_beyond_the_backlog_are_a_named_gap(runs_dir, caplog, monkeypatch):
@@ -608,10 +606,11 @@ def test_invalid_utf_8_in_folder_and_arguments_and_a_module_named_zmq_do_no_harm
 WITH_MANY_FILES = """
 import os, resource, sys
 from offloop.bus import Event, Publisher
+from offloop.bus.types.timeouts import Timeouts
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 else 4096, hard))
 files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-with Publisher("r") as publisher:
+with Publisher("r", timeouts=Timeouts(flush=60.0, silence=60.0)) as publisher:
     publisher.publish(Event.FIT_START)
 """
 

@@ -25,8 +25,12 @@ def test_a_start_under_a_taken_name_is_a_new_run(runs_dir: Path, caplog: pytest.
     assert caplog.messages == ["run r exists already and is not resumed: this run is r-2"]
     assert finish(Publisher("r", resume=True)) == ("r", 2)
     assert finish(Publisher("r-2")) == ("r-2-2", 1)
-    with Publisher("r") as live:
-        live.publish(Event.FIT_START)
+    with (
+        Publisher("r", world_size=2) as first,
+        Publisher("r", rank=1, world_size=2, broker=first.address) as second,
+    ):
+        second.publish(Event.BATCH_END, batch=1)
+        assert (first.run_name, second.run_name, second.run_dir) == ("r-3", "r-3", first.run_dir)
         assert finish(Publisher("r")) == ("r-4", 1)
     assert sorted((one.name, one.status, len(one.attempts)) for one in list_runs()) == [
         *(("r", "finished", 2), ("r-2", "finished", 1), ("r-2-2", "finished", 1)),
@@ -34,16 +38,6 @@ def test_a_start_under_a_taken_name_is_a_new_run(runs_dir: Path, caplog: pytest.
     ]
     assert find_run("r-2").last.info["place"] == "saved/r-2"
     assert find_run("r-2").recorded_as == "r-2"
-
-
-def test_all_ranks_join_the_run_of_the_first_one(runs_dir: Path) -> None:
-    finish(Publisher("r"))
-    with (
-        Publisher("r", world_size=2) as first,
-        Publisher("r", rank=1, world_size=2, broker=first.address) as second,
-    ):
-        second.publish(Event.BATCH_END, batch=1)
-        assert (first.run_name, second.run_name, second.run_dir) == ("r-2", "r-2", first.run_dir)
 
 
 def test_simultaneous_starts_get_different_names(runs_dir: Path) -> None:
@@ -72,12 +66,10 @@ def test_a_long_name_is_shortened_to_make_room_for_the_number() -> None:
 
 
 def test_a_process_restarted_by_torchrun_continues_its_run(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish(Publisher("r"))
-    for launch in ("a-launch", "none"):
+    for launch, expected in (("a-launch", "r"), ("none", "r-2")):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-        name, attempt = finish(Publisher("r"))
-        assert (name, attempt) == ({"a-launch": "r-2", "none": "r-3"}[launch], 1)
+        assert finish(Publisher("r")) == (expected, 1)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-        assert finish(Publisher("r")) == (name, 2)
-    assert json.loads((find_run("r-2").path / "run.json").read_text())["attempts"][1]["info"]["launch"] == "a-launch"
+        assert finish(Publisher("r")) == (expected, 2)
+    assert json.loads((find_run("r").path / "run.json").read_text())["attempts"][1]["info"]["launch"] == "a-launch"

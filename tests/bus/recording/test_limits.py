@@ -67,8 +67,8 @@ def many_gaps(path: Path) -> None:
 
 
 def wide_channels(path: Path) -> None:
-    """24 topics of 8 MB, of which a few hundred bytes each are in the file."""
-    path.write_bytes(front(path) + chunk(records.encode(records.channel_record(1, "r/" + "x" * 8 * MIB))) * 24)
+    """24 topics of 6 MB, of which a few hundred bytes each are in the file."""
+    path.write_bytes(front(path) + chunk(records.encode(records.channel_record(1, "r/" + "x" * 6 * MIB))) * 24)
 
 
 FILES: list[Callable[[Path], None]] = [mark_of_lists, empty_messages, many_gaps, wide_channels]

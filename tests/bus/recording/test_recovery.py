@@ -52,8 +52,8 @@ class Written:
 @pytest.mark.parametrize(
     ("finished", "flips"),
     [
-        (True, 150),
-        (False, 80),
+        (True, 90),
+        (False, 60),
         *(pytest.param(finished, 5000, marks=pytest.mark.soak) for finished in (True, False)),
     ],
 )

@@ -48,18 +48,6 @@ def outcome_of(broker: Broker) -> Outcome:
         assert (broker.sent["run"], broker.sent["command"]) == ("r", "set")
 
 
-ACCEPTED = ("accepted", {"ranks": 1})
-ANOTHER = ("applied", {"id": "another", "batch": 3, "event": "batch_end"})
-
-
-def test_a_command_is_answered_by_the_broker_and_then_by_the_training() -> None:
-    broker = Broker(ACCEPTED, ANOTHER, ("applied", {"batch": 7, "event": "batch_end"}))
-    outcome = outcome_of(broker)
-    assert (outcome.batch, outcome.event, outcome.error) == (7, "batch_end", None)
-    assert outcome.command.arguments == ("lr", 0.1)
-    assert broker.waits == [5, 30, 30]
-
-
 @pytest.mark.parametrize(
     ("answers", "error"),
     [

@@ -31,7 +31,7 @@ def test_early_and_late_subscribers_get_the_same_events(runs_dir):
         middle = ThreadFollower("r")
         publish(publisher, 301, 600)
     for one in (before, middle, ends):
-        one.join(30)
+        one.join(100)
     with Subscriber("r") as late:
         after = list(late)
     assert not late.live
@@ -49,7 +49,7 @@ def test_inner_events_are_published_once_a_consumer_requests_them(runs_dir):
         wait_for(lambda: publisher.poll() or Event.BATCH_START in publisher.requested_events, "the demand to arrive")
         assert publisher.requested_events - BASE_EVENTS == {Event.BATCH_START}
         publish(publisher, 1, 3, Event.BATCH_START)
-    watcher.join(30)
+    watcher.join(100)
     assert batches(watcher.got) == [1, 2, 3] == batches(Recording(publisher.recording))
 
 

@@ -62,11 +62,8 @@ def test_only_publishers_of_the_run_are_read(pool: SegmentPool) -> None:
     assert reference is not None
     with pytest.raises(FieldNotAvailableError, match=f"process {os.getpid()} publishes nothing of run 'first'"):
         read_piece([1], requested(reference))
-    passwords = os.open("/etc/passwd", os.O_RDONLY)
-    for stranger in ({"fd": passwords}, {"token": bytes(16)}, {"fd": 1 << 20}):
-        with pytest.raises(FieldNotAvailableError, match="no such memory"):
-            read_piece([os.getpid()], requested({**reference, **stranger}))
-    os.close(passwords)
+    with pytest.raises(FieldNotAvailableError, match="no such memory"):
+        read_piece([os.getpid()], requested({**reference, "token": bytes(16)}))
     with pytest.raises(FieldNotAvailableError, match="too late"):
         read_piece([os.getpid()], requested({**reference, "size": 1 << 40}))
 

@@ -68,13 +68,16 @@ def test_the_same_run_under_another_name_at_another_time_and_watched_by_others_i
     assert found.events
 
 
-def test_hosts_durations_and_order_of_ranks_do_not_count(tmp_path):
+def test_hosts_durations_and_order_of_ranks_do_not_count_and_ranks_of_one_alone_are_told(tmp_path):
     a = [Entry("init", fields={"system": {"host": "one"}}), loss(1, 0.5, phases={"began": 1}), Entry(rank=1, batch=1)]
     b = [Entry("init", fields={"system": {"host": "two"}}), Entry(rank=1, batch=1), loss(1, 0.5, phases={"began": 2})]
     assert compare(tmp_path, a, b).same
     a, b = ([Entry("eval_end", fields={"eval_timestamp": [0, 0, 3, 24, *[0] * 6, *[wct] * 4]})] for wct in (5, 6))
     assert compare(tmp_path, a, b).same
     assert compare(tmp_path, losses(math.nan, [math.nan, 1]), losses(math.nan, [math.nan, 1])).same
+    a = [Entry(rank=rank, batch=1, context={"world_size": 2}) for rank in (0, 1)]
+    found = compare(tmp_path, a, a[:1])
+    assert (found.same, found.notes) == (True, ["rank 1 is in A alone"])
 
 
 @quick
@@ -172,13 +175,6 @@ def test_requested_fields_and_events_are_compared_where_both_have_them(tmp_path)
     assert compare(tmp_path, a, b).first.event == "after_loss"
 
 
-def test_ranks_of_one_alone_are_told(tmp_path):
-    context = {"world_size": 2}
-    a = [Entry(rank=rank, batch=1, context=context) for rank in (0, 1)]
-    found = compare(tmp_path, a, a[:1])
-    assert (found.same, found.notes) == (True, ["rank 1 is in A alone"])
-
-
 def test_a_cut_is_the_same_as_what_it_was_cut_from(tmp_path):
     write_recording(tmp_path / "a.mcap", [*losses(*map(float, range(20))), Entry("$end")])
     # The end is compared too, and counted by neither.
@@ -206,7 +202,7 @@ def test_what_is_missing_is_no_difference_and_is_named(tmp_path):
         ]
 
 
-def test_the_command_shows_the_first_difference(tmp_path):
+def test_the_command_shows_the_first_difference_and_everything_as_json(tmp_path):
     compare(tmp_path, losses(1.0, 2.0, 3.0), losses(1.0, 2.0, math.nan))
     result = run(tmp_path / "a.mcap", tmp_path / "b.mcap")
     assert result.return_value == 1
@@ -220,15 +216,9 @@ first difference: batch_end at 0ep 3ba of rank 0 (event 3 in A, 3 in B)
 events in both: 3, of which 1 differ
 """
     )
-
-
-def test_json_holds_everything_that_was_found(tmp_path):
-    found = compare(tmp_path, losses(1.0, 2.0), losses(1.0, math.nan))
-    result = run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--json")
-    told = json.loads(result.output, parse_constant=pytest.fail)
-    assert result.return_value == 1
-    assert (told["same"], told["events"], told["differing"], told["a"]) == (False, 2, 1, str(found.a))
-    assert told["first"]["fields"] == [{"name": "loss", "a": 2.0, "b": "NaN", "only": None}]
+    told = json.loads(run(tmp_path / "a.mcap", tmp_path / "b.mcap", "--json").output, parse_constant=pytest.fail)
+    assert (told["same"], told["events"], told["differing"], told["a"]) == (False, 3, 1, str(tmp_path / "a.mcap"))
+    assert told["first"]["fields"] == [{"name": "loss", "a": 3.0, "b": "NaN", "only": None}]
 
 
 def test_no_difference_in_what_is_left_of_a_damaged_one_is_not_the_same(tmp_path):

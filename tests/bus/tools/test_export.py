@@ -182,9 +182,8 @@ def test_every_value_reads_back_as_it_was_recorded(tmp_path, stream):
         assert all(value is None for name, value in row.items() if name not in columns and name not in FIXED)
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
+def test_a_column_has_the_type_of_what_is_in_it(tmp_path):
+    columns: list[tuple[list[Any], pa.DataType]] = [
         ([1, None, -(2**63)], pa.int64()),
         ([2**64 - 1, 0], pa.string()),
         ([1, 0.5, math.nan], pa.float64()),
@@ -195,14 +194,13 @@ def test_every_value_reads_back_as_it_was_recorded(tmp_path, stream):
         ([[[1]], None], pa.list_(pa.list_(pa.int64()))),
         ([[{"a": 1}]], pa.string()),
         ([None], pa.null()),
-    ],
-)
-def test_a_column_has_the_type_of_what_is_in_it(tmp_path, values, kind):
-    path = write_anew(tmp_path, [Entry(fields={"x": value}) for value in values])
-    column = pa.parquet.read_table(exported(path, "parquet"))["x"]
-    assert column.type.equals(kind)
-    for value, found in zip(values, column.to_pylist(), strict=True):
-        check_cell(value, found, kind)
+    ]
+    for values, kind in columns:
+        path = write_anew(tmp_path, [Entry(fields={"x": value}) for value in values])
+        column = pa.parquet.read_table(exported(path, "parquet"))["x"]
+        assert column.type.equals(kind)
+        for value, found in zip(values, column.to_pylist(), strict=True):
+            check_cell(value, found, kind)
 
 
 def test_no_value_hides_another_one(tmp_path):
@@ -277,22 +275,19 @@ def test_events_and_ranks_are_chosen(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_mistake_is_named_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.mcap", "nothing.mcap"):
+        write_recording(tmp_path / name, [Entry()])
+    for arguments, message in (
         (["--events", "batch_edn"], "batch_end"),
         (["--events", ","], "--events"),
         (["--ranks", "3"], "'--ranks'"),
         (["-o", "nothing.mcap/x.csv"], "'--output'"),
-    ],
-)
-def test_a_mistake_is_named_and_nothing_is_written(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.mcap", "nothing.mcap"):
-        write_recording(tmp_path / name, [Entry()])
-    result = CliRunner().invoke(export_recording, ["a.mcap", "--to", "csv", *arguments])
-    assert result.exit_code == 1
-    assert message in str(result.exception)
+    ):
+        result = CliRunner().invoke(export_recording, ["a.mcap", "--to", "csv", *arguments])
+        assert result.exit_code == 1
+        assert message in str(result.exception)
     with pytest.raises(ConfigurationError, match="did you mean jsonl"):
         export(tmp_path / "a.mcap", tmp_path / "b", "jsnol")
     assert sorted(os.listdir()) == ["a.mcap", "nothing.mcap"]

@@ -8,7 +8,7 @@ from gold import gold_loader
 from helpers import REFERENCE
 from hypothesis import given
 from hypothesis import strategies as st
-from training import Act, gold_evaluators, gold_trainer
+from training import Act, gold_trainer
 
 from offloop.bus.errors import ConfigurationError, ProtocolError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -60,23 +60,18 @@ def due(interval: int | str, found: list[EventPosition]) -> list[list[Any]]:
     return [[one.event.name, *one.timestamp[1:4]] for one in found if is_due(interval, one)]
 
 
-@pytest.mark.parametrize("case", MATRIX, ids=[f"{case['interval']} of {case['max_duration']}" for case in MATRIX])
-def test_an_interval_is_due_when_the_reference_saves_and_evaluates(case: dict[str, Any]) -> None:
-    interval = str(Time.from_input(case["interval"], "ep"))
-    found = moments(
-        *CHECKPOINTS,
-        *ENDS,
-        max_duration=case["max_duration"],
-        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
-        eval_interval=case["interval"],
-    )
-    saving, ending = ([one for one in found if (one.event in CHECKPOINTS) is which] for which in (True, False))
-    saves = {row[2]: row for row in reversed(due(f"{interval}+end", saving))}
-    # The reference saves each batch once, where the epoch's end may be due as well.
-    assert sorted(saves.values(), key=lambda row: row[2]) == case["checkpoint_saves"]
-    # Without the end: an epoch that ends together with the training is one that ends.
-    runs = [row for row in case["eval_runs"] if row[0] != "FIT_END"]
-    assert [row[1:] for row in due(interval, ending)] == [row[1:] for row in runs]
+def test_an_interval_is_due_when_the_reference_saves_and_evaluates() -> None:
+    durations = {case["max_duration"] for case in MATRIX}
+    trained = {duration: moments(*CHECKPOINTS, *ENDS, max_duration=duration) for duration in durations}
+    for case in MATRIX:
+        interval, found = str(Time.from_input(case["interval"], "ep")), trained[case["max_duration"]]
+        saving, ending = ([one for one in found if (one.event in CHECKPOINTS) is which] for which in (True, False))
+        saves = {row[2]: row for row in reversed(due(f"{interval}+end", saving))}
+        # The reference saves each batch once, where the epoch's end may be due as well.
+        assert sorted(saves.values(), key=lambda row: row[2]) == case["checkpoint_saves"], case
+        # Without the end: an epoch that ends together with the training is one that ends.
+        runs = [row for row in case["eval_runs"] if row[0] != "FIT_END"]
+        assert [row[1:] for row in due(interval, ending)] == [row[1:] for row in runs], case
 
 
 @pytest.mark.parametrize("event", [Event.AFTER_LOSS, Event.BATCH_END])
@@ -105,11 +100,8 @@ def test_within_a_batch_it_is_the_first_one_of_the_interval() -> None:
     assert steps == {"1ep": [0, 4], "2ep": [0], "3ba": [0, 3, 6], "0.25dur": [0, 2, 4, 6], "1dur": [0]}
     # A number counts batches from 1, and takes all microbatches.
     assert [row[2] for row in due(4, found)] == [3, 3, 3, 7, 7, 7]
-
-
-def test_a_share_of_samples_is_not_known_before_they_come() -> None:
-    found = moments(INNER, max_duration="40sp")
-    assert [row[2] for row in due("0.25dur", found)] == [0]
+    # A share of samples is not known before they come.
+    assert [row[2] for row in due("0.25dur", moments(INNER, max_duration="40sp"))] == [0]
 
 
 def test_batches_of_an_evaluation_are_counted_by_it() -> None:
@@ -129,28 +121,27 @@ def test_other_events_come_every_time_and_with_the_end_alone_when_it_is_reached(
 # -- how they are written ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "text"), [(10, 10), ("2EP", "2ep"), (" 1h30m", "5400sec"), ("1e3ba+end", "1000ba+end"), ("end", "end")]
-)
-def test_each_has_one_spelling(given: int | str, text: int | str) -> None:
-    assert check_interval(given) == text
+def test_each_has_one_spelling() -> None:
+    spelled = {10: 10, "2EP": "2ep", " 1h30m": "5400sec", "1e3ba+end": "1000ba+end", "end": "end"}
+    assert {written: check_interval(written) for written in spelled} == spelled
 
 
-@pytest.mark.parametrize("interval", [0, 2.5, True, MAX_INTERVAL + 1, "", "10", "1.5dur", "1ep+start", "x" * 99])
-def test_an_invalid_interval_is_refused_on_either_side(interval: Any) -> None:
-    with pytest.raises(ConfigurationError, match="invalid interval"):
-        EventDemand(fields={"weights": interval})
-    with pytest.raises(ProtocolError):
-        Demand.from_wire({"batch_end": {"fields": {"weights": [interval]}}})
+def test_an_invalid_interval_is_refused_on_either_side() -> None:
+    wrong: list[Any] = [0, 2.5, True, MAX_INTERVAL + 1, "", "10", "1.5dur", "1ep+start", "x" * 99]
+    for interval in wrong:
+        with pytest.raises(ConfigurationError, match="invalid interval"):
+            EventDemand(fields={"weights": interval})
+        with pytest.raises(ProtocolError):
+            Demand.from_wire({"batch_end": {"fields": {"weights": [interval]}}})
 
 
-@pytest.mark.parametrize("interval", ["10sp", "90sec", "1ep+end"])
-def test_an_interval_that_does_not_divide_a_batch_is_refused_within_it(interval: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not allowed at before_forward"):
-        Demand({INNER: EventDemand(fields={"inputs": interval})})
-    with pytest.raises(ProtocolError, match="is not allowed at"):
-        Demand.from_wire({"eval_before_forward": {"every": [interval]}})
-    assert Demand({Event.BATCH_END: EventDemand(fields={"weights": interval})})
+def test_an_interval_that_does_not_divide_a_batch_is_refused_within_it() -> None:
+    for interval in ("10sp", "90sec", "1ep+end"):
+        with pytest.raises(ConfigurationError, match="is not allowed at before_forward"):
+            Demand({INNER: EventDemand(fields={"inputs": interval})})
+        with pytest.raises(ProtocolError, match="is not allowed at"):
+            Demand.from_wire({"eval_before_forward": {"every": [interval]}})
+        assert Demand({Event.BATCH_END: EventDemand(fields={"weights": interval})})
 
 
 # -- what a callback sees ---------------------------------------------------------------------------------------------
@@ -204,9 +195,6 @@ def test_what_comes_late_is_seen_by_whoever_was_to_have_it_and_by_no_other() -> 
         assert view_for(Demand({Event.BATCH_CHECKPOINT: EventDemand(other, {"weights": other})}), snapshot) is None
     # One that was due elsewhere is not.
     assert view_for(Demand({Event.BATCH_CHECKPOINT: EventDemand("1ep", {"weights": "1ep"})}), snapshot) is None
-
-
-@pytest.mark.parametrize("late", [5, {"weights": [5]}, {"weights": [["no_event", [], None]]}])
-def test_a_malformed_note_of_being_late_is_ignored(late: Any) -> None:
-    demand = Demand({Event.BATCH_CHECKPOINT: EventDemand("3ba", {"weights": "3ba"})})
-    assert view_for(demand, snapshot_at(5, weights=1.5, late=late)) is None
+    for malformed in (5, {"weights": [5]}, {"weights": [["no_event", [], None]]}):
+        demand = Demand({Event.BATCH_CHECKPOINT: EventDemand("3ba", {"weights": "3ba"})})
+        assert view_for(demand, snapshot_at(5, weights=1.5, late=malformed)) is None

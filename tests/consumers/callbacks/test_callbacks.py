@@ -1,7 +1,6 @@
 """The callbacks that come with offloop log what the reference logs, from the same inputs."""
 
 import json
-from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +9,7 @@ from callback_calls import calls_of as log_of
 from callback_calls import goes_on_alike
 from consumers_stream import batch_end
 from helpers import REFERENCE
-from reference_options import SPEED_MONITORS
+from reference_options import SPEED_MONITORS, snapshots_of_run
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
@@ -39,34 +38,7 @@ def rows_of(calls: list[list[Any]]) -> list[list[Any]]:
 
 
 def speed_snapshots(run: str) -> list[Snapshot]:
-    columns, snapshots, sample = SPEED["input_columns"], [], 0
-    for values in SPEED["runs"][run]["inputs"]:
-        row = dict(zip(columns, values, strict=True))
-        fields: dict[str, Any] = {"dataloader_label": row["dataloader_label"], "world_size": 1}
-        if run == "flops":
-            fields["flops_per_batch"] = 100.0 * (row["sample"] - sample)
-        sample = row["sample"]
-        timestamp = Timestamp(
-            epoch=row["epoch"],
-            batch=row["batch"],
-            batch_in_epoch=row["batch_in_epoch"],
-            sample=sample,
-            token=row["token"],
-            total_wct=timedelta(seconds=row["total_wct"]),
-            epoch_wct=timedelta(seconds=row["epoch_wct"]),
-            batch_wct=timedelta(seconds=row["batch_wct"]),
-        )
-        snapshots.append(
-            Snapshot.build(
-                Event(row["event"]),
-                time_ns=int(row["time.time()"] * 1e9),
-                timestamp=timestamp,
-                eval_timestamp=Timestamp(total_wct=timedelta(seconds=row["eval_total_wct"])),
-                max_duration=row["max_duration"],
-                **fields,
-            )
-        )
-    return snapshots
+    return snapshots_of_run(SPEED["input_columns"], SPEED["runs"][run]["inputs"], 100.0 if run == "flops" else None)
 
 
 @pytest.mark.parametrize("run", SPEED["runs"])

@@ -15,6 +15,7 @@ from tensor_stream import TensorStream
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+from training import gold_trainer
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -24,7 +25,7 @@ from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger
 from offloop.consumers.api.logger import Images
 from offloop.consumers.callbacks.image_visualizer import ImageVisualizer
-from offloop.trainer import Evaluator, Trainer
+from offloop.trainer import Evaluator
 from offloop.trainer.stream.run_stream import TrainingStream
 
 GOLD = json.loads((REFERENCE / "cb_image_visualizer.json").read_text())["runs"]
@@ -102,16 +103,11 @@ class CallLog(Logger):
 
 def train(segmentation: bool, **arguments: Any) -> None:
     model = PixelModel(segmentation)
-    with Trainer(
-        model,
+    with gold_trainer(
+        model=model,
         train_dataloader=DataLoader(gold_images(24, 0, segmentation), batch_size=6),
         eval_dataloader=Evaluator("eval", DataLoader(gold_images(8, 500, segmentation), batch_size=5)),
-        eval_interval="1ep",
-        max_duration="2ep",
         optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
-        seed=17,
-        device="cpu",
-        progress_bar=False,
         run_name="r",
         **arguments,
     ) as trainer:

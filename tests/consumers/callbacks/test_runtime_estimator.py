@@ -1,16 +1,14 @@
 """RuntimeEstimator: the reference's numbers, live, in a replay, and after the consumer was killed."""
 
 import json
-from datetime import timedelta
 
 import pytest
 from callback_calls import calls_of, goes_on_alike
 from helpers import REFERENCE
-from reference_options import OPTIONS
+from reference_options import OPTIONS, snapshots_of_run
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.callbacks.runtime_estimator import RuntimeEstimator
 
 GOLDEN = json.loads((REFERENCE / "cb_runtime_estimator.json").read_text())
@@ -18,27 +16,7 @@ RUNS = GOLDEN["runs"]
 
 
 def snapshots_of(run: str) -> list[Snapshot]:
-    snapshots = [Snapshot.build(Event.INIT)]
-    previous = None
-    for values in RUNS[run]["inputs"]:
-        row = dict(zip(GOLDEN["input_columns"], values, strict=True))
-        counts = {name: row[name] for name in ("epoch", "batch", "batch_in_epoch", "sample", "token")}
-        durations = {name: timedelta(seconds=row[name]) for name in ("total_wct", "epoch_wct", "batch_wct")}
-        timestamp = Timestamp(**counts, **durations)
-        snapshots.append(
-            Snapshot.build(
-                Event[row["event"]],
-                time_ns=int(row["time.time()"] * 1e9),
-                timestamp=timestamp,
-                previous_timestamp=previous,
-                eval_timestamp=Timestamp(total_wct=timedelta(seconds=row["eval_total_wct"])),
-                max_duration=row["max_duration"],
-                dataloader_label=row["dataloader_label"],
-                dataloader_len=row["dataloader_len"],
-            )
-        )
-        previous = timestamp
-    return snapshots
+    return [Snapshot.build(Event.INIT), *snapshots_of_run(GOLDEN["input_columns"], RUNS[run]["inputs"])]
 
 
 @pytest.mark.parametrize("run", RUNS)

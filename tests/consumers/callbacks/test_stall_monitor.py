@@ -220,11 +220,11 @@ class Live(Lingering):
 END = at(Event.FIT_END, 0.03, 2)
 
 
-@pytest.mark.parametrize(("kind", "last", "warnings"), [(Live, [], 1), (Lingering, [], 0), (Live, [END], 0)])
+@pytest.mark.parametrize(("kind", "last"), [(Lingering, []), (Live, [END])])
 def test_a_replay_that_stands_still_and_a_training_that_is_over_do_not_hang(
-    kind: type[Lingering], last: list[Snapshot], warnings: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: type[Lingering], last: list[Snapshot], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = kind([*steps(0.01, 0.01), *last])
     stream.run_dir = tmp_path
     Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)]).run()
-    assert capsys.readouterr().err.count("the training hangs") == warnings
+    assert "the training hangs" not in capsys.readouterr().err

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import command
+from run_folders import write_run
 
 import offloop
 from offloop.bus import Publisher, find_run
+from offloop.commands import offloop as main
 
 JUDGE = """
 from offloop import Callback
@@ -29,10 +32,8 @@ def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge.py").write_text(JUDGE)
     for name in ("one", "two", "three"):
-        with Publisher(name, info={"config": {"name": name}}) as publisher:
-            for batch in range(1, 11):
-                publisher.publish("batch_end", batch=batch, loss=10.0 / batch if name != "two" else float(batch))
-            publisher.publish("epoch_end", epoch=1, batch=10, train_metrics={"accuracy": 0.5})
+        losses = [float(batch) if name == "two" else 10.0 / batch for batch in range(1, 11)]
+        write_run(tmp_path / "runs", name, losses)
 
 
 def backfill(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -42,9 +43,12 @@ def backfill(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_metric_is_added_to_the_chosen_runs_and_only_once() -> None:
     before = {name: (find_run(name).path / "recording-1.mcap").read_bytes() for name in ("one", "two", "three")}
-    done = backfill("judge.py:Judge", "--where", "run != 'three'", "--name", "judge", "--jobs", "2")
+    done = backfill("judge.py:Judge", "--where", "run != 'three'", "--name", "judge", "--jobs", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert "[2 of 2]" in done.stderr
+    assert json.loads(done.stdout) == [
+        {"run": run, "attempt": 1, "failed": False, "results": ["10 events"]} for run in ("one", "two")
+    ]
     found = {run.name: run.summary.get("judge/half") for run in offloop.runs()}
     assert found["three"] is None
     assert found["one"].last == 0.5
@@ -56,17 +60,6 @@ def test_a_metric_is_added_to_the_chosen_runs_and_only_once() -> None:
         assert (find_run(name).path / "recording-1.mcap").read_bytes() == recording
 
 
-def test_programs_get_the_results_of_each_run() -> None:
-    done = backfill("judge.py:Judge", "one", "two", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (
-        0,
-        [{"run": run, "attempt": 1, "failed": False, "results": ["10 events"]} for run in ("one", "two")],
-    )
-    done = backfill("alert", "two", "-o", "alert.rules=loss > 7.5", "--what-if", "--json")
-    assert json.loads(done.stdout)[0]["results"] == ["alert at batch 8 of 10: loss > 7.5 (loss is 8)"]
-    assert json.loads(backfill("alert", "--where", "run == 'no'", "-o", "alert.rules=nan", "--json").stdout) == []
-
-
 def test_a_run_that_fails_keeps_nothing_and_is_named() -> None:
     done = backfill("judge.py:Fails", "one")
     assert done.returncode == 1
@@ -75,6 +68,7 @@ def test_a_run_that_fails_keeps_nothing_and_is_named() -> None:
 
 
 def test_what_if_says_where_it_would_have_acted_and_changes_nothing() -> None:
+    offloop.runs()  # stores what is known of them
     files = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
     stoppers = ("-o", "alert.rules=loss > 7.5", "-o", "judge.py:Stops.limit=4")
     Path("judge.py").write_text(
@@ -99,23 +93,26 @@ class Stops(Callback):
         "two stop at batch 5 of 10, 50% of it left: too much",
     ]
     assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == files
+    done = backfill("alert", "two", "-o", "alert.rules=loss > 7.5", "--what-if", "--json")
+    assert json.loads(done.stdout)[0]["results"] == ["alert at batch 8 of 10: loss > 7.5 (loss is 8)"]
 
 
-def test_a_live_run_is_left_out() -> None:
+def test_live_runs_are_left_out_and_mistakes_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = command("offloop", main, monkeypatch, capsys)
     with Publisher("live"):
-        done = backfill("judge.py:Judge", "live")
-    assert done.returncode == 0
-    assert "run live is live, and left out" in done.stderr
-
-
-def test_mistakes_are_named() -> None:
+        done = here("backfill", "judge.py:Judge", "live", "--json")
+    assert (done.code, done.out) == (0, "[]\n")
+    assert "run live is live, and left out" in done.err
+    assert here("backfill", "alert", "--where", "run == 'no'", "-o", "alert.rules=nan", "--json").out == "[]\n"
     for arguments, text in (
         (("nothing", "one"), "nothing"),
         (("judge.py:Judge",), "--where"),
         (("judge.py:Judge", "one", "--name", "a b"), "cannot be the name"),
         (("judge.py:Judge", "unknown"), "no run 'unknown'"),
     ):
-        done = backfill(*arguments)
-        assert done.returncode in (1, 2)
-        assert text in done.stderr
-        assert "Traceback" not in done.stderr
+        done = here("backfill", *arguments)
+        assert done.code in (1, 2)
+        assert text in done.err
+        assert "Traceback" not in done.err

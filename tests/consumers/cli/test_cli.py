@@ -140,6 +140,7 @@ def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
     result = consumer("--last", "--callbacks", "mine.py:Fragile")
     assert result.code == 1
     assert result.err.count("Traceback") == 1
+    assert "consumers/runner/runner.py" not in result.err, "only the part of it that is the callback's"
     assert "callback Fragile raised 8 times" in result.err
     assert "fine" in result.out
     stopped = consumer("--last", "--callbacks", "mine.py:Fragile", "--on-error", "stop")

@@ -9,22 +9,14 @@ from offloop.bus.plugins import registry
 from offloop.consumers import Callback
 from offloop.consumers.cli.registry import create_selected
 
-PLUGIN = '''
+PLUGIN = """
 from abc import ABC, abstractmethod
 from offloop.consumers import Callback
 
 class Peaks(Callback):
-    """Finds peaks.
-
-    At length.
-    """
-
     def __init__(self, height, *, name="peak"):
         self.height = height
         self.name = name
-
-class Unrelated:
-    pass
 
 class Fussy(Callback):
     def __init__(self, size=1):
@@ -34,16 +26,14 @@ class Fussy(Callback):
 class Unfinished(Callback, ABC):
     @abstractmethod
     def measure(self): ...
-'''
+"""
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*registry.sys.path])
-    path = tmp_path / "plugin_under_test.py"
-    path.write_text(PLUGIN)
-    return path
+    (tmp_path / "plugin_under_test.py").write_text(PLUGIN)
 
 
 @pytest.mark.parametrize(
@@ -56,27 +46,20 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("no.such.module:Thing", [], "ModuleNotFoundError"),
         ("nowhere.py:Thing", [], "no file nowhere.py"),
         ("json:JSONDecoder", [], "offloop.consumers.Callback"),
+        ("plugin_under_test.py:Peaks", [], r"-o plugin_under_test.py:Peaks.height="),
+        ("plugin_under_test.py:Fussy", ["Fussy.size=3"], "size 3 is too much"),
+        ("plugin_under_test.py:Unfinished", [], "measure"),
     ],
 )
-def test_invalid_options_are_refused_with_the_allowed_ones(callback: str, options: list[str], hint: str) -> None:
+@pytest.mark.usefixtures("plugin")
+def test_mistakes_are_named_with_what_is_allowed(callback: str, options: list[str], hint: str) -> None:
     with pytest.raises(ConfigurationError, match=hint):
         create_selected([callback], ["console"], options)
 
 
 @pytest.mark.parametrize("name", ["plugin_under_test.py:Peaks", "plugin_under_test:Peaks"])
-def test_a_class_is_found_in_a_file_and_in_a_module_of_the_current_directory(plugin: Path, name: str) -> None:
+@pytest.mark.usefixtures("plugin")
+def test_a_class_is_found_in_a_file_and_in_a_module_of_the_current_directory(name: str) -> None:
     [peaks], _ = create_selected([name], [], ["Peaks.height=2.5", f"{name}.name=summit"])
     assert isinstance(peaks, Callback)
     assert (vars(peaks)["height"], vars(peaks)["name"]) == (2.5, "summit")
-
-
-def test_a_missing_required_option_is_named(plugin: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"-o plugin_under_test.py:Peaks.height="):
-        create_selected([f"{plugin.name}:Peaks"], [], [])
-
-
-def test_errors_of_a_constructor_and_abstract_classes_are_reported(plugin: Path) -> None:
-    with pytest.raises(ConfigurationError, match="size 3 is too much"):
-        create_selected([f"{plugin.name}:Fussy"], [], ["Fussy.size=3"])
-    with pytest.raises(ConfigurationError, match="measure"):
-        create_selected([f"{plugin.name}:Unfinished"], [], [])

@@ -47,7 +47,7 @@ def consumer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_unchanged_example_runs_in_a_consumer(consumer: Run, runs_dir: Path) -> None:
-    run = record_run(runs_dir, "done", [with_duration(snapshot) for snapshot in snapshots_of_training()])
+    run = record_run(runs_dir, "done", snapshots_of_training(max_duration="8ba", world_size=2))
     name = f"{EXAMPLES / 'composer_callback.py'}:Milestones"
     done = consumer("--replay", run, "--callbacks", name, "--log", "jsonl", "-o", "Milestones.interval=4ba")
     assert done.code == 0, done.err
@@ -69,25 +69,14 @@ def test_an_example_that_needs_the_training_is_refused_with_the_alternative(cons
     assert "  lr  " in done.out
 
 
-def with_duration(snapshot: Snapshot) -> Snapshot:
-    """The same with a length of training, of two ranks."""
-    fields = {**snapshot.fields, "max_duration": "8ba", "world_size": 2}
-    return Snapshot.build(
-        snapshot.event,
-        seq=snapshot.seq,
-        time_ns=snapshot.time_ns,
-        timestamp=snapshot.timestamp,
-        previous_timestamp=snapshot.previous_timestamp,
-        **fields,
-    )
-
-
 # -- what is offered --------------------------------------------------------------------------------------------------
 
 
 def test_a_state_has_values_in_composers_forms() -> None:
+    commands: list[Any] = []
     snapshot = Snapshot.build(
         Event.EVAL_END,
+        on_command=lambda *command: commands.append(command),
         timestamp=Timestamp(epoch=1, batch=4),
         max_duration="2ep",
         loss=0.25,
@@ -119,12 +108,7 @@ def test_a_state_has_values_in_composers_forms() -> None:
     with pytest.raises(FieldNotAvailableError, match=r"state\.lr"):
         _ = state.optimizers
     assert not hasattr(state, "optimizers")
-
-
-def test_a_requested_stop_becomes_a_command() -> None:
-    commands: list[Any] = []
-    snapshot = Snapshot.build(Event.BATCH_END, on_command=lambda *command: commands.append(command))
-    ComposerState(snapshot).stop_training()
+    state.stop_training()
     assert commands == [("stop", ())]
 
 

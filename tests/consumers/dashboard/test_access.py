@@ -13,14 +13,17 @@ from typing import Any
 import cloudpickle
 import pytest
 from browser import chromium, running, ui_of, visit
+from commands import command
 from helpers import wait_for
 from playwright.sync_api import Browser
 
 from offloop.bus.errors import ConfigurationError, OffloopError
+from offloop.bus.terminal import run_command
 from offloop.bus.types.commands import Command, Outcome
 from offloop.consumers.dashboard.view.run_view import RunView
 from offloop.consumers.dashboard.web.access import Listening, Role, Tokens
 from offloop.consumers.dashboard.web.callback import Dashboard
+from offloop.consumers.dashboard.web.command import ui
 from offloop.consumers.dashboard.web.gate import ROLE, Gate
 from offloop.consumers.dashboard.web.page import send_for
 
@@ -47,7 +50,7 @@ def fetch(url: str, context: ssl.SSLContext | None = None, **headers: str) -> tu
     """Status and text of what a program gets that is no browser and follows redirections without cookies."""
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, context=context, timeout=20) as response:
+        with urllib.request.urlopen(request, context=context, timeout=60) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -210,7 +213,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                     assert dialog.count() == 0
                     stop.click()
                     dialog.get_by_role("button", name="Stop").click()
-                    assert "trained" in run.communicate(timeout=30)[0]
+                    assert "trained" in run.communicate(timeout=60)[0]
 
 
 _LISTENERS = """() => Object.entries(mounted_app.elements).flatMap(
@@ -235,7 +238,8 @@ def test_it_can_be_given_to_a_trainer_which_sends_it_to_another_process(tmp_path
 
 
 @pytest.mark.slow
-def test_on_this_machine_pages_of_others_and_a_port_in_use_are_refused(runs_dir):
+def test_on_this_machine_pages_of_others_and_a_port_in_use_are_refused(runs_dir, monkeypatch, capsys):
+    here = command("ui", lambda: run_command(ui), monkeypatch, capsys)
     with ui_of("none", "--wait") as served:
         assert fetch(served.url)[0] == 200
         assert fetch(served.url, Host="rebound.example:80")[0] == 403
@@ -248,9 +252,8 @@ def test_on_this_machine_pages_of_others_and_a_port_in_use_are_refused(runs_dir)
         assert fetch(f"{served.url}_nicegui_ws/socket.io/?EIO=4&transport=polling", Origin="null")[0] == 403
         with pytest.raises(ConfigurationError):
             Dashboard(port=served.port).begin()
-        with ui_of("none", "--wait", "--port", str(served.port)) as refused:
-            assert refused.close() == 1
-            assert "--port" in refused.said[-1]
-    with ui_of("nobody") as refused:
-        assert refused.close() == 1
-    assert [line.startswith("error: no run 'nobody'") for line in refused.said] == [True]
+        refused = here("none", "--wait", "--port", served.port)
+        assert (refused.code, "--port" in refused.err.splitlines()[-1]) == (1, True)
+    refused = here("nobody", "--port", "0")
+    assert refused.code == 1
+    assert [line.startswith("error: no run 'nobody'") for line in refused.err.splitlines()] == [True]

@@ -144,7 +144,10 @@ def followed(runs_dir, name):
 
 
 def test_a_live_run_is_asked_for_its_tables_only_while_somebody_looks(runs_dir, monkeypatch):
-    monkeypatch.setattr(own_events, "KEEP_SECONDS", 1.0)
+    def keep(seconds):
+        monkeypatch.setattr(own_events, "KEEP_SECONDS", seconds)
+
+    keep(60.0)
     with Publisher("r") as publisher:
         publisher.log_table("kept", [{"text": "first"}])
         publisher.publish(Event.BATCH_END, batch=1)
@@ -166,10 +169,13 @@ def test_a_live_run_is_asked_for_its_tables_only_while_somebody_looks(runs_dir, 
             wait_for(lambda: rows() == {"kept": 1} and requested(), "the recorded row, and the request")
             publisher.log_table("on_demand", lambda: [{"text": "second"}])
             wait_for(lambda: rows() == {"kept": 1, "on_demand": 1}, "the row on demand")
+            keep(0.1)
+            rows()
             wait_for(lambda: not requested(), "the request to end")
             publisher.log_table("on_demand", lambda: pytest.fail("nobody looks"))
             publisher.log_table("kept", [{"text": "third"}])
             # It continues, without rows twice.
+            keep(60.0)
             wait_for(lambda: rows() == {"kept": 2, "on_demand": 1} and requested(), "the later row")
         finally:
             publisher.close()
@@ -206,7 +212,7 @@ def test_spans_are_requested_while_shown_and_events_are_in_the_log(runs_dir):
         outer.id,
         0,
     )
-    tolerance = 1e-3  # ends and durations are of two clocks
+    tolerance = 1.0  # ends and durations are of two clocks, between which a busy machine may do something else
     assert outer.began - tolerance <= inner.began
     assert inner.began + inner.seconds <= outer.began + outer.seconds + tolerance
     assert spans.after(outer.number, 100) == []

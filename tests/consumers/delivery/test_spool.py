@@ -31,7 +31,7 @@ class Server(LoggerDestination):
     """Keeps what it is given; ``fault`` is called first with the name of the method, and may raise or wait."""
 
     background = True
-    drain_seconds = 10.0
+    drain_seconds = 60.0
 
     def __init__(self, fault: Fault = lambda method: None) -> None:
         self.fault = fault
@@ -120,7 +120,7 @@ def hanging() -> Iterator[tuple[Fault, threading.Event]]:
     go_on = threading.Event()
 
     def hang(method: str) -> None:
-        go_on.wait(30)
+        go_on.wait(60)
 
     yield hang, go_on
     go_on.set()
@@ -392,7 +392,7 @@ def test_delivered_entries_are_removed_from_the_disk(context: RunContext, monkey
 
     def wait(method: str) -> None:
         if method == "log_table":
-            assert may_take.acquire(timeout=30)
+            assert may_take.acquire(timeout=60)
 
     def log_tables(spool: Spool, *steps: int) -> dict[str, Any]:
         for step in steps:
@@ -504,26 +504,33 @@ class LogsLoss(Callback):
 class Full(LoggerDestination):
     """Has no room for one of the rows."""
 
-    def __init__(self, full_at: int | None) -> None:
+    def __init__(self, full_at: int | None, error: Exception | None = None) -> None:
         self.full_at = full_at
+        self.error = error or OSError(errno.ENOSPC, "No space left on device")
+        self.rows = 0
         self.closed = False
 
     def log_rows(self, rows: Sequence[Row], state: Snapshot) -> None:
         if rows[0].step == self.full_at:
-            raise OSError("no space left on device")
+            raise self.error
+        self.rows += 1
 
     def close(self) -> None:
         self.closed = True
 
 
-def test_a_destination_that_has_failed_is_closed_like_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_destination_that_fails_gets_no_more_and_is_closed_like_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Broken(Full):
         def close(self) -> None:
             super().close()
             raise OSError("still no space")
 
-    destinations = [Full(2), Broken(2), Full(None)]
+    destinations = [Full(2), Broken(2, ValueError("a mistake")), Full(None)]
     statistics = Runner(snapshots_of_training(4), [LogsLoss()], destinations).run()
     assert statistics.failed_destinations == ("Full", "Broken")
-    assert [destination.closed for destination in destinations] == [True, True, True]
-    assert "still no space" not in capsys.readouterr().err
+    assert [(destination.rows, destination.closed) for destination in destinations] == [(1, True), (1, True), (4, True)]
+    told = capsys.readouterr().err
+    assert told.count("Traceback") == 1, "of a mistake in the code alone"
+    assert "still no space" not in told

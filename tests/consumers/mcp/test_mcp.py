@@ -40,7 +40,7 @@ def training(name: str, factor: float) -> Iterator["subprocess.Popen[bytes]"]:
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 class Agent:
@@ -87,7 +87,18 @@ def finished(runs_dir: Path) -> Path:
     return runs_dir
 
 
-async def test_finished_runs_are_listed_compared_and_explained(finished: Path) -> None:
+def write_huge_run(runs_dir: Path) -> None:
+    """Write a run with very much of everything."""
+    run = WrittenRun(runs_dir, "huge", {f"group/{number}": "x" * 3000 for number in range(500)})
+    names = [f"moe/layer_{number}/load" for number in range(3000)]
+    for batch in range(200):
+        run.batch += 1
+        logged = [[batch, dict.fromkeys(names if batch % 50 == 0 else names[:1], float(batch))]]
+        run.send(Event.BATCH_END, {"loss": 1.0 / (1 + batch), "logged": logged})
+    run.end("failed", "x" * 100_000)
+
+
+async def test_finished_runs_are_listed_compared_and_explained_in_bounded_answers(finished: Path) -> None:
     async with agent() as one:
         tools = {tool.name: tool for tool in (await one.client.list_tools()).tools}
         assert "command_run" not in tools
@@ -115,6 +126,24 @@ async def test_finished_runs_are_listed_compared_and_explained(finished: Path) -
         waited = await one.ask("wait_for", runs={"failed": ""})
         assert "failed" in waited["runs"]["failed"]["ended"]
 
+        write_huge_run(finished)
+        metrics = await one.ask("list_metrics", run="huge", find="moe", count=200)
+        assert metrics["total"] == 3000
+        assert metrics["next"] == len(metrics["items"])
+        later = await one.ask("list_metrics", run="huge", find="moe", first=2990)
+        assert len(later["items"]) == 10
+        points = (await one.ask("read_metrics", run="huge", names=["loss"], points=16))["metrics"]["loss/train/total"]
+        assert points[0] == [0, 1.0]
+        assert points[-1] == [199, 0.005]
+        assert 8 <= len(points) <= 16
+        near = await one.ask("read_metrics", run="huge", names=["loss"], first_step=100, last_step=102)
+        assert [step for step, _ in near["metrics"]["loss/train/total"]] == [100, 101, 102]
+        hyperparameters = await one.ask("show_run", run="huge", part="hyperparameters", count=200)
+        assert 0 < hyperparameters["next"] < 200
+        for tool, arguments in (("explain_run", {}), ("show_run", {})):
+            await one.ask(tool, run="huge", **arguments)
+        await one.ask("list_runs", columns=["error", "group/0", "group/1"])
+
 
 async def test_wrong_arguments_are_named(finished: Path) -> None:
     async with agent("--allow", "stop") as one:
@@ -134,33 +163,6 @@ async def test_wrong_arguments_are_named(finished: Path) -> None:
         assert "pattern" in await one.refusal("wait_for", runs={"fast": "then"})
         assert "reason" in await one.refusal("command_run", run="fast", command="stop")
         assert "not live" in await one.refusal("command_run", run="fast", command="stop", reason="for a test")
-
-
-async def test_answers_about_a_huge_run_are_bounded(runs_dir: Path) -> None:
-    run = WrittenRun(runs_dir, "huge", {f"group/{number}": "x" * 3000 for number in range(500)})
-    names = [f"moe/layer_{number}/load" for number in range(3000)]
-    for batch in range(200):
-        run.batch += 1
-        logged = [[batch, dict.fromkeys(names if batch % 50 == 0 else names[:1], float(batch))]]
-        run.send(Event.BATCH_END, {"loss": 1.0 / (1 + batch), "logged": logged})
-    run.end("failed", "x" * 100_000)
-    async with agent() as one:
-        metrics = await one.ask("list_metrics", run="huge", find="moe", count=200)
-        assert metrics["total"] == 3000
-        assert metrics["next"] == len(metrics["items"])
-        later = await one.ask("list_metrics", run="huge", find="moe", first=2990)
-        assert [item["metric"] for item in later["items"]] == sorted(names)[-10:] or len(later["items"]) == 10
-        points = (await one.ask("read_metrics", run="huge", names=["loss"], points=16))["metrics"]["loss/train/total"]
-        assert points[0] == [0, 1.0]
-        assert points[-1] == [199, 0.005]
-        assert 8 <= len(points) <= 16
-        near = await one.ask("read_metrics", run="huge", names=["loss"], first_step=100, last_step=102)
-        assert [step for step, _ in near["metrics"]["loss/train/total"]] == [100, 101, 102]
-        hyperparameters = await one.ask("show_run", run="huge", part="hyperparameters", count=200)
-        assert 0 < hyperparameters["next"] < 200
-        for tool, arguments in (("explain_run", {}), ("show_run", {})):
-            await one.ask(tool, run="huge", **arguments)
-        await one.ask("list_runs", columns=["error", "group/0", "group/1"])
 
 
 async def refusal_is_explained(one: Agent) -> bool:
@@ -199,7 +201,7 @@ async def test_a_live_run_is_read_waited_for_and_stopped(runs_dir: Path, tmp_pat
             assert "not allowed" in await one.refusal("command_run", run="bad", command="pause", reason="for a test")
             stopped = await one.ask("command_run", run="bad", command="stop", reason="the loss is above 100")
             assert stopped["took effect"]
-            bad.wait(30)
+            bad.wait(60)
             # From where it was: not the finding again.
             runs = {name: waited["runs"][name]["cursor"] for name in ("bad", "good")}
             ended = (await one.ask("wait_for", runs=runs, rules=rules))["runs"]["bad"]
@@ -210,7 +212,7 @@ async def test_a_live_run_is_read_waited_for_and_stopped(runs_dir: Path, tmp_pat
             result = await one.client.call_tool("wait_for", arguments, progress_callback=report)
             timed_out = json.loads(result.content[0].text)
             assert timed_out["timed out"]
-            assert len(reports) >= 2
+            assert reports
             assert '"good"' in reports[-1][2]
 
             refused = await one.ask("command_run", run="good", command="checkpoint", reason="to keep it")
@@ -275,6 +277,6 @@ async def test_http_asks_for_the_tokens_of_a_dashboard(runs_dir: Path, tmp_path:
                 assert (await one.ask("command_run", run="live", command="stop", reason="for a test"))["took effect"]
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(30)
+            server.wait(60)
     (outcome,) = Recording(find_run("live").recording).read_commands()
     assert "at 127.0.0.1" in str(outcome.command.reason)

@@ -42,7 +42,7 @@ class Slow(Callback):
 
     def batch_end(self, state, logger):
         self.entered.set()
-        assert self.released.wait(30)
+        assert self.released.wait(60)
         logger.log_metrics({"slow": int(state.timestamp.batch)})
 
     def close(self, state, logger):
@@ -59,7 +59,7 @@ def test_a_slow_callback_does_not_delay_others_and_misses_nothing(recording):
     slow, rows = Slow(), Rows()
     thread = threading.Thread(target=run_session, args=(lambda callbacks, after: recording(), [Quick(), slow], [rows]))
     thread.start()
-    assert slow.entered.wait(30)
+    assert slow.entered.wait(60)
     wait_for(lambda: len(rows.rows) == 8, "the quick one to be through")
     assert not rows.closed
     slow.released.set()
@@ -94,7 +94,7 @@ class Waiting(Callback):
 
     async def batch_end(self, state, logger):
         self.threads.add(threading.current_thread())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.released.wait()
         if self.error:
             raise self.error
@@ -137,7 +137,7 @@ async def test_a_runner_that_is_cancelled_ends_asynchronous_callbacks_that_wait(
     runner = Runner(recording(), [Quick()], [rows])
     runner.run_beside("Waiting", waiting, recording())
     running = asyncio.create_task(runner.run_async())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(rows.rows) < 8 or not waiting.threads:
             await asyncio.sleep(0.01)
     running.cancel()

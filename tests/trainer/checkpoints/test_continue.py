@@ -12,7 +12,7 @@ from gold import GoldMLP, gold_data
 from helpers import wait_for
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training import Act, gold_trainer
+from training import Act, fitted, gold_trainer
 
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.runs.directory import find_run
@@ -44,16 +44,14 @@ TOKENS = DataSpec([gold_data("train", 6)] * 4, get_num_tokens_in_batch=lambda ba
 )
 def test_iterations_resume_where_they_were(arguments: dict[str, Any], tmp_path: Path) -> None:
     expected, note = events_of(*ITERATIONS)
-    with gold_trainer(save_folder=tmp_path, save_interval="1ba", algorithms=note, **arguments) as trainer:
-        trainer.fit()
+    trainer = fitted(save_folder=tmp_path, save_interval="1ba", algorithms=note, **arguments)
     batches = int(trainer.state.timestamp.batch)
     assert [row[0] for row in expected].count("iteration_start") == 3
     assert [row[0] for row in expected].count("iteration_end") == 3
     for batch in range(1, batches):
         (checkpoint,) = tmp_path.glob(f"ep*-ba{batch}-*")
         rows, note = events_of(*ITERATIONS)
-        with gold_trainer(load_path=checkpoint, algorithms=note, **arguments) as trainer:
-            trainer.fit()
+        trainer = fitted(load_path=checkpoint, algorithms=note, **arguments)
         assert trainer.state.timestamp.values[:3] == (3, batches // 4, batches), batch
         rest = [row for row in expected if row[2] > batch or (row[2] == batch and row in rows)]
         assert rows == rest, batch
@@ -65,20 +63,14 @@ def test_a_training_that_is_stopped_late_is_saved(event: Event, tmp_path: Path) 
         if int(state.timestamp.batch) == 2:
             state.stop_training()
 
-    with gold_trainer(
-        train_dataloader=TOKENS, iteration_length="12tok", save_folder=tmp_path, algorithms=Act(stop, event)
-    ) as trainer:
-        trainer.fit()
+    fitted(train_dataloader=TOKENS, iteration_length="12tok", save_folder=tmp_path, algorithms=Act(stop, event))
     assert sorted(path.name for path in tmp_path.glob("ep*")) == ["ep0-ba2-rank0.safetensors"]
 
 
 def test_a_duration_in_tokens_without_tokens_is_refused() -> None:
     for arguments in ({"max_duration": "100tok"}, {"max_duration": "2iter", "iteration_length": "100tok"}):
-        with (
-            pytest.raises(ConfigurationError, match="100tok"),
-            gold_trainer(**arguments) as trainer,
-        ):
-            trainer.fit()
+        with pytest.raises(ConfigurationError, match="100tok"):
+            fitted(**arguments)
 
 
 class Placed:
@@ -110,10 +102,7 @@ class Placed:
 def test_a_dataloader_with_a_state_resumes_from_it(tmp_path: Path) -> None:
     data = Placed()
     for interval in ("1ba", "1ep"):
-        with gold_trainer(
-            train_dataloader=data, save_folder=tmp_path, save_interval=interval, save_overwrite=True
-        ) as trainer:
-            trainer.fit()
+        trainer = fitted(train_dataloader=data, save_folder=tmp_path, save_interval=interval, save_overwrite=True)
         data = Placed() if interval == "1ba" else data
     expected = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
     for batch in (2, 4, 5, 7):
@@ -126,19 +115,14 @@ def test_a_dataloader_with_a_state_resumes_from_it(tmp_path: Path) -> None:
         assert again.orders == data.orders[batch:], checkpoint
         assert all(torch.equal(value, expected[name]) for name, value in trainer.state.model.state_dict().items())
         again = Placed()
-        with gold_trainer(train_dataloader=again, load_path=tmp_path / "again.safetensors") as trainer:
-            trainer.fit()
+        trainer = fitted(train_dataloader=again, load_path=tmp_path / "again.safetensors")
         assert again.orders == data.orders[batch:]
 
 
 def test_resuming_with_a_dataloader_of_too_few_batches_is_refused(tmp_path: Path) -> None:
-    with gold_trainer(save_folder=tmp_path, save_interval="1ba", max_duration="3ba") as trainer:
-        trainer.fit()
-    with (
-        pytest.raises(CheckpointError),
-        gold_trainer(12, load_path=tmp_path) as trainer,
-    ):
-        trainer.fit()
+    fitted(save_folder=tmp_path, save_interval="1ba", max_duration="3ba")
+    with pytest.raises(CheckpointError):
+        fitted(12, load_path=tmp_path)
 
 
 def test_the_size_of_microbatches_that_was_found_is_kept(tmp_path: Path) -> None:
@@ -154,8 +138,7 @@ def test_the_size_of_microbatches_that_was_found_is_kept(tmp_path: Path) -> None
     def train(**arguments: Any) -> list[int]:
         model = Greedy()
         model.sizes = []
-        with gold_trainer(model=model, device_train_microbatch_size="auto", **arguments) as trainer:
-            trainer.fit()
+        fitted(model=model, device_train_microbatch_size="auto", **arguments)
         return model.sizes
 
     # The checkpoint is found under names of one's own, too.
@@ -208,8 +191,7 @@ def test_the_random_numbers_of_an_evaluators_dataloader_resume(tmp_path: Path) -
         data = TensorDataset(*gold_data("eval_a", 30))
         loader = DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(5))
         evaluators = Evaluator("eval", loader, eval_interval="1ba", subset_num_batches=1)
-        with gold_trainer(eval_dataloader=evaluators, algorithms=note, **arguments) as trainer:
-            trainer.fit()
+        fitted(eval_dataloader=evaluators, algorithms=note, **arguments)
 
     train(save_folder=tmp_path, save_interval="1ba")
     expected, values[:] = values[:], []

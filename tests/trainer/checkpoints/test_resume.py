@@ -16,7 +16,7 @@ from safetensors.torch import save, save_file
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader
-from training import Act, gold_trainer
+from training import Act, fitted, gold_trainer
 
 from offloop.bus.errors import CheckpointError, ConfigurationError
 from offloop.bus.recording.recording import Recording
@@ -91,7 +91,7 @@ def test_torch_schedulers_and_several_optimizers_resume(kind: str, tmp_path: Pat
         schedulers: Any = [StepLR(one, step_size=1, gamma=0.5) for one in optimizers]
         if kind == "one cycle":
             schedulers = [OneCycleLR(one, max_lr=0.1, total_steps=20) for one in optimizers]
-        with gold_trainer(
+        trainer = fitted(
             model=Classifier(net),
             train_dataloader=DataLoader(Augmented(26), batch_size=6, shuffle=True),
             optimizers=optimizers,
@@ -101,8 +101,7 @@ def test_torch_schedulers_and_several_optimizers_resume(kind: str, tmp_path: Pat
             save_folder=folder,
             save_interval="1ba",
             load_path=load_path,
-        ) as trainer:
-            trainer.fit()
+        )
         return weights(trainer)
 
     expected = run(tmp_path)
@@ -297,8 +296,7 @@ def test_trainings_that_branch_from_the_checkpoint_of_another_run_are_runs_of_th
     tmp_path: Path, runs_dir: Path
 ) -> None:
     def train_as(run_name: str, **more: Any) -> tuple[str, int]:
-        with gold_trainer(run_name=run_name, publish=True, save_folder=tmp_path / "{run_name}", **more) as trainer:
-            trainer.fit()
+        trainer = fitted(run_name=run_name, publish=True, save_folder=tmp_path / "{run_name}", **more)
         run = find_run(trainer.state.run_name)
         return run.name, run.last.number
 

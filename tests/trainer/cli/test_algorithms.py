@@ -13,7 +13,7 @@ from training import Act
 from offloop.bus.runs.directory import list_runs
 from offloop.bus.types.event import Event
 from offloop.trainer import algorithms
-from offloop.trainer.algorithms import ALGORITHMS, EMA, CutMix, LabelSmoothing
+from offloop.trainer.algorithms import ALGORITHMS, CutMix
 
 OWN = '''
 from offloop.bus.types.event import Event
@@ -55,16 +55,6 @@ def test_every_algorithm_has_a_short_name_and_can_be_imported_from_the_package()
         algorithms.EMMA  # noqa: B018
 
 
-def test_options_reach_the_algorithm_by_either_name() -> None:
-    smoothing, average = ALGORITHMS.create_all(
-        ["label_smoothing", "ema"], ["label_smoothing.smoothing=0.2", "EMA.half_life=10ba"]
-    )
-    assert isinstance(smoothing, LabelSmoothing)
-    assert smoothing.smoothing == 0.2
-    assert isinstance(average, EMA)
-    assert average.smoothing == 2 ** (-1 / 10)
-
-
 def test_the_list_shows_algorithms_with_their_options(run: Run) -> None:
     listed = run("--list-algorithms")
     assert listed.code == 0
@@ -81,12 +71,12 @@ def test_the_list_shows_algorithms_with_their_options(run: Run) -> None:
 def test_algorithms_and_their_options_on_the_command_line(run: Run, runs_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     names = ["--algorithms", "ema, label_smoothing", "--algorithms", "mine.py:Note"]
-    done = run(*SMALL, "-d2ba", "--no-progress", *names, "-o", "EMA.half_life=10ba", "-o", "Note.text=the end")
+    done = run(*SMALL, "-d2ba", "--no-progress", *names, "-o", "ema.half_life=10ba", "-o", "Note.text=the end")
     assert done.code == 0, done.err
     assert "the end: EMA,LabelSmoothing,Note" in done.out.splitlines()
     [info] = list_runs(runs_dir)
     assert info.last.info["config"]["algorithms"] == ["ema", "label_smoothing", "mine.py:Note"]
-    assert info.last.info["config"]["algorithm_options"] == ["EMA.half_life=10ba", "Note.text=the end"]
+    assert info.last.info["config"]["algorithm_options"] == ["ema.half_life=10ba", "Note.text=the end"]
 
 
 @pytest.mark.parametrize(

@@ -137,25 +137,6 @@ def test_compile_and_deterministic_reach_torch(run: Run, monkeypatch: pytest.Mon
     assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--max-duration", "0ep"], "'--max-duration'"),
-        (["--max-duration", "3iter"], "iteration_length='1ep'"),
-        (["--save-folder", "ck", "--save-interval", "5"], "'--save-interval'"),
-        (["--save-folder", "{rum_name}"], "{rum_name}"),
-        (["--save-interval", "5ba"], "--save-folder"),
-    ],
-)
-def test_a_bad_value_is_one_line_and_starts_nothing(run: Run, runs_dir: Path, arguments: list[str], word: str) -> None:
-    refused = run(*SMALL, "--device=cpu", *arguments)
-    [line] = refused.err.splitlines()
-    assert line.startswith("error: ")
-    assert word in line
-    assert refused.code == 2
-    assert list_runs(runs_dir) == []
-
-
 def test_a_mistake_found_by_the_loop_is_one_line_too(run: Run, tmp_path: Path) -> None:
     (tmp_path / "no.safetensors").write_text("no checkpoint")
     refused = run(*SMALL, "--load-path=no.safetensors")
@@ -194,17 +175,14 @@ def test_a_checkpoint_resumes_the_training_or_provides_weights_alone(run: Run, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_training_saves_a_checkpoint_and_resumes_to_the_same_weights(
-    run: Run, tmp_path: Path, name: str
-) -> None:
+def test_an_interrupted_training_saves_a_checkpoint_and_resumes_to_the_same_weights(run: Run, tmp_path: Path) -> None:
     def arguments(folder: str) -> list[str]:
         return [*SMALL, "-d3ep", f"--save-folder={folder}", "--save-interval=1ep", "--no-progress", "--run-name=r"]
 
-    interrupt = ["--algorithms=tuning.py:Signal", "-o", f"Signal.name={name}", "-o", "Signal.batch=5"]
+    interrupt = ["--algorithms=tuning.py:Signal", "-o", "Signal.name=SIGTERM", "-o", "Signal.batch=5"]
     ended = run(*arguments("ck"), *interrupt)
     assert ended.code == 130
-    assert ended.err.splitlines()[0].startswith(f"{name}: stopping after this batch, with a checkpoint")
+    assert ended.err.splitlines()[0].startswith("SIGTERM: stopping after this batch, with a checkpoint")
     assert ended.err.splitlines()[-1] == "interrupted"
     assert find_run("r").status == "stopped"
     assert (tmp_path / "ck" / "ep1-ba6-rank0.safetensors").exists()

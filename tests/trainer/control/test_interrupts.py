@@ -17,7 +17,7 @@ from gold import gold_data, gold_loader
 from helpers import wait_for
 from resumed import make, same, train, weights
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
-from training import Act, gold_trainer
+from training import Act, fitted, gold_trainer
 
 from offloop.bus.runs.directory import find_run
 from offloop.bus.types.event import Event
@@ -68,8 +68,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, handlers: None) -> None
 def test_a_signal_that_was_ignored_stays_ignored(tmp_path: Path, handlers: None, capfd: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt = Act(lambda *_: os.kill(os.getpid(), signal.SIGINT), Event.BATCH_START)
-    with gold_trainer(save_folder=tmp_path, algorithms=interrupt) as trainer:
-        trainer.fit()
+    trainer = fitted(save_folder=tmp_path, algorithms=interrupt)
     assert int(trainer.state.timestamp.batch) == 8
     assert not trainer.state.stopped
     assert "SIGINT" not in capfd.readouterr().err

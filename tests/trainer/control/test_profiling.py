@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gold import GoldMLP
 from helpers import wait_for
 from training import Act, gold_trainer
 from watched_loop import Loop
@@ -31,10 +30,9 @@ def train(name: str, runs_dir: Path, at: Mapping[int, tuple[str, ...]]) -> dict[
     def send(event: Event, state: State, logger: AlgorithmLogger) -> None:
         commands(trainer._control, at, int(state.timestamp.batch))
 
-    torch.manual_seed(0)
     act = Act(send, Event.BATCH_END)
     settings: dict[str, Any] = {"publish": True, "run_name": name, "runs_dir": runs_dir, "max_duration": "20ba"}
-    with gold_trainer(model=GoldMLP(), algorithms=[act], **settings) as trainer:
+    with gold_trainer(algorithms=[act], **settings) as trainer:
         trainer.fit()
     wait_for(lambda: not find_run(name).live, "the run to end")
     return trainer.state.model.state_dict()

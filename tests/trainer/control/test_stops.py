@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from attached_callbacks import Impatient
 from gold import gold_loader
-from training import Act, gold_trainer
+from training import Act, fitted, gold_trainer
 
 from offloop.bus import find_run
 from offloop.bus.cli.describe import describe_run, lines
@@ -36,9 +36,7 @@ def stopping(at_batch: int, reason: str | None = None) -> Act:
 def stopped_run(tmp_path: Path, **arguments: object) -> Trainer:
     """Return a training of 9 epochs, of 4 batches each, that stops after 3 batches."""
     settings = {"algorithms": stopping(3), "max_duration": "9ep", "publish": True, "runs_dir": tmp_path}
-    with gold_trainer(**(settings | arguments)) as trainer:
-        trainer.fit()
-    return trainer
+    return fitted(**(settings | arguments))
 
 
 def test_planned_and_reached_duration_are_published_and_shown(runs_dir: Path) -> None:

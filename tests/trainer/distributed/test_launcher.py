@@ -30,9 +30,14 @@ def test_errors_caused_by_another_rank_are_reported_after_their_cause(
 
 
 @pytest.mark.parametrize(("command", "words"), [(trainer, ["digits"]), (bus, ["train", "digits"]), (bus, ["train"])])
-def test_errors_of_the_command_are_reported_to_torchrun(
-    command: click.Command, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rank", [0, 1])
+def test_errors_of_the_command_are_reported_to_torchrun_first_by_the_first_rank(
+    command: click.Command, words: list[str], rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr("offloop.trainer.cli.main._wait_for_the_first_rank", lambda: waits.append(rank))
+    monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     assert CliRunner().invoke(command, [*words, "--no-such-option"]).exit_code == 2
     assert "--no-such-option" in (tmp_path / "error.json").read_text()
+    assert waits == [1] * rank

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from paths import SUPPORT
 from ranks_jobs import BATCHES_BEFORE_THE_END, same_result, train_on
 from torch.utils.data import DataLoader, TensorDataset
-from training import Act, gold_trainer
+from training import Act, fitted
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.recording.recording import Recording
-from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.runs.directory import find_run
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.trainer import RankBatchSampler, Trainer
@@ -231,15 +231,22 @@ def test_the_command_trains_on_ranks_as_on_one_and_speaks_once(
     runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ("--seed", "3", "-d", "12ba", "--run-name", "r", "--save-folder", "ck")
-    done = torchrun("-m", "offloop.trainer", "digits", *options)
-    assert done.returncode == 0, done.stderr
+    code = """
+import os, sys
+os.dup2(os.open("out-" + os.environ["RANK"], os.O_CREAT | os.O_WRONLY), 1)
+sys.argv[1:] = ["digits", "--seed=3", "--device=cpu", "-d12ba", "--run-name=r", "--save-folder=ck"]
+from offloop.trainer.cli.main import main
+main()
+"""
+    first, second = run_ranks("offloop.trainer.tasks.digits", tmp_path, code)
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
     info = find_run("r")
-    first, recording, checkpoints = done.stdout.splitlines()
-    assert first.startswith("run r: ")
+    begun, recording, checkpoints = Path("out-0").read_text().splitlines()
+    assert begun.startswith("run r: ")
     assert recording == f"recording: {info.recording}"
     assert checkpoints.startswith("checkpoints: ck; ")
-    assert sum(line.startswith("done: ") for line in done.stderr.splitlines()) == 1
+    assert sum(line.startswith("done: ") for line in first.stderr.splitlines()) == 1
+    assert (Path("out-1").read_text(), "done: " in second.stderr) == ("", False)
     snapshots = list(Recording(info.recording))
     torch.manual_seed(3)
     settings = {"max_duration": "12ba", "seed": 3, "publish": False, "progress_bar": False, "device": "cpu"}
@@ -253,19 +260,8 @@ def test_the_command_trains_on_ranks_as_on_one_and_speaks_once(
     assert snapshots[-1].eval_metrics["eval"] == pytest.approx(trainer.state.eval_metric_values["eval"], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_several_ranks_report_a_mistake_once(runs_dir: Path) -> None:
-    refused = torchrun("-m", "offloop.trainer", "digits", "--algorithms=ema", "-o", "ema.half_life=1sp")
-    [line] = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
-    assert "exitcode  : 2" in refused.stderr
-    *_, last, _rule = refused.stderr.splitlines()
-    assert line.startswith(last.strip().removeprefix("traceback : "))
-    assert list_runs(runs_dir) == []
-
-
 def test_one_process_has_no_process_group() -> None:
-    with gold_trainer() as trainer:
-        trainer.fit()
+    trainer = fitted()
     assert trainer.state.world_size == 1
     assert not torch.distributed.is_initialized()
 
@@ -323,8 +319,7 @@ def test_without_a_seed_the_order_follows_from_the_trainer_s() -> None:
     def order(seed: int) -> list[int]:
         dataset = TensorDataset(*gold_data("train", 24))
         sampler = RankBatchSampler(dataset, 6, shuffle=True)
-        with gold_trainer(train_dataloader=DataLoader(dataset, batch_sampler=sampler), seed=seed) as trainer:
-            trainer.fit()
+        fitted(train_dataloader=DataLoader(dataset, batch_sampler=sampler), seed=seed)
         return list(chain(*sampler))
 
     assert order(1) == order(1) != order(2)

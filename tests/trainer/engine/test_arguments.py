@@ -10,9 +10,9 @@ import pytest
 import torch
 from gold import CrossEntropy, GoldMLP, gold_loader
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from training import Act, gold_trainer
+from training import Act, fitted, gold_trainer
 
-from offloop.bus.errors import ClosedError, ConfigurationError, OffloopError
+from offloop.bus.errors import ConfigurationError, OffloopError
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.directory import list_runs, read_run
 from offloop.bus.types.event import Event
@@ -35,9 +35,12 @@ REFUSED: list[dict[str, Any]] = [
     {"precision": "fp8"},
     {"record": ["batch_strat"]},
     {"train_dataloader": 5},
+    {"train_dataloader": (batch for batch in [1])},
     {"run_name": "a/b"},
     {"compile_config": {"backend": "foo"}},
     {"save_folder": 5},
+    {"save_overwrite": "yes"},
+    {"save_interval": "soon"},
     {"stream_to": "nats://x", "publish": False},
 ]
 
@@ -58,10 +61,7 @@ def test_a_plain_module_is_refused_as_a_model(runs_dir: Path) -> None:
 def test_a_scheduler_may_be_of_an_optimizer_that_a_function_gives_later() -> None:
     model = GoldMLP()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gold_trainer(
-        model=model, optimizers=lambda model: optimizer, schedulers=StepLR(optimizer, 1, gamma=0.5)
-    ) as trainer:
-        trainer.fit()
+    fitted(model=model, optimizers=lambda model: optimizer, schedulers=StepLR(optimizer, 1, gamma=0.5))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 4)
     with pytest.raises(ConfigurationError):
         gold_trainer(
@@ -80,8 +80,7 @@ def test_optimizers_are_of_the_model_as_algorithms_leave_it(later: bool) -> None
     def take_in(event: Event, state: State, logger: object) -> None:
         state.model.added = both[-1]
 
-    with gold_trainer(model=model, optimizers=optimizer, algorithms=Act(take_in, Event.INIT)) as trainer:
-        trainer.fit()
+    fitted(model=model, optimizers=optimizer, algorithms=Act(take_in, Event.INIT))
 
 
 def test_devices_of_torch_and_seeds_of_numpy_are_taken() -> None:
@@ -114,29 +113,17 @@ def test_a_model_that_cannot_be_evaluated_is_refused_only_with_an_evaluator() ->
 
 @pytest.mark.parametrize("missing", ["train_dataloader", "optimizers", "max_duration"])
 def test_fit_needs_data_optimizers_and_a_duration(missing: str) -> None:
-    with gold_trainer(**{missing: None}) as trainer, pytest.raises(ConfigurationError):
-        trainer.fit()
+    with pytest.raises(ConfigurationError):
+        fitted(**{missing: None})
 
 
 def test_the_seed_is_recorded_also_when_none_is_given(runs_dir: Path) -> None:
-    with gold_trainer(publish=True, run_name="seeded", seed=None, config={"colour": "blue"}) as trainer:
-        trainer.fit()
+    trainer = fitted(publish=True, run_name="seeded", seed=None, config={"colour": "blue"})
     info = read_run(runs_dir / "seeded").last.info
     assert info["seed"] == trainer.state.seed
     assert info["max_duration"] == "2ep"
     assert info["config"] == {"colour": "blue"}
     assert gold_trainer(seed=None).state.seed != gold_trainer(seed=None).state.seed
-
-
-def test_a_run_finishes(runs_dir: Path) -> None:
-    with gold_trainer(publish=True, run_name="whole") as trainer:
-        trainer.fit()
-        assert trainer.run_dir == runs_dir / "whole"
-    assert ending_of(runs_dir / "whole") == ("finished", None)
-    assert trainer.recording == read_run(runs_dir / "whole").recording
-    trainer.close()
-    with pytest.raises(ClosedError):
-        trainer.fit()
 
 
 def test_an_exception_around_fit_ends_the_run_as_failed(runs_dir: Path) -> None:
@@ -205,8 +192,8 @@ def test_other_errors_of_the_backward_pass_stay_what_they_are() -> None:
         loss.register_hook(fail)
         return loss
 
-    with gold_trainer(model=Losing(with_hook)) as trainer, pytest.raises(RuntimeError, match="boom in backward"):
-        trainer.fit()
+    with pytest.raises(RuntimeError, match="boom in backward"):
+        fitted(model=Losing(with_hook))
 
 
 def optimizers_of_both_layers(model: GoldMLP) -> list[torch.optim.Optimizer]:
@@ -217,8 +204,7 @@ def test_an_optimizer_of_a_frozen_part_makes_no_difference_to_gradient_scaling()
     def trained(optimizers: Callable[[GoldMLP], Any]) -> dict[str, torch.Tensor]:
         model = GoldMLP()
         model.net[0].requires_grad_(False)
-        with gold_trainer(model=model, optimizers=optimizers, precision="amp_fp16") as trainer:
-            trainer.fit()
+        trainer = fitted(model=model, optimizers=optimizers, precision="amp_fp16")
         assert trainer.state.scaler is not None
         assert trainer.state.scaler.get_scale() == 2.0**16
         return model.net.state_dict()

@@ -1,6 +1,8 @@
 """Who is called at an event, in which order, and what is published."""
 
 import json
+from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -9,9 +11,12 @@ from gold import GoldMLP, gold_optimizer
 from helpers import REFERENCE
 from training import Act, FakeStream, gold_trainer
 
+from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.trainer import Algorithm, AlgorithmLogger, Engine, State
+from offloop.trainer.algorithms import SAM, CutMix, GradientClipping, MixUp, SelectiveBackprop
 from offloop.trainer.device.device import CpuDevice
+from offloop.trainer.engine.engine import default_passes
 from offloop.trainer.stream.publishing import StatePublisher, optimizer_names
 
 ORDERS = json.loads((REFERENCE / "engine_order.json").read_text())["per_event"]
@@ -42,6 +47,26 @@ def test_algorithms_are_asked_in_order_and_applied_as_the_reference_does(case: d
     if case["event"] in Event.__members__:
         Engine(state, AlgorithmLogger(state)).run_event(Event(case["event"]))
     assert calls == [call for call in case["order"] if call.startswith(("match", "apply"))]
+
+
+@pytest.mark.parametrize("given", list(permutations([GradientClipping("norm", 1.0), SelectiveBackprop(), SAM()])))
+def test_gradients_are_clipped_last_and_rows_are_selected_first(given: tuple[Algorithm, ...]) -> None:
+    for event, place, kind in (
+        (Event.AFTER_TRAIN_BATCH, -1, GradientClipping),
+        (Event.AFTER_DATALOADER, 0, SelectiveBackprop),
+    ):
+        applied: Sequence[Algorithm] = given
+        for one in default_passes:
+            applied = one(applied, event)
+        assert isinstance(applied[place], kind)
+        rest = [one for one in given if not isinstance(one, kind)]
+        assert [one for one in applied if one in rest] == rest[::-1]
+
+
+def test_two_mixtures_of_losses_are_refused() -> None:
+    gold_trainer(algorithms=[MixUp(interpolate_loss=True), CutMix(), SAM()])
+    with pytest.raises(ConfigurationError, match="MixUp and CutMix cannot both interpolate the loss"):
+        gold_trainer(algorithms=[MixUp(interpolate_loss=True), SAM(), CutMix(interpolate_loss=True)])
 
 
 def test_an_event_is_published_after_the_algorithms_and_only_while_requested() -> None:

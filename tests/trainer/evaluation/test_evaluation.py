@@ -8,7 +8,7 @@ import torch
 from gold import GoldMLP, gold_data, gold_loader
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from training import Act, gold_evaluators, gold_trainer
+from training import Act, fitted, gold_evaluators, gold_trainer
 
 from offloop.bus.errors import ConfigurationError, InvalidTimeError
 from offloop.bus.types.event import Event
@@ -46,21 +46,13 @@ def test_metrics_are_those_of_the_whole_evaluator() -> None:
     evaluators = gold_evaluators({"eval_a": {"n": 12, "batch_size": 5}, "eval_b": {"n": 8, "batch_size": 4}})
     model = Classifier(GoldMLP().net)
     # The second evaluation starts from nothing.
-    with gold_trainer(model=model, eval_dataloader=evaluators, max_duration="2ep") as trainer:
-        trainer.fit()
+    trainer = fitted(model=model, eval_dataloader=evaluators, max_duration="2ep")
     for label, rows in (("eval_a", 12), ("eval_b", 8)):
         inputs, targets = gold_data(label, rows)
         scores = model.module(inputs).detach()
         values = trainer.state.eval_metric_values[label]
         assert values["MulticlassAccuracy"] == pytest.approx((scores.argmax(1) == targets).float().mean().item())
         assert values["CrossEntropy"] == pytest.approx(cross_entropy(scores, targets).item())
-
-
-def test_a_trainer_has_no_metrics_before_it_has_measured_any() -> None:
-    trainer = gold_trainer(eval_dataloader=gold_loader("eval_a", 12, 5))
-    assert trainer.metrics == {}
-    trainer.eval()
-    assert trainer.metrics.keys() == {"metrics/eval/MulticlassAccuracy", "metrics/eval/CrossEntropy"}
 
 
 def test_models_are_evaluated_without_dropout_and_gradients_and_trained_with_them() -> None:
@@ -70,8 +62,7 @@ def test_models_are_evaluated_without_dropout_and_gradients_and_trained_with_the
         seen.add((event.name, state.model.training, torch.is_grad_enabled()))
 
     act = Act(note, Event.EVAL_AFTER_FORWARD, Event.AFTER_FORWARD)
-    with gold_trainer(eval_dataloader=gold_loader("eval_a", 12, 5), eval_interval="1ba", algorithms=act) as trainer:
-        trainer.fit()
+    fitted(eval_dataloader=gold_loader("eval_a", 12, 5), eval_interval="1ba", algorithms=act)
     assert seen == {("EVAL_AFTER_FORWARD", False, False), ("AFTER_FORWARD", True, True)}
 
 
@@ -80,8 +71,7 @@ def test_an_evaluator_may_have_its_own_interval_and_choice_of_metrics() -> None:
     seldom = Evaluator("seldom", gold_loader("eval_b", 8, 4))
     labels: list[str | None] = []
     act = Act(lambda event, state, logger: labels.append(state.dataloader_label), Event.EVAL_START)
-    with gold_trainer(eval_dataloader=[often, seldom], max_duration="1ep", algorithms=act) as trainer:
-        trainer.fit()
+    trainer = fitted(eval_dataloader=[often, seldom], max_duration="1ep", algorithms=act)
     assert labels == ["often"] * 4 + ["seldom"]
     assert set(trainer.state.eval_metric_values["often"]) == {"CrossEntropy"}
 
@@ -95,8 +85,8 @@ def test_an_evaluator_may_have_its_own_interval_and_choice_of_metrics() -> None:
     ],
 )
 def test_evaluators_with_the_same_label_an_unknown_metric_or_no_batch_are_refused(evaluators: Any) -> None:
-    with pytest.raises(ConfigurationError), gold_trainer(eval_dataloader=evaluators, max_duration="1ep") as trainer:
-        trainer.fit()
+    with pytest.raises(ConfigurationError):
+        fitted(eval_dataloader=evaluators, max_duration="1ep")
 
 
 def test_a_language_model_is_measured_in_bits() -> None:
@@ -115,15 +105,14 @@ def test_a_language_model_is_measured_in_bits() -> None:
     act = Act(lambda event, state, logger: losses.append(state.loss.item()), Event.AFTER_LOSS)
     counted = DataSpec(batches, get_num_tokens_in_batch=lambda batch: batch[0].numel())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with gold_trainer(
+    trainer = fitted(
         model=model,
         train_dataloader=counted,
         eval_dataloader=batches,
         optimizers=optimizer,
         max_duration="20tok",
         algorithms=act,
-    ) as trainer:
-        trainer.fit()
+    )
     assert losses == [pytest.approx(3.0)] * 2
     assert trainer.state.eval_metric_values == {"eval": {"BitsPerToken": pytest.approx(3.0)}}
     assert trainer.state.timestamp.token == 20
@@ -137,8 +126,7 @@ def test_a_training_that_is_stopped_before_its_first_batch_is_not_evaluated() ->
         if event is Event.FIT_START:
             state.stop_training()
 
-    with gold_trainer(eval_dataloader=gold_evaluators(EVAL_B), algorithms=Act(note)) as trainer:
-        trainer.fit()
+    fitted(eval_dataloader=gold_evaluators(EVAL_B), algorithms=Act(note))
     assert events[-2:] == [Event.FIT_START, Event.FIT_END]
 
 

@@ -16,20 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 from tensor_stream import TensorStream, Wide
-from training import gold_trainer
+from training import fitted, gold_trainer
 
 from offloop.bus.checkpoints.image import write_draft
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.tensors import segments
-from offloop.bus.tensors.segments import Segment, SegmentPool
+from offloop.bus.tensors.segments import SegmentPool
 from offloop.bus.tensors.view import open_tensors
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
-from offloop.trainer import Algorithm, AlgorithmLogger, Trainer
+from offloop.trainer import Algorithm, AlgorithmLogger
 from offloop.trainer.checkpoints.file import read_checkpoint, write_checkpoint
 from offloop.trainer.engine.state import State
 from offloop.trainer.fields.tensors import TENSOR_FIELDS, TensorPayload
@@ -63,8 +63,7 @@ class Taker(Callback):
 def train(monkeypatch: pytest.MonkeyPatch, *callbacks: Callback, **arguments: Any) -> TensorStream:
     stream = TensorStream(*callbacks)
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
-    with gold_trainer(publish=True, run_name="r", **arguments) as trainer:
-        trainer.fit()
+    fitted(publish=True, run_name="r", **arguments)
     return stream
 
 
@@ -166,47 +165,40 @@ def test_the_end_of_the_training_waits_until_what_was_lent_is_handled(monkeypatc
     assert stream.waits == 3
 
 
+class Allocated(Algorithm):
+    """Waits in a batch until the memory is there that is being allocated."""
+
+    def __init__(self, batch: int, there: threading.Event | None = None) -> None:
+        self.batch, self.there = batch, there
+
+    def match(self, event: Event, state: State) -> bool:
+        return event is Event.BATCH_START and state.timestamp.values.batch == self.batch
+
+    def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
+        sharing = self.trainer._stream.sharing
+        if self.there is not None:
+            assert sharing.is_allocating
+            self.there.set()
+        wait_for(lambda: not sharing.is_allocating, "the memory")
+
+    def train(self, **arguments: Any) -> None:
+        with gold_trainer(publish=True, run_name="r", algorithms=[self], **arguments) as self.trainer:
+            self.trainer.fit()
+
+    trainer: Any
+
+
 @pytest.mark.parametrize("every", ["6ba", "2ep"])
 def test_memory_for_large_tensors_is_prepared_before_they_are_due(monkeypatch: pytest.MonkeyPatch, every: str) -> None:
-    pools: list[SegmentPool] = []
-    steps: list[tuple[str, int, int]] = []
-
-    class Pool(SegmentPool):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            pools.append(self)
-
-        def prepare(self, nbytes: int) -> None:
-            steps.append(("prepare", nbytes, batch()))
-            super().prepare(nbytes)
-
-        def reserve(self, nbytes: int, field: str, *, defer: bool = False) -> Segment | None:
-            steps.append((field, nbytes, batch()))
-            return super().reserve(nbytes, field, defer=defer)
-
-    def batch() -> int:
-        return taker.trainer.state.timestamp.values[2]
-
-    class Moments(Taker):
-        trainer: Trainer
-
-    monkeypatch.setattr("offloop.trainer.stream.tensor_sharing.SegmentPool", Pool)
-    taker = Moments(Event.EPOCH_CHECKPOINT if every == "2ep" else Event.BATCH_CHECKPOINT, "checkpoint", every=every)
+    monkeypatch.setattr(segments, "DEFER_BYTES", 0)
+    taker = Taker(Event.EPOCH_CHECKPOINT if every == "2ep" else Event.BATCH_CHECKPOINT, "checkpoint", every=every)
     stream = TensorStream(taker)
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
     model = Wide()
-    with gold_trainer(
-        model=model, optimizers=torch.optim.Adam(model.parameters()), publish=True, run_name="r"
-    ) as trainer:
-        taker.trainer = trainer
-        trainer.fit()
-    first_due = 8 if every == "2ep" else 6
-    (prepared, size, at), *saved = steps
-    assert (prepared, at) == ("prepare", 1)
-    assert {step for step, _, _ in saved} == {"checkpoint"}
     # Adam's moments are counted in.
-    assert size - 300_000 < saved[0][1] <= size
-    assert saved[0][2] == first_due
+    Allocated(5).train(model=model, optimizers=torch.optim.Adam(model.parameters()))
+    assert [batch for batch, tensors in taker.taken if tensors] == [8 if every == "2ep" else 6]
+    assert not any("not_sent" in fields for _, _, fields in stream.sent)
 
 
 def test_the_training_continues_while_memory_is_allocated_and_the_tensors_come_later(
@@ -218,24 +210,12 @@ def test_the_training_continues_while_memory_is_allocated_and_the_tensors_come_l
         assert there.wait(30)
         return create(size, token)
 
-    class Allocated(Algorithm):
-        def match(self, event: Event, state: State) -> bool:
-            return event is Event.BATCH_START and state.timestamp.values.batch == 5
-
-        def apply(self, event: Event, state: State, logger: AlgorithmLogger) -> None:
-            sharing = trainer._stream.sharing
-            assert sharing is not None
-            assert sharing.is_allocating
-            there.set()
-            wait_for(lambda: not sharing.is_allocating, "the memory")
-
     monkeypatch.setattr(segments, "create_memory", create_slowly)
     monkeypatch.setattr(segments, "DEFER_BYTES", 0)
     taker = Taker(Event.BATCH_CHECKPOINT, "weights", every="3ba")
     stream = TensorStream(taker)
     monkeypatch.setattr(TrainingStream, "_start_publisher", lambda *_: stream)
-    with gold_trainer(model=Wide(), publish=True, run_name="r", algorithms=[Allocated()]) as trainer:
-        trainer.fit()
+    Allocated(5, there).train(model=Wide())
     # Once at batch 3, and not again until there is memory.
     assert [(batch, bool(tensors)) for batch, tensors in taker.taken] == [(3, False), (6, True)]
     told = [fields["not_sent"] for _, _, fields in stream.sent if "not_sent" in fields]

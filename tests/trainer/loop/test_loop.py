@@ -7,7 +7,7 @@ import pytest
 from gold import GoldMLP, gold_loader, gold_optimizer
 from helpers import REFERENCE
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
-from training import Act, FakeClock, gold_evaluators, gold_trainer
+from training import Act, FakeClock, fitted, gold_evaluators, gold_trainer
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
@@ -29,8 +29,7 @@ def test_training_metrics_and_losses_are_those_of_each_batch() -> None:
         seen.append({f"metrics/train/{name}": value for name, value in read_metrics(state.train_metrics).items()})
 
     act = Act(note, Event.BATCH_END)
-    with gold_trainer(20, device_train_microbatch_size=4, algorithms=act) as trainer:
-        trainer.fit()
+    fitted(20, device_train_microbatch_size=4, algorithms=act)
     expected = [call["data"] for call in LOGGED if call["last_event_before"] == "AFTER_TRAIN_BATCH"]
     expected = [data for data in expected if not any("microbatch" in name for name in data)]
     assert len(seen) == len(expected) == 16
@@ -121,8 +120,7 @@ def test_training_ends_in_any_unit(max_duration: Any, batches: int) -> None:
 
     data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 10)
     act = Act(tick, Event.BATCH_START)
-    with gold_trainer(train_dataloader=data, max_duration=max_duration, algorithms=act, clock=clock) as trainer:
-        trainer.fit()
+    trainer = fitted(train_dataloader=data, max_duration=max_duration, algorithms=act, clock=clock)
     assert trainer.state.timestamp.batch == batches
 
 
@@ -145,7 +143,7 @@ def test_a_training_that_is_stopped_keeps_the_unit_of_its_duration_unless_it_is_
             elapsed.append(float(state.get_elapsed_duration() or 0))
 
     data = DataSpec(gold_loader("train", 24, 6), get_num_tokens_in_batch=lambda batch: 10)
-    with gold_trainer(
+    trainer = fitted(
         train_dataloader=data,
         max_duration=max_duration,
         iteration_length="1ep",
@@ -153,19 +151,15 @@ def test_a_training_that_is_stopped_keeps_the_unit_of_its_duration_unless_it_is_
         schedulers=LinearScheduler(),
         progress_bar=True,
         clock=clock,
-    ) as trainer:
-        trainer.fit()
+    )
     assert str(trainer.state.max_duration) == stopped_at
     assert trainer.state.timestamp.batch == 2
     assert elapsed == [1.0]
 
 
 def test_an_empty_dataloader_does_not_train_forever() -> None:
-    with (
-        gold_trainer(train_dataloader=[], max_duration="1ep") as trainer,
-        pytest.raises(ConfigurationError),
-    ):
-        trainer.fit()
+    with pytest.raises(ConfigurationError):
+        fitted(train_dataloader=[], max_duration="1ep")
 
 
 def test_a_further_training_takes_all_of_the_seconds_that_it_was_given() -> None:

@@ -2,12 +2,11 @@
 
 import io
 import re
-import sys
 
 import pytest
 import torch
 from gold import GoldMLP, gold_loader
-from training import Act, FakeClock, gold_evaluators, gold_trainer
+from training import Act, FakeClock, fitted, gold_evaluators
 
 from offloop.bus.types.event import Event
 from offloop.trainer import State
@@ -28,8 +27,7 @@ def make_state() -> State:
 
 
 def test_a_run_prints_a_line_for_each_epoch_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    with gold_trainer(progress_bar=True, eval_dataloader=gold_loader("eval_a", 12, 5)) as trainer:
-        trainer.fit()
+    fitted(progress_bar=True, eval_dataloader=gold_loader("eval_a", 12, 5))
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
@@ -47,8 +45,7 @@ def test_long_epochs_get_a_line_every_five_seconds(capsys: pytest.CaptureFixture
         clock.seconds += 1
 
     act = Act(tick, Event.BATCH_START)
-    with gold_trainer(72, clock=clock, algorithms=act, max_duration="1ep", progress_bar=True) as trainer:
-        trainer.fit()
+    fitted(72, clock=clock, algorithms=act, max_duration="1ep", progress_bar=True)
     batches = re.findall(r"^ *(\d+)%  epoch 0  batch (\d+)  \d+s left  loss ", capsys.readouterr().err, re.MULTILINE)
     assert batches == [("42", "5"), ("83", "10")]
 
@@ -70,29 +67,18 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     assert "\n" not in terminal.getvalue()
 
 
-def test_elsewhere_there_are_lines_and_on_demand_nothing() -> None:
-    lines = io.StringIO()
-    for stream in (lines, None):
-        progress = ProgressDisplay(make_state(), FakeClock(0), stream)
-        progress.draw()
-        progress.note("a note")
-    assert lines.getvalue() == "  0%  epoch 0  batch 0  loss 1.25\na note\n"
-    assert progress.next_draw == sys.maxsize
-
-
 def test_an_evaluation_is_shown_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     def stop(event: Event, state: State, logger: object) -> None:
         if int(state.timestamp.batch) == 14:
             state.stop_training()
 
-    with gold_trainer(
+    fitted(
         max_duration="9ep",
         eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
         eval_interval="2ep",
         algorithms=Act(stop, Event.BATCH_START),
         progress_bar=True,
-    ) as trainer:
-        trainer.fit()
+    )
     *epochs, last, more = capsys.readouterr().err.splitlines()
     assert ["MulticlassAccuracy" in line for line in epochs] == [False, True, False]
     assert last.startswith("stopped: 3 ep, 15 ba, 90 sp of 9ep in ")

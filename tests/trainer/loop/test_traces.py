@@ -8,7 +8,7 @@ import pytest
 import torch
 from gold import GoldMLP, gold_loader
 from helpers import REFERENCE
-from training import Act, gold_evaluators, gold_trainer
+from training import Act, fitted, gold_evaluators, gold_trainer
 
 from offloop.bus.errors import ClosedError, ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
@@ -207,19 +207,15 @@ def test_evaluations_and_checkpoints_come_when_those_of_the_reference_come(
         seen.update(files)
         last[:] = [event.name, *state.timestamp.values[1:4]]
 
-    for settings in (
-        {"eval_interval": case["interval"]},
-        {"eval_interval": 0, "save_folder": tmp_path, "save_interval": case["interval"]},
-    ):
-        last: list[Any] = []
-        trainer = gold_trainer(
-            20,
-            max_duration=case["max_duration"],
-            eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
-            algorithms=Act(look),
-            **settings,
-        )
-        with trainer:
-            trainer.fit()
+    last: list[Any] = []
+    fitted(
+        20,
+        max_duration=case["max_duration"],
+        eval_dataloader=gold_evaluators({"eval_b": {"n": 8, "batch_size": 4}}),
+        eval_interval=case["interval"],
+        save_folder=tmp_path,
+        save_interval=case["interval"],
+        algorithms=Act(look),
+    )
     assert saves == case["checkpoint_saves"]
     assert evaluations == case["eval_runs"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gold import gold_loader
-from training import gold_trainer
+from training import fitted, gold_trainer
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.index.index import read_entry
@@ -47,6 +47,7 @@ def test_callbacks_and_loggers_run_in_a_process_that_the_trainer_waits_for(
         callbacks=[Mine(), LRMonitor(), saver],
         loggers=[JsonlLogger(tmp_path / "log.jsonl")],
     )
+    assert trainer.metrics == {}
     with trainer:
         trainer.fit()
     # The index finds the checkpoints of both, wherever they are.
@@ -91,8 +92,7 @@ def test_callbacks_and_loggers_are_given_by_their_names_too(runs_dir: Path, tmp_
         "        logger.log_metrics({'theirs': state.gradient_norm})\n"
     )
     names = ["lr", Mine(), f"{tmp_path}/theirs.py:Theirs", "lr"]
-    with gold_trainer(publish=True, run_name="r", max_duration="1ep", callbacks=names, loggers="jsonl") as trainer:
-        trainer.fit()
+    fitted(publish=True, run_name="r", max_duration="1ep", callbacks=names, loggers="jsonl")
     rows = [json.loads(line) for line in (runs_dir / "r" / "metrics.jsonl").read_text().splitlines()]
     assert sum("lr-SGD/group0" in row for row in rows) == 4
     assert sum("mine" in row for row in rows) == 1
