@@ -142,7 +142,7 @@ class ControlHandler:
             except OSError as error:
                 text = f"nothing that rank {rank.rank} prints is captured: its pipe cannot be made ({error})"
                 self._send(request.identity, "notice", {"text": text})
-        if rank.actor is not None:
+        else:
             welcome |= {"rank": rank.rank, "name": rank.actor.name, "timestamp": run.training_time}
             welcome["published_before"] = run.published_before(rank)
         self._reply(request, "welcome", welcome)

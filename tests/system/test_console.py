@@ -72,6 +72,16 @@ def test_output_is_complete_whatever_the_end(runs_dir: Path, end: str, last: str
     assert not list((runs_dir / "r").glob("*.pipe"))
 
 
+def test_of_a_crash_the_stack_is_kept_without_the_output(runs_dir: Path) -> None:
+    code = 'import os\nfrom offloop.bus import Publisher\npublisher = Publisher("r")\nprint("begins")\nos.abort()'
+    subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100, check=False)
+    wait_for(has_ended, "the run to end")
+    shown = logs()
+    assert shown.startswith("Fatal Python error: Aborted\n")
+    assert 'File "<string>", line 5 in <module>' in shown
+    assert "begins" not in shown
+
+
 def test_streams_stay_the_same_and_print_the_same(runs_dir: Path) -> None:
     out, err = train(
         """
