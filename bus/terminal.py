@@ -99,10 +99,13 @@ def _no_interrupt_lost() -> Iterator[None]:
         if not issubclass(ignored.exc_type, KeyboardInterrupt):
             before(ignored)
             return
-        # A moment later, after the callback. The signal also ends a wait of the main thread.
-        again = threading.Timer(_A_MOMENT, signal.pthread_kill, (main, signal.SIGINT))
-        again.daemon = True
-        again.start()
+        try:
+            # A moment later, after the callback. The signal also ends a wait of the main thread.
+            again = threading.Timer(_A_MOMENT, signal.pthread_kill, (main, signal.SIGINT))
+            again.daemon = True
+            again.start()
+        except KeyboardInterrupt:  # on a busy machine the moment is over before the timer's start returns
+            interrupt(ignored)
 
     sys.unraisablehook = interrupt
     try:

@@ -55,9 +55,22 @@ def test_a_command_that_is_to_ignore_ctrl_c_does(tmp_path: Path) -> None:
 
 
 FORGETTING = """
-import signal, time
+import signal, sys, threading, time
 import click
 from offloop.bus.terminal import run_command
+
+class Busy(threading.Timer):
+    started = 0
+
+    def start(self):
+        super().start()
+        Busy.started += 1
+        if Busy.started == 1:
+            time.sleep(1)
+
+if sys.argv[1:] == ["busy"]:
+    threading.Timer = Busy
+    sys.argv.pop()
 
 class Forgotten:
     def __del__(self):
@@ -73,9 +86,11 @@ run_command(command)
 """
 
 
-def test_ctrl_c_where_nothing_can_be_raised_ends_a_command() -> None:
+@pytest.mark.parametrize("machine", [[], ["busy"]], ids=["idle", "busy"])
+def test_ctrl_c_where_nothing_can_be_raised_ends_a_command(machine: list[str]) -> None:
     # As in the callbacks of the import system, in which one in some forty came.
-    done = subprocess.run([sys.executable, "-c", FORGETTING], capture_output=True, text=True, timeout=200, check=False)
+    command = [sys.executable, "-c", FORGETTING, *machine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert "interrupted" in done.stderr
     assert "ignored" not in done.stderr
