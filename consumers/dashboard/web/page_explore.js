@@ -47,7 +47,6 @@ export const Explore = {
     </section>`,
   mixins: [redrawn],
   props: { explored: Object, settings: Object, names: Object, linkTo: Function, emptyText: String },
-  emits: ["look"],
   // `within`: number of runs within the ranges on axes; null without ranges.
   // `at`: the run chosen by keys.
   data: () => ({ options: [], within: null, at: null }),
@@ -124,12 +123,7 @@ export const Explore = {
     "settings.view"() {
       this.wasDrawn = false;
       this.within = null;
-      this.tellLook();
     },
-    "settings.x"() { this.tellLook(); },
-    "settings.y"() { this.tellLook(); },
-    "settings.color"() { this.tellLook(); },
-    "settings.axes": { deep: true, handler() { this.tellLook(); } },
   },
   async mounted() {
     // New data waits while the user draws over an axis.
@@ -144,7 +138,6 @@ export const Explore = {
       this.redraw();
     });
     this.sizes.observe(this.$refs.plot);
-    this.tellLook();
     // The table does not need it.
     const { echarts } = await import("nicegui-echart");
     if (!this.$refs.plot) return;
@@ -166,9 +159,6 @@ export const Explore = {
     },
     column(name) {
       return this.columns.get(name);
-    },
-    tellLook() {
-      this.$emit("look");
     },
     findOptions(text, update) {
       update(() => {

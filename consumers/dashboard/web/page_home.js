@@ -89,7 +89,7 @@ export default /** @type {Component} */ ({
         <div class="spread"></div>
         <q-btn flat dense no-caps class="link" label="Select none" @click="settings.runs = []"></q-btn>
       </div>
-      <explore v-if="settings.view !== 'table'" ref="explore" :explored="explored" :settings="settings" :names="names" :link-to="linkTo" :empty-text="emptyText" @look="tell()"></explore>
+      <explore v-if="settings.view !== 'table'" ref="explore" :explored="explored" :settings="settings" :names="names" :link-to="linkTo" :empty-text="emptyText"></explore>
       <div v-show="settings.view === 'table'" class="table-box" ref="box" id="table" tabindex="0" role="region" aria-label="All runs" @scroll.passive="onScroll()">
         <table v-if="columns.length || rows.length" :aria-rowcount="lines + 1" :style="{width: tableWidth + 'px'}">
           <colgroup>
@@ -261,9 +261,9 @@ export default /** @type {Component} */ ({
     groupable() {
       return groupable(this.names, this.settings.group);
     },
-    compareLook() {
-      const { group, folded, toggled, baseline } = this.settings;
-      return { group, folded, toggled, baseline };
+    asked() {
+      const { sort, columns, archived, group, folded, toggled, baseline, view, x, y, color, axes } = this.settings;
+      return { sort, columns, archived, compare: { group, folded, toggled, baseline }, explore: view === "table" ? null : { view, x, y, color, axes } };
     },
     shownColumns() {
       return this.settings.columns || this.names.usual;
@@ -302,18 +302,11 @@ export default /** @type {Component} */ ({
     },
     "settings.sort"() {
       this.toTop();
-      this.tell();
-    },
-    "settings.columns": { deep: true, handler() { this.tell(); } },
-    "settings.archived"() {
-      this.tell();
     },
     findColumn() {
       if (this.names.more) this.tell(TYPING_MS);
     },
-    compareLook() {
-      this.tell();
-    },
+    asked: { deep: true, handler() { this.tell(); } },
   },
   mounted() {
     this.told = "";
@@ -385,10 +378,9 @@ export default /** @type {Component} */ ({
       this.telling = setTimeout(() => {
         const box = this.$refs.box;
         if (!box) return;
-        const { find, sort, columns, archived, view, x, y, color, axes } = this.settings;
         const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
         const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
-        const look = { find: find || "", sort, columns, archived, first, count, hidden: document.hidden, names: this.names.more ? this.findColumn || "" : "", compare: this.compareLook, explore: view === "table" ? null : { view, x, y, color, axes } };
+        const look = { ...this.asked, find: this.settings.find || "", first, count, hidden: document.hidden, names: this.names.more ? this.findColumn || "" : "" };
         const text = JSON.stringify(look);
         if (text === this.told) return;
         this.told = text;
