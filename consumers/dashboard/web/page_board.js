@@ -140,9 +140,9 @@ export default /** @type {Component} */ ({
         .map((group) => ({ ...group, charts: group.charts.filter((chart) => chart.id.toLowerCase().includes(find.toLowerCase())) }))
         .filter((group) => group.charts.length);
     },
-    toldOfList() {
-      const { find, pinned } = this.settings;
-      return { find, chosen: [...pinned], opened: [...this.opened] };
+    asked() {
+      const { find, pinned, rank } = this.settings;
+      return { find, chosen: [...pinned], opened: [...this.opened], rank };
     },
     marksOn: {
       get() {
@@ -173,10 +173,7 @@ export default /** @type {Component} */ ({
       this.tell();
       this.redraw();
     },
-    toldOfList() {
-      this.tell();
-    },
-    "settings.rank"() {
+    asked() {
       this.tell();
     },
     "settings.smoothing"() {
@@ -200,7 +197,7 @@ export default /** @type {Component} */ ({
     this.visible = new Map(); // chart -> width in pixels
     this.stale = new Map(); // charts to draw: from new lines (true), or another part of them
     this.range = null; // the chosen part of the axis
-    this.told = "";
+    this.settleMs = SETTLE_MS;
   },
   mounted() {
     this.observer = new IntersectionObserver((entries) => this.onSeen(entries), { rootMargin: "150px" });
@@ -291,16 +288,9 @@ export default /** @type {Component} */ ({
       this.visible.set(id, Math.round(element.clientWidth));
       this.tell();
     },
-    tell() {
-      clearTimeout(this.telling);
-      this.telling = setTimeout(() => {
-        const visible = document.hidden ? {} : Object.fromEntries(this.visible);
-        const look = { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, rank: this.settings.rank, left_out: Object.keys(this.hidden).map(Number), ...this.toldOfList };
-        const text = JSON.stringify(look);
-        if (text === this.told) return;
-        this.told = text;
-        this.$emit("look", look);
-      }, SETTLE_MS);
+    look() {
+      const visible = document.hidden ? {} : Object.fromEntries(this.visible);
+      return { visible, range: this.range, x: this.settings.x, hidden: document.hidden, marks: this.marksOn, left_out: Object.keys(this.hidden).map(Number), ...this.asked };
     },
     axisOf(plot) {
       return plot.kind === "phases" ? "batch" : this.settings.x;

@@ -309,7 +309,6 @@ export default /** @type {Component} */ ({
     asked: { deep: true, handler() { this.tell(); } },
   },
   mounted() {
-    this.told = "";
     this.sizes = new ResizeObserver(() => {
       this.isNarrow = this.$refs.box.clientWidth < 600;
       this.tell();
@@ -373,19 +372,12 @@ export default /** @type {Component} */ ({
       if (this.allSelected) this.settings.runs = [];
       else this.$emit("all");
     },
-    tell(wait = 0) {
-      clearTimeout(this.telling);
-      this.telling = setTimeout(() => {
-        const box = this.$refs.box;
-        if (!box) return;
-        const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
-        const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
-        const look = { ...this.asked, find: this.settings.find || "", first, count, hidden: document.hidden, names: this.names.more ? this.findColumn || "" : "" };
-        const text = JSON.stringify(look);
-        if (text === this.told) return;
-        this.told = text;
-        this.$emit("look", look);
-      }, wait);
+    look() {
+      const box = this.$refs.box;
+      if (!box) return null;
+      const first = Math.max(Math.floor(box.scrollTop / ROW_PIXELS) - OVERSCAN, 0);
+      const count = Math.ceil(box.clientHeight / ROW_PIXELS) + 2 * OVERSCAN;
+      return { ...this.asked, find: this.settings.find || "", first, count, hidden: document.hidden, names: this.names.more ? this.findColumn || "" : "" };
     },
     onScroll() {
       // Also during scrolling.

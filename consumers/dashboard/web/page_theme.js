@@ -11,8 +11,8 @@ export const THEME_BUTTON = `
     <q-btn flat round dense class="flat-ink" :icon="themeIcon" :aria-label="'Theme: ' + themeWords" @click="nextTheme()"></q-btn>
   </Teleport>`;
 
-// A whole page. Its component has onLink (a new hash in the address), tell (the page is hidden, or visible again), and
-// onOwnKey, which returns true for a handled key.
+// A whole page. Its component has onLink (a new hash in the address), look (what is visible; null once the page is gone),
+// settleMs if its event "look" is to wait, and onOwnKey, which returns true for a handled key.
 /** @type {Component} */
 export const paged = {
   data: () => ({ theme: THEMES.find((theme) => theme === storeOf("localStorage")?.getItem("theme")) || THEMES[0] }),
@@ -45,6 +45,17 @@ export const paged = {
     window.removeEventListener("hashchange", this.onLink);
   },
   methods: {
+    // Reports what is visible, if it has changed.
+    tell(wait = this.settleMs) {
+      clearTimeout(this.telling);
+      this.telling = setTimeout(() => {
+        const look = this.look();
+        const text = JSON.stringify(look);
+        if (!look || text === this.told) return;
+        this.told = text;
+        this.$emit("look", look);
+      }, wait);
+    },
     nextTheme() {
       this.theme = THEMES[(THEMES.indexOf(this.theme) + 1) % THEMES.length];
     },
