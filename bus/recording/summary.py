@@ -93,10 +93,6 @@ class MetricValues(msgspec.Struct, array_like=True, gc=False):
         """Return the lowest or the highest value."""
         return self.low if mode == "min" else self.high
 
-    def best_step(self, mode: Mode) -> int:
-        """Return the step of :meth:`best`."""
-        return self.low_step if mode == "min" else self.high_step
-
     def add(self, step: int, value: float) -> None:
         if step >= self.last_step:
             self.last_step, self.last = step, value
