@@ -84,9 +84,6 @@ class Actor(OwnEvents):
     def room_for_rows(self) -> int:
         return 0 if self._publisher is None else self._publisher.room_for_rows()
 
-    def _refuse_own(self, what: str, error: Exception) -> None:
-        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"{what} cannot be sent ({error})")
-
     def _default_step(self) -> int:
         return 0 if self._publisher is None else self._publisher._default_step()
 

@@ -40,9 +40,9 @@ class OwnEvents(ABC):
     def publish_own(self, event: Event, fields: dict[str, Any]) -> None:
         """Publish a requested event."""
 
-    @abstractmethod
     def _refuse_own(self, what: str, error: Exception) -> None:
-        """Report an event or a row that cannot be published, or raise ConfigurationError."""
+        """Raise ConfigurationError for an event or a row that cannot be published, or just report it."""
+        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"{what} cannot be sent ({error})")
 
     @abstractmethod
     def room_for_rows(self) -> int:

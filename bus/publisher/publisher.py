@@ -383,9 +383,6 @@ class Publisher(SerialCalls, OwnEvents):
             fields = frames.copy_map(fields)
         self._in_turn(partial(self._loop.publish_own, self.send, event, fields))
 
-    def _refuse_own(self, what: str, error: Exception) -> None:
-        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"{what} cannot be sent ({error})")
-
     def room_for_rows(self) -> int:
         return self._outbox.limit // 2 - self._outbox.size
 
