@@ -92,11 +92,15 @@ class _Averaging(Algorithm):
     _average: WeightAverage | None = None
     _state: State | None = None
 
-    def _begin_average(self, saved: Mapping[str, Tensor] | None = None) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._average = None
+        if "average" in state:
+            self._begin_average().load_state_dict(state["average"])
+
+    def _begin_average(self) -> WeightAverage:
         assert self._state is not None  # since INIT
         self._average = WeightAverage(self._state.model, with_buffers=self.with_buffers)
-        if saved is not None:
-            self._average.load_state_dict(saved)
+        return self._average
 
 
 class EMA(_Averaging):
@@ -163,11 +167,6 @@ class EMA(_Averaging):
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._average is None else {"average": self._average.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._average = None
-        if "average" in state:
-            self._begin_average(state["average"])
 
 
 class SWA(_Averaging):
@@ -261,9 +260,7 @@ class SWA(_Averaging):
         self._is_over = state.get("is_over", False)
         self._intervals, self._updates = state.get("intervals", 0), state.get("updates", 0)
         self._first_rates = [list(rates) for rates in state.get("first_rates", [])]
-        self._average = None
-        if "average" in state:
-            self._begin_average(state["average"])
+        super().load_state_dict(state)
 
     def _add_weights(self, state: State) -> None:
         if self._average is None:
