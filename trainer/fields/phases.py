@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from offloop.bus.types.event import Event
 from offloop.bus.types.phases import BEGINS, BETWEEN, ENDS, MAX_SPANS
@@ -10,16 +10,6 @@ from offloop.trainer.engine.state import State
 from offloop.trainer.fields.field import Field, FieldNotReadyError
 
 _MILLISECOND = 1_000_000
-
-
-class TimingEvent(Protocol):
-    """A mark in a device's work: :class:`torch.cuda.Event` with ``enable_timing``."""
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end_event: Any) -> float: ...
 
 
 class PhaseProbe:
@@ -32,7 +22,8 @@ class PhaseProbe:
     marks: frozenset[Event] = frozenset({*BEGINS, *ENDS, *BETWEEN})  # events that need a call of before and after
 
     def __init__(self, state: State, is_due: Callable[[], bool]) -> None:
-        make: Callable[[], TimingEvent] | None = getattr(state.device, "timing_event", None)
+        # A torch.cuda.Event with enable_timing, which has no types.
+        make: Callable[[], Any] | None = getattr(state.device, "timing_event", None)
         self._on_device = make is not None
         # Nanoseconds where the device has always finished when the host continues.
         self._mark: Callable[[], Any] = make or time.perf_counter_ns
@@ -128,14 +119,14 @@ class _Batch:
             spans.append(["publishing", self.published_at, self.publishing])
         return {"began": self._began, "spans": spans, "device": self._on_device, "publishing": self.all_publishing}
 
-    def _marks(self) -> Iterator[TimingEvent]:
+    def _marks(self) -> Iterator[Any]:
         if self.spans:
             for _, begin, end in reversed(self.spans):
                 yield end
                 yield begin
             yield self._origin
 
-    def _since(self, mark: TimingEvent) -> int:
+    def _since(self, mark: Any) -> int:
         milliseconds: float = self._origin.elapsed_time(mark)
         return round(milliseconds * _MILLISECOND)
 
