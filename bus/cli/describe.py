@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from offloop.bus.errors import BrokerError, RecordingError, RunDirectoryError, RunNotFoundError
+from offloop.bus.errors import BrokerError, RecordingError, RunDirectoryError
 from offloop.bus.index.checkpoints import checkpoint_rows
 from offloop.bus.index.columns import facts_of
 from offloop.bus.index.entry import GOING_ON, MetricValues, RunEntry, metric_values
 from offloop.bus.index.table import differences
 from offloop.bus.net.channels import SocketChannel, ask
-from offloop.bus.net.nats_addresses import how_to_list
+from offloop.bus.net.nats_addresses import no_such_run
 from offloop.bus.printing import one_line, say, say_table, shorten, table
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.order import Gap
@@ -114,7 +114,7 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
         if listed.live:
             described["statistics"] = ask(StreamChannel(connection), "statistics", {"run": name})
         return described
-    raise RunNotFoundError(f"NATS at {stream} has no run {name!r}: {how_to_list(stream)}", run=name)
+    raise no_such_run(stream, name)
 
 
 def describe_recording(path: Path) -> dict[str, Any]:

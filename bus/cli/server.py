@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.errors import ConfigurationError, RunNotFoundError
-from offloop.bus.net.nats_addresses import how_to_list
+from offloop.bus.errors import ConfigurationError
+from offloop.bus.net.nats_addresses import no_such_run
 from offloop.bus.net.nkeys import make_nkey, public_nkey
 from offloop.bus.printing import say
 from offloop.bus.terminal import CliCommand
@@ -119,7 +119,7 @@ def remove_stream(run: str, stream: str | None, report: options.Report) -> None:
         )
     found = connection.call(remove_run(connection.client, run), 30.0)
     if not found:
-        raise RunNotFoundError(f"NATS at {stream} has no run {run!r}: {how_to_list(stream)}", run=run)
+        raise no_such_run(stream, run)
     report(f"removed run {run}: {', '.join(found)}", {"run": run, "streams": list(found)})
 
 

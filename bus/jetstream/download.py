@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from offloop.bus.errors import BrokerError, RunNotFoundError
+from offloop.bus.errors import BrokerError
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
-from offloop.bus.net.nats_addresses import how_to_list
+from offloop.bus.net.nats_addresses import no_such_run
 from offloop.bus.protocol.frames import check_run_name
 
 _PIECE = 256 * 1024
@@ -61,7 +61,7 @@ def downloaded(address: str, run: str) -> Iterator[Path]:
     """Download the recording of a run's newest attempt into a temporary file for the block."""
     runs = NatsConnection.at(address).runs(check_run_name(run))
     if not runs:
-        raise RunNotFoundError(f"NATS at {address} has no run {run!r}: {how_to_list(address)}", run=run)
+        raise no_such_run(address, run)
     attempt = runs[0].attempt
     with tempfile.TemporaryDirectory(prefix="offloop-") as folder:
         path = Path(folder) / f"{run}-{attempt}.mcap"

@@ -3,15 +3,16 @@
 import os
 from urllib.parse import urlsplit
 
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, RunNotFoundError
 
 STREAM_VARIABLE = "OFFLOOP_STREAM"  # environment variable with the servers to which runs are copied
 
 _SCHEMES = ("nats", "tls")
 
 
-def how_to_list(address: str) -> str:
-    return f"'offloop runs --stream {address}' lists them"
+def no_such_run(address: str, run: str | None) -> RunNotFoundError:
+    what = "has no runs yet" if run is None else f"has no run {run!r}"
+    return RunNotFoundError(f"NATS at {address} {what}: 'offloop runs --stream {address}' lists them", run=run)
 
 
 def split_addresses(text: str) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 from contextlib import suppress
 
-from offloop.bus.errors import RunNotFoundError
 from offloop.bus.jetstream.channel import StreamChannel
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.stream_bytes import StreamBytes
 from offloop.bus.jetstream.windows import StreamWindows
 from offloop.bus.net.channels import Channel
-from offloop.bus.net.nats_addresses import how_to_list
+from offloop.bus.net.nats_addresses import no_such_run
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.recording import records
@@ -35,9 +34,7 @@ class StreamRun(RunSource):
         connection = self._connection
         runs = connection.runs(run)
         if not runs:
-            what = "has no runs yet" if run is None else f"has no run {run!r}"
-            address = connection.address
-            raise RunNotFoundError(f"NATS at {address} {what}: {how_to_list(address)}", run=run)
+            raise no_such_run(connection.address, run)
         listed = next((one for one in runs if one.live), runs[0])
         self._run = check_run_name(listed.run)
         self.run_name: str = check_run_name(listed.recorded_as or self._run)

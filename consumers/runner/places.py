@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from offloop.bus.errors import RunError, RunNotFoundError
-from offloop.bus.net.nats_addresses import how_to_list
+from offloop.bus.net.nats_addresses import no_such_run
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.replay import Replay
 from offloop.bus.runs.directory import RUN_FILE, RunInfo, find_run, in_words, list_runs, runs_dir
@@ -119,7 +119,7 @@ class NatsRuns:
     def find(self, name: str) -> FoundRun:
         if found := self._list(name):
             return found[0]
-        raise RunNotFoundError(f"NATS at {self.address} has no run {name!r}: {how_to_list(self.address)}", run=name)
+        raise no_such_run(self.address, name)
 
     def has(self, name: str) -> bool:
         # The servers are not asked.
