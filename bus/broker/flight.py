@@ -282,7 +282,7 @@ class _RankEvents:
             found = phases.follow(topic.name, event)
             if topic.name == Event.BATCH_END and found is not None and event.fields.get("phases", found) is None:
                 event = msgspec.structs.replace(event, fields={**event.fields, "phases": found})
-                body = _encode(topic, event)
+                body = frames.encode_body(event)
             last = event
             yield event.time, self.number, topic.encode()[:-1], event.seq, event.base_seq, body
         end = self.ring.rank.end
@@ -294,7 +294,7 @@ class _RankEvents:
     ) -> _Record:
         topic = Topic(self._run, name, self.number)
         mark = EventBody(1, self._attempt, seq, base_seq, beside.time, beside.timestamp, None, fields, context)
-        return mark.time, self.number, topic.encode()[:-1], seq, base_seq, _encode(topic, mark)
+        return mark.time, self.number, topic.encode()[:-1], seq, base_seq, frames.encode_body(mark)
 
 
 class _Phases:
@@ -328,9 +328,3 @@ def _is_first(frame: bytes) -> bool:
         return decode_whole_event(split_frame(frame)[1]).seq == 2
     except ProtocolError:
         return False
-
-
-def _encode(topic: Topic, event: EventBody) -> bytes:
-    encode = frames.event_encoder(topic, event.attempt)
-    values = event.seq, event.base_seq, event.time, event.timestamp, event.previous
-    return encode(*values, event.fields, frames.pack_map(event.context))[len(topic.encode()) :]

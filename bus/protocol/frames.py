@@ -156,6 +156,11 @@ def pack_map(values: dict[str, Any]) -> bytes:
     return msgspec.Raw(_events.encode(values))
 
 
+def encode_body(event: EventBody) -> bytes:
+    """Encode an event as :func:`event_encoder` does, without its topic."""
+    return _events.encode((PROTOCOL_VERSION, *tuple(event)[1:]))
+
+
 def as_utf8(text: str) -> str:
     """Escape lone surrogates, such as those for bytes of a path that are not UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -8,7 +8,7 @@ from typing import Any
 
 from offloop.bus.errors import OffloopError, RunDirectoryError
 from offloop.bus.protocol import frames
-from offloop.bus.protocol.frames import DELIMITER, Topic, pack_map
+from offloop.bus.protocol.frames import EventBody, Topic
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.types.actor import ACTOR, DERIVED, FIRST_ACTOR, actor_in
@@ -92,12 +92,9 @@ class DerivedWriter:
             raise RunDirectoryError(f"{self._writer.path} cannot be written: {error.strerror}") from None
 
     def _append(self, name: str, time_ns: int, timestamp: TrainingTime, fields: dict[str, Any]) -> None:
-        topic = Topic(self._run, name, _RANK)
+        topic = Topic(self._run, name, _RANK).encode()[:-1]
         is_base = name in _BASE
         seq, base_seq, time_ns = self._seq + 1, self._base_seq + is_base, max(time_ns, self._time)
-        frame = frames.event_encoder(topic, self._attempt)(
-            seq, base_seq, time_ns, timestamp, None, fields, pack_map({})
-        )
-        front, _, body = frame.partition(DELIMITER)
-        self._writer.append(front, seq, base_seq, time_ns, body)
+        event = EventBody(1, self._attempt, seq, base_seq, time_ns, timestamp, None, fields, {})
+        self._writer.append(topic, seq, base_seq, time_ns, frames.encode_body(event))
         self._seq, self._base_seq, self._time = seq, base_seq, time_ns

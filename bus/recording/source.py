@@ -30,12 +30,9 @@ class CutRange(NamedTuple):
     timestamp: TrainingTime  # training time of the last event, see ``Timestamp.values``
 
     def encode(self, run: str, attempt: int) -> "Recorded":
-        topic = Topic(run, CUT, self.rank)
         fields = {"first": self.first, "base_first": self.base_first}
-        encode = frames.event_encoder(topic, attempt)
-        frame = encode(self.last, self.base_last, self.time, self.timestamp, None, fields, frames.pack_map({}))
-        body = frame[len(topic.encode()) :]
-        return Recorded(topic, frames.decode_event(body), body)
+        mark = EventBody(1, attempt, self.last, self.base_last, self.time, self.timestamp, None, fields, {})
+        return Recorded(Topic(run, CUT, self.rank), mark, frames.encode_body(mark))
 
     @classmethod
     def one(cls, record: "Recorded") -> "CutRange":
