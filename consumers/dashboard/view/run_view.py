@@ -439,11 +439,6 @@ class RunView(LoggerDestination):
             return Placed((self._marks.generation, self._loads), placed)
 
     @property
-    def last_ns(self) -> int:
-        last = self._progress.last
-        return 0 if last is None else last.time_ns
-
-    @property
     def _time(self) -> float:
         last = self._progress.last
         return 0.0 if last is None else last.time
