@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ class RunView(LoggerDestination):
         self._lock = threading.RLock()
         self._metrics = Metrics(self._lock, max_points, wants)
         self._progress = RunProgress()
-        self._phases: dict[int, RankPhases] = {}
+        self._phases: defaultdict[int, RankPhases] = defaultdict(RankPhases)
         self._ranks = RankTiming()
         self._log = RunLog()
         self._marks = Marks()
@@ -371,7 +371,7 @@ class RunView(LoggerDestination):
             self.refined += 1
             self._metrics.refine(part._metrics)
             for rank, phases in part._phases.items():
-                self._phases_of(rank).refine(phases)
+                self._phases[rank].refine(phases)
 
     def names(self) -> tuple[str, ...]:
         with self._lock:
@@ -454,7 +454,7 @@ class RunView(LoggerDestination):
         if event is Event.EVAL_BEFORE_ALL:
             self._evaluation_began = state.time_ns
         elif event is Event.EVAL_AFTER_ALL and self._evaluation_began is not None:
-            self._phases_of(0).add_evaluation((state.time_ns - self._evaluation_began) / 1e9)
+            self._phases[0].add_evaluation((state.time_ns - self._evaluation_began) / 1e9)
             self._evaluation_began = None
         self._metrics.event(state, seconds)
         text = event_text(state)
@@ -471,13 +471,7 @@ class RunView(LoggerDestination):
     def _see_phases(self, rank: int, body: EventBody) -> None:
         batch, phases = body.timestamp.batch, read_phases(body.fields["phases"])
         if phases is not None:
-            self._phases_of(rank).see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
-
-    def _phases_of(self, rank: int) -> RankPhases:
-        found = self._phases.get(rank)
-        if found is None:
-            found = self._phases[rank] = RankPhases()
-        return found
+            self._phases[rank].see(batch, body.time, phases, 1000 * body.timestamp.batch_wct)
 
     def _take_outcomes(self) -> None:
         for outcome in self._context.answered()[self._outcomes_read :]:
