@@ -102,10 +102,7 @@ class NatsRuns:
     def __str__(self) -> str:
         return f"at {self.address}"
 
-    def list(self) -> Sequence[FoundRun]:
-        return self._list()
-
-    def _list(self, name: str | None = None) -> Sequence[FoundRun]:
+    def list(self, name: str | None = None) -> Sequence[FoundRun]:
         from offloop.bus.jetstream.nats_connection import NatsConnection
 
         return [
@@ -117,7 +114,7 @@ class NatsRuns:
         ]
 
     def find(self, name: str) -> FoundRun:
-        if found := self._list(name):
+        if found := self.list(name):
             return found[0]
         raise no_such_run(self.address, name)
 
