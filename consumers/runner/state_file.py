@@ -48,10 +48,7 @@ class StateFile:
 
     @cached_property
     def found(self) -> Committed | None:
-        return self.load()
-
-    def load(self) -> Committed | None:
-        """Return the last committed progress, or None.
+        """The committed progress that this process has found, or None.
 
         Raises RecordingError, ConfigurationError or RunDirectoryError."""
         with self._explained():
