@@ -35,7 +35,7 @@ export const Explore = {
         </q-select>
         <q-btn v-if="within !== null" flat dense no-caps class="link" label="Clear ranges" @click="clearRanges()"></q-btn>
       </div>
-      <p v-if="about.problem" class="home-error" role="alert">{{ about.problem }}</p>
+      <p v-if="explored.problem" class="home-error" role="alert">{{ explored.problem }}</p>
       <figure class="explore-card">
         <div class="explore-scroll">
           <div ref="plot" class="explore-plot" role="application" tabindex="0" :aria-label="plotText" aria-describedby="explore-summary"
@@ -54,37 +54,34 @@ export const Explore = {
     isScatter() {
       return this.settings.view === "scatter";
     },
-    about() {
-      return this.explored;
-    },
     columns() {
-      return new Map(this.about.columns?.map((column) => [column.name, column]));
+      return new Map(this.explored.columns?.map((column) => [column.name, column]));
     },
     isReady() {
-      return this.about.view === this.settings.view && !!this.about.y && (!this.isScatter || !!this.about.x);
+      return this.explored.view === this.settings.view && !!this.explored.y && (!this.isScatter || !!this.explored.x);
     },
     selects() {
-      const { about } = this;
-      if (!this.isScatter) return [{ role: "y", label: "metric", value: about.y }, { role: "axes", label: "axes", value: about.axes, isList: true }];
+      const { x, y, color, axes } = this.explored;
+      if (!this.isScatter) return [{ role: "y", label: "metric", value: y }, { role: "axes", label: "axes", value: axes, isList: true }];
       return [
-        { role: "x", label: "x axis", value: about.x },
-        { role: "y", label: "y axis", value: about.y },
-        { role: "color", label: "colour", value: about.color, clearable: true, none: NO_COLOR },
+        { role: "x", label: "x axis", value: x },
+        { role: "y", label: "y axis", value: y },
+        { role: "color", label: "colour", value: color, clearable: true, none: NO_COLOR },
       ];
     },
     axisColumns() {
-      return this.isReady && !this.isScatter ? [...this.about.axes, this.about.y].map((name) => this.column(name)) : [];
+      return this.isReady && !this.isScatter ? [...this.explored.axes, this.explored.y].map((name) => this.column(name)) : [];
     },
     parallelWidth() {
       return 2 * SIDE_PIXELS + AXIS_PIXELS * Math.max(this.axisColumns.length - 1, 1);
     },
     metricTitle() {
-      return this.column(this.about.y)?.title || "";
+      return this.column(this.explored.y)?.title || "";
     },
     // The numbers of the runs with all drawn values.
     drawn() {
       if (!this.isReady) return [];
-      const needed = this.isScatter ? [this.column(this.about.x), this.column(this.about.y)] : [this.column(this.about.y)];
+      const needed = this.isScatter ? [this.column(this.explored.x), this.column(this.explored.y)] : [this.column(this.explored.y)];
       return this.explored.runs.map((_, run) => run).filter((run) => needed.every((column) => column.values[run] !== null));
     },
     chosen() {
@@ -95,18 +92,18 @@ export const Explore = {
       return this.drawn.includes(this.at) ? [this.labelOf(this.at), ...this.shownColumns.map((column) => `${column.title} ${textOf(column, column.values[this.at])}`)].join(", ") : "";
     },
     shownColumns() {
-      return this.isScatter ? [...new Set([this.about.x, this.about.y, this.about.color].filter(Boolean))].map((name) => this.column(name)) : this.axisColumns;
+      return this.isScatter ? [...new Set([this.explored.x, this.explored.y, this.explored.color].filter(Boolean))].map((name) => this.column(name)) : this.axisColumns;
     },
     plotText() {
       if (!this.isReady) return "Nothing is drawn yet";
-      if (this.isScatter) return `Scatter plot of ${this.column(this.about.y).title} over ${this.column(this.about.x).title}`;
+      if (this.isScatter) return `Scatter plot of ${this.column(this.explored.y).title} over ${this.column(this.explored.x).title}`;
       return `Parallel coordinates of ${this.axisColumns.map((column) => column.title).join(", ")}`;
     },
     summary() {
       if (!this.isReady) return "";
       const many = (count) => count.toLocaleString("en");
       const drawn = this.drawn.length;
-      const { found } = this.about;
+      const { found } = this.explored;
       const parts = [`${many(drawn)} ${drawn === 1 ? "run" : "runs"}`];
       if (this.explored.runs.length < found) parts[0] += ` of the first ${many(this.explored.runs.length)} (${many(found)} are found)`;
       const left = this.explored.runs.length - drawn;
@@ -198,7 +195,7 @@ export const Explore = {
       if (!this.isReady) return;
       const common = { runs: this.drawn, selected: this.chosen, isDark: isDark(), tooltip: (event) => this.tooltip(this.runAt(event)) };
       const option = this.isScatter
-        ? scatterOption({ ...common, x: this.column(this.about.x), y: this.column(this.about.y), color: this.column(this.about.color) })
+        ? scatterOption({ ...common, x: this.column(this.explored.x), y: this.column(this.explored.y), color: this.column(this.explored.color) })
         : parallelOption({ ...common, columns: this.axisColumns });
       // Unchanged axes keep their ranges.
       this.chart.setOption(option, this.wasDrawn && !this.isScatter ? { replaceMerge: ["series", "parallelAxis"] } : { notMerge: true });
