@@ -1,7 +1,7 @@
 // The ranks of a run: a heat map with a block of cells for each host, and a table of the slowest. Sent while visible.
 import { keep, keptOf } from "page_settings";
 import { grouped, valueText } from "page_text";
-import { inkOf, painted, redrawn } from "page_theme";
+import { inkOf, painted, redrawn, watched } from "page_theme";
 import { markRaw } from "vue";
 
 const USUAL = "arrival";
@@ -45,7 +45,8 @@ export default /** @type {Component} */ ({
         </table>
       </div>
     </div>`,
-  mixins: [redrawn],
+  mixins: [redrawn, watched],
+  margin: "100px", // drawn a little before it is on the screen
   data: () => ({
     runs: [], run: 0, quantities: [], quantity: null, hosts: [], silent: [], late: [], waiting: null, facts: [], map: null,
     columns: [], rows: [], title: "",
@@ -99,16 +100,11 @@ export default /** @type {Component} */ ({
     },
   },
   mounted() {
-    this.observer = new IntersectionObserver((entries) => this.onSeen(entries.at(-1).isIntersecting), { rootMargin: "100px" });
-    this.observer.observe(this.$el);
     this.sizes = new ResizeObserver(() => this.draw());
     this.sizes.observe(this.$el);
-    document.addEventListener("visibilitychange", this.tell);
   },
   beforeUnmount() {
-    this.observer.disconnect();
     this.sizes.disconnect();
-    document.removeEventListener("visibilitychange", this.tell);
   },
   methods: {
     onTheme() {
@@ -127,17 +123,13 @@ export default /** @type {Component} */ ({
       await painted();
       return [number, (performance.now() - began) / 1000];
     },
-    onSeen(seen) {
-      this.seen = seen;
-      this.tell();
-    },
-    tell() {
-      clearTimeout(this.telling);
-      this.telling = setTimeout(() => this.$emit("look", { ...this.asked, seen: this.seen && !document.hidden }), SETTLE_MS);
+    look() {
+      clearTimeout(this.looking);
+      this.looking = setTimeout(() => this.$emit("look", { ...this.asked, seen: this.isOnScreen && !document.hidden }), SETTLE_MS);
     },
     choose(change) {
       Object.assign(this.asked, change);
-      this.tell();
+      this.look();
     },
     chooseQuantity(quantity) {
       this.choose({ quantity });

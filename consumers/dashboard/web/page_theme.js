@@ -87,13 +87,14 @@ export const redrawn = {
   },
 };
 
-// For a component that asks for its data while it is on the screen: its method look is called when that changes.
+// For a component that asks for its data while it is on the screen, or nearer to it than its option `margin`: its method
+// look is called when that changes.
 export const watched = {
   mounted() {
     this.observer = new IntersectionObserver((entries) => {
       this.isOnScreen = entries.at(-1).isIntersecting;
       this.look();
-    });
+    }, { rootMargin: this.$options.margin });
     this.observer.observe(this.$el);
     document.addEventListener("visibilitychange", this.look);
   },
