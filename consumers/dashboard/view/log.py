@@ -58,14 +58,14 @@ def event_text(state: Snapshot) -> str | None:
     if event is Event.EVAL_START:
         return f"evaluation '{state.dataloader_label}' begins"
     if event is Event.EVAL_END:
-        label = state.dataloader_label
-        return f"evaluation '{label}': {_in_words(state.fields.get('eval_metrics'), label) or 'no metrics'}"
+        label, metrics = state.dataloader_label, state.fields.get("eval_metrics")
+        values = metrics.get(label) if isinstance(metrics, Mapping) else None
+        return f"evaluation '{label}': {in_words(values) or 'no metrics'}"
     if event is Event.FIT_END:
         return f"training ends at batch {batch}"
     return _OTHERS.get(event)
 
 
-def _in_words(metrics: Any, label: str | None) -> str:
-    values = metrics.get(label) if isinstance(metrics, Mapping) else None
+def in_words(values: Any) -> str:
     plain = values.items() if isinstance(values, Mapping) else ()
     return ", ".join(f"{name} {format_value(value)}" for name, value in plain if isinstance(value, float | int | str))

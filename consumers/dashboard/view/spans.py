@@ -2,16 +2,15 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import ANY_CUSTOM
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.span import SPAN, read_span
+from offloop.consumers.dashboard.view.log import in_words
 from offloop.consumers.dashboard.view.own_events import OwnEvents
 from offloop.consumers.dashboard.view.run_view import RunView
-from offloop.consumers.loggers.console import format_value
 
 MAX_SPANS = 20_000  # the newest
 _LONGEST = 300
@@ -48,7 +47,8 @@ class Spans:
         if state.event is HEALTH:
             return
         name, span = state.event.value[1:], read_span(state.fields)
-        text = _in_words(state._body.fields)  # without the context of the training
+        # Without the context of the training.
+        text = in_words({name: value for name, value in state._body.fields.items() if name != SPAN})[:_LONGEST]
         if span is None:
             self._view.take_own(state, f"{name}: {text}" if text else name)
             return
@@ -57,8 +57,3 @@ class Spans:
             self._count += 1
             place = state.rank, state.time - seconds, seconds, span.id, span.parent
             self._spans.append(SpanView(self._count, *place, name, text))
-
-
-def _in_words(fields: Mapping[str, Any]) -> str:
-    plain = {name: value for name, value in fields.items() if name != SPAN and isinstance(value, float | int | str)}
-    return ", ".join(f"{name} {format_value(value)}" for name, value in plain.items())[:_LONGEST]
