@@ -102,7 +102,7 @@ class RunIndex:
             info = read_run(path)
             followed = self._followed.setdefault(run, _FollowedRun())
             is_read = followed.read(info, until)
-            entry = followed.entry(info)
+            entry, _ = followed.results(info)
         except RunDirectoryError as error:
             # One damaged run must not hide the others.
             self._leave(run)
@@ -131,8 +131,7 @@ def read_results(run: RunInfo) -> tuple[RunEntry, list[Summary]]:
     """Return the entry of a run, and the summaries that it is made from, of the newest attempt last."""
     with contextlib.closing(_FollowedRun()) as followed:
         followed.read(run, math.inf)
-        summaries = [*_summarize_derived(run), *followed.summaries]
-        return make_entry(run, summaries, read_annotations(run.path), followed.problem), summaries
+        return followed.results(run)
 
 
 def add_run(run: Path, seconds: float) -> None:
@@ -140,7 +139,7 @@ def add_run(run: Path, seconds: float) -> None:
     with contextlib.closing(_FollowedRun()) as followed:
         try:
             stamp, info = _stamp(str(run)), read_run(run)
-            if followed.read(info, time.monotonic() + seconds) and not (entry := followed.entry(info)).is_going_on:
+            if followed.read(info, time.monotonic() + seconds) and not (entry := followed.results(info)[0]).is_going_on:
                 store_entry(run, stamp, entry)
         except (OffloopError, OSError) as error:
             _log.info("the entry of run %s is not stored: %s", run.name, error)
@@ -165,9 +164,9 @@ class _FollowedRun:
             one = self._attempts[number]
             yield one if isinstance(one, Summary) else one.summary
 
-    def entry(self, run: RunInfo) -> RunEntry:
+    def results(self, run: RunInfo) -> tuple[RunEntry, list[Summary]]:
         summaries = [*_summarize_derived(run), *self.summaries]
-        return make_entry(run, summaries, read_annotations(run.path), self.problem)
+        return make_entry(run, summaries, read_annotations(run.path), self.problem), summaries
 
     def read(self, run: RunInfo, until: float) -> bool:
         """Read new events, the newest attempt first, until a ``time.monotonic``; return whether all are read."""
