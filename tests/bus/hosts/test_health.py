@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from paths import TESTS
 from offloop.bus import Publisher
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.hosts import health as measuring
-from offloop.bus.types.health import Gpu, Health, find_cause
+from offloop.bus.types.health import HEALTH, Gpu, Health, find_cause
 
 GPU = {"uuid": "GPU-a", "utilization": 40, "used": 10, "total": 100, "celsius": 50, "megahertz": 1900, "reasons": 0}
 
@@ -120,8 +121,15 @@ def test_where_nvml_shows_no_processes_a_rank_is_found_as_torchrun_places_it(
         assert [gpu.index for gpu in found if gpu.ranks == [0]] == indices, environment
 
 
-def test_a_source_that_hangs_or_fails_is_named_and_delays_nothing() -> None:
-    hangs = measuring._Source("gpus", lambda: time.sleep(3) or dict)  # type: ignore[func-returns-value]
+def test_a_source_that_hangs_or_fails_is_named_and_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def hang(*_: object) -> Any:
+        goes_on.wait()
+
+    hangs = measuring._Source("gpus", hang)
     now = time.monotonic()
     assert list(hangs.fields(now)) == []
     [(name, silent)] = hangs.fields(now + 20)
@@ -134,6 +142,13 @@ def test_a_source_that_hangs_or_fails_is_named_and_delays_nothing() -> None:
     while not fails.is_known:
         time.sleep(0.01)
     assert list(fails.fields(now)) == [("missing", {"gpus": "no GPU"})]
+    # At the end of the training the process leaves, although it is requested, and before a third look.
+    monkeypatch.setattr(measuring, "_Gpus", hang)
+    actor: Any = SimpleNamespace(training_ended=False, requested_events={HEALTH})
+    actor.poll = lambda: setattr(actor, "training_ended", True)
+    looks = iter((True, True))
+    measuring._measure(actor, tmp_path, lambda: next(looks))
+    goes_on.set()
 
 
 def test_the_cause_is_what_concerns_the_rank() -> None:
