@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import psutil
@@ -21,6 +22,7 @@ from helpers import strict_json, wait_for
 from offloop.bus import Event, Publisher, Recording, Subscriber, find_run
 from offloop.bus.broker.broker import LIVE_BATCH
 from offloop.bus.cli.main import bus
+from offloop.bus.processes import wait_for_free_core
 from offloop.bus.protocol.frames import (
     Topic,
     decode_control,
@@ -236,6 +238,11 @@ with Publisher("r") as publisher:
     print(os.sched_getscheduler(broker) == os.SCHED_BATCH, os.sched_getscheduler(0) == os.SCHED_OTHER)
 """
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "True True\n"
+    # A policy that someone chose stays. It is that of a thread.
+    with ThreadPoolExecutor(1) as chosen:
+        chosen.submit(os.sched_setscheduler, 0, os.SCHED_IDLE, os.sched_param(0)).result()
+        chosen.submit(wait_for_free_core).result()
+        assert chosen.submit(os.sched_getscheduler, 0).result() == os.SCHED_IDLE
 
 
 def publish_until_recorded(publisher, number):
