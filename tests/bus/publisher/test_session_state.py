@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_unacknowledged_events_are_sent_to_the_restarted_broker() -> None:
     assert (session.state.acknowledged, session.state.restarts, session.state.lost) == (2, 1, False)
 
 
-def test_hello_is_repeated_until_a_broker_answers() -> None:
+def test_hello_is_repeated_until_a_broker_answers(caplog: pytest.LogCaptureFixture) -> None:
     session = Session()
     session.publish(1)
     session.hear("unknown")
@@ -60,6 +61,24 @@ def test_hello_is_repeated_until_a_broker_answers() -> None:
     assert session.hear("refused", error="RunIsLiveError", reason="it is live") == []
     assert not session.state.lost
     assert session.after(2.5) == [Hello({"loss": {}})]
+    # A reason is told once, not at each attempt.
+    for _ in range(2):
+        session.state.broker_failed(OSError("too many open files"))
+        assert session.after(2.5) == [Hello({"loss": {}})]
+    told = [text for text in caplog.messages if "not recorded yet" in text]
+    assert [text.partition("retrying: ")[2] for text in told] == ["it is live", "too many open files"]
+
+
+def test_events_beyond_the_backlog_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(limit=300)
+    session.hear("unknown")
+    session.publish(*range(1, 21))
+    lost = session.outbox.first - 1
+    assert 0 < lost < 19
+    for _ in range(2):
+        session.hear("welcome", **WELCOME, acknowledged=0, ended=None)
+        session.hear("retransmit", after=0)
+    assert caplog.text.count("not recorded") == caplog.text.count(f"events 1 to {lost} are not recorded") == 1
 
 
 def test_a_silent_broker_is_asked_only_while_events_are_unacknowledged() -> None:
