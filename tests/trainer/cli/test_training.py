@@ -179,20 +179,24 @@ def test_an_interrupted_training_saves_a_checkpoint_and_resumes_to_the_same_weig
     def arguments(folder: str) -> list[str]:
         return [*SMALL, "-d3ep", f"--save-folder={folder}", "--save-interval=1ep", "--no-progress", "--run-name=r"]
 
-    interrupt = ["--algorithms=tuning.py:Signal", "-o", "Signal.name=SIGTERM", "-o", "Signal.batch=5"]
-    ended = run(*arguments("ck"), *interrupt)
-    assert ended.code == 130
-    assert ended.err.splitlines()[0].startswith("SIGTERM: stopping after this batch, with a checkpoint")
-    assert ended.err.splitlines()[-1] == "interrupted"
-    assert find_run("r").status == "stopped"
-    assert (tmp_path / "ck" / "ep1-ba6-rank0.safetensors").exists()
-    how = re.fullmatch(
-        r"checkpoints: ck; to resume, run the same command with (--seed \d+ --autoresume)", ended.out.splitlines()[-1]
-    )
+    def interrupted(name: str, batch: int, *more: str) -> str:
+        algorithm = ["--algorithms=tuning.py:Signal", "-o", f"Signal.name={name}", "-o", f"Signal.batch={batch}"]
+        ended = run(*arguments("ck"), *algorithm, *more)
+        assert ended.code == 130
+        assert ended.err.splitlines()[0].startswith(f"{name}: stopping after this batch, with a checkpoint")
+        assert ended.err.splitlines()[-1] == "interrupted"
+        assert find_run("r").status == "stopped"
+        assert list((tmp_path / "ck").glob(f"ep*-ba{batch + 1}-rank0.safetensors"))
+        return ended.out
+
+    said = interrupted("SIGTERM", 5).splitlines()
+    how = re.fullmatch(r"checkpoints: ck; to resume, run the same command with (--seed \d+ --autoresume)", said[-1])
     assert how
-    seed = how[1].split()[:2]
-    assert f"seed {seed[1]}" in ended.out.splitlines()
-    assert run(*arguments("ck"), *how[1].split()).code == 0
+    resume = how[1].split()
+    seed = resume[:2]
+    assert f"seed {seed[1]}" in said
+    assert interrupted("SIGINT", 7, *resume).endswith("; to resume, run the same command again\n")
+    assert run(*arguments("ck"), *resume).code == 0
     assert run(*arguments("whole"), *seed, "--no-publish").code == 0
     assert same(weights(tmp_path / "ck"), weights(tmp_path / "whole"))
 
