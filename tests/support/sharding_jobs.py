@@ -197,7 +197,9 @@ def refused(folder: Path) -> dict[str, str]:
         flip_last_byte(path / "shards" / "rank1.safetensors")
     dist.barrier()
     checkpoints, sharding = trainer._setup.checkpoints, trainer._setup.forward_pass.parallel
-    return found | {"damaged": error_of(lambda: checkpoints._read_sharded(path, sharding))}
+    found["damaged"] = error_of(lambda: checkpoints._read_sharded(path, sharding))
+    other = error_of(lambda: random_training(fsdp_config={}, load_path=folder / "saved" / LAST))
+    return found | {"another model": other}
 
 
 def tied() -> dict[str, Any]:

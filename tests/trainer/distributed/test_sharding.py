@@ -344,7 +344,9 @@ def test_every_rank_reports_what_is_wrong(found: Found) -> None:
             "none can be read": "CheckpointError",
             "from scratch": "no error",
             "damaged": "CheckpointError",
+            "another model": "CheckpointError",
         }
+        assert "belongs to another model" in rank["refused"]["another model"]
 
 
 @pytest.mark.parametrize(
