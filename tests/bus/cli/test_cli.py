@@ -17,6 +17,7 @@ from plugin_files import install
 from recorded_runs import write_foreign
 
 from offloop.bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
+from offloop.bus.cli.describe import lines
 from offloop.bus.cli.main import bus
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
@@ -252,6 +253,19 @@ def test_details_of_a_live_run_have_the_state_of_its_trainer_and_consumers(runs_
         text = invoke("show", "r", "--details")
         assert "us each of the training thread's own time" in text
         assert "watcher" in text
+    counts = {"published": 5000, "lag": 7, "dropped": 3, "resent": 2, "broker_restarts": 9}
+    publishers = [{"rank": 1}, {"rank": 0, "nanoseconds_per_event": 1500, **counts}]
+    statistics = {"publishers": publishers, "consumers": [{"given": 1000, "lag": 2, "missing": 4}], "trouble": "full"}
+    assert [*lines({"run": "r", "statistics": statistics})][1:] == [
+        (
+            "rank 0",
+            "5,000 events, 7 of them not on disk yet, 1.5 us each of the training thread's own time, 3 dropped, "
+            "2 sent again, 9 broker restarts",
+        ),
+        ("consumers", "1"),
+        ("  unnamed", "1,000 events, 2 behind, 4 missing"),
+        ("trouble", "full"),
+    ]
 
 
 @pytest.mark.parametrize(
