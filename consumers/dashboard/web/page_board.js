@@ -5,7 +5,7 @@ import { axisEnds, colorOfPhase, cutOf, endsOf, latestPhases, metricSpec, phases
 import { marksOn } from "page_marks";
 import { MetricList } from "page_metrics";
 import { Compare, RunList } from "page_runs";
-import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf } from "page_settings";
+import { ALL_RUNS, AXES, hashOf, MOST_SMOOTHING, settingsOf, storeOf, toggled } from "page_settings";
 import { colorOf, paged, painted, redrawn, THEME_BUTTON } from "page_theme";
 import { toRaw } from "vue";
 
@@ -39,7 +39,7 @@ export default /** @type {Component} */ ({
         <q-btn flat dense no-caps class="link" label="Reset zoom" @click="zoom(null)"></q-btn>
       </div>
       <Compare :told="compare" :runs="runs" @compare="$emit('compare', $event)"></Compare>
-      <metric-list :told="metrics" :chosen="settings.pinned" @choose="settings.pinned = $event" @open="toggle(opened, $event)"></metric-list>
+      <metric-list :told="metrics" :chosen="settings.pinned" @choose="settings.pinned = $event" @open="opened = toggled(opened, $event)"></metric-list>
       <span id="charts" tabindex="-1"></span>
       <div class="groups">
       <p v-if="!groups.length && !metrics" class="empty">{{ empty }}</p>
@@ -49,7 +49,7 @@ export default /** @type {Component} */ ({
                :style="{'--charts': Math.min(group.charts.length, 3)}">
         <h2>
           <button type="button" class="group-title" :aria-expanded="String(!isClosed(group))"
-                  @click="toggle(settings.closed, group.title)">
+                  @click="settings.closed = toggled(settings.closed, group.title)">
             <span class="arrow" aria-hidden="true">▾</span>{{ group.title }}
             <span class="count">{{ group.charts.length }}</span>
           </button>
@@ -68,10 +68,10 @@ export default /** @type {Component} */ ({
                       >{{ all.get(chart.id) ? "all values" : cut.get(chart.id) }}</button>
               <button type="button" class="enlarge" :aria-pressed="String(isWide(chart))"
                       :aria-label="(isWide(chart) ? 'Make smaller: ' : 'Make larger: ') + chart.title"
-                      @click="toggle(settings.wide, chart.id)">{{ isWide(chart) ? "−" : "+" }}</button>
+                      @click="settings.wide = toggled(settings.wide, chart.id)">{{ isWide(chart) ? "−" : "+" }}</button>
               <button type="button" class="enlarge" aria-haspopup="menu" :aria-label="'Menu of ' + chart.title">⋮<q-menu auto-close class="chart-menu">
                 <q-list dense>
-                  <q-item clickable @click="toggle(settings.pinned, chart.id)">{{ group.isPinned ? "Unpin" : "Pin to the top" }}</q-item>
+                  <q-item clickable @click="settings.pinned = toggled(settings.pinned, chart.id)">{{ group.isPinned ? "Unpin" : "Pin to the top" }}</q-item>
                 </q-list>
               </q-menu></button>
               <span class="latest">
@@ -316,11 +316,7 @@ export default /** @type {Component} */ ({
       this.tell();
       this.redraw();
     },
-    toggle(list, name) {
-      const place = list.indexOf(name);
-      if (place < 0) list.push(name);
-      else list.splice(place, 1);
-    },
+    toggled,
     // The address has a new hash. A place in the page is not a setting.
     onLink() {
       if (location.hash === "#charts") history.replaceState(history.state, "", hashOf(this.settings) || "#");

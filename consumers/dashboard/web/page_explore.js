@@ -1,4 +1,5 @@
 // The found runs as a scatter plot or parallel coordinates, from columns of values.
+import { toggled } from "page_settings";
 import { valueText } from "page_text";
 import { inkOf, isDark, redrawn } from "page_theme";
 
@@ -230,9 +231,7 @@ export const Explore = {
       if (run !== undefined) this.select(run);
     },
     select(run) {
-      const name = this.explored.runs[run];
-      const isOn = !this.settings.runs.includes(name);
-      this.settings.runs = isOn ? [...this.settings.runs, name] : this.settings.runs.filter((one) => one !== name);
+      this.settings.runs = toggled(this.settings.runs, this.explored.runs[run]);
     },
     open(run) {
       if (run !== undefined) location.href = this.linkTo([this.explored.runs[run]]);

@@ -1,7 +1,7 @@
 // The table of all runs. The event "look" reports the visible rows, the columns, the order and the filter; the server sends
 // those rows.
 import { Explore } from "page_explore";
-import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, VIEWS } from "page_settings";
+import { ALL_RUNS, homeHashOf, homeSettingsOf, storeOf, toggled, VIEWS } from "page_settings";
 import { paged, THEME_BUTTON } from "page_theme";
 
 const ROW_PIXELS = 40; // as --row in home.css
@@ -117,7 +117,7 @@ export default /** @type {Component} */ ({
             <tr v-if="row.group !== undefined" class="group-head" :aria-rowindex="first + place + 2">
               <td class="check"></td>
               <th scope="row" class="name"><button type="button" class="group-toggle" :aria-expanded="String(!row.isClosed)" :aria-label="groupTitle(row) + ', ' + runsText(row.count)"
-                  :title="groupTitle(row)" @click="settings.toggled = toggledOf(settings, row.group)"
+                  :title="groupTitle(row)" @click="settings.toggled = toggled(settings.toggled, row.group)"
                 ><q-icon :name="row.isClosed ? 'chevron_right' : 'expand_more'" size="18px" aria-hidden="true"></q-icon><span class="text"><span class="group-column">{{ groupColumn }}: </span>{{ clean(row.group || "none") }}</span><small>{{ runsText(row.count) }}</small></button></th>
               <td v-for="(column, number) in columns" :key="column.name" :class="'of-' + column.kind">
                 <template v-if="row.cells[number]">
@@ -345,7 +345,7 @@ export default /** @type {Component} */ ({
       Object.assign(this.settings, { folded, toggled: [] });
       this.toTop();
     },
-    toggledOf,
+    toggled,
     groupTitle(row) {
       return `${this.groupColumn}: ${this.clean(row.group || "none")}`;
     },
@@ -531,10 +531,4 @@ function groupable({ usual, every, hyperparameters }, chosen) {
   const differing = usual.filter((name) => hyperparameters.includes(name));
   const known = GROUPABLE.filter((name) => every.includes(name));
   return [...new Set([...differing, ...known, ...hyperparameters, ...(chosen ? [chosen] : [])])];
-}
-
-// Adds or removes a group of the exceptions, see `folded`.
-function toggledOf(settings, text) {
-  const others = settings.toggled.filter((one) => one !== text);
-  return others.length === settings.toggled.length ? [...others, text] : others;
 }

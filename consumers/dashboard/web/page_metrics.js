@@ -1,4 +1,5 @@
 // The list of very many metrics: found by a part of the name, or in groups by prefix. The chosen ones are drawn.
+import { toggled } from "page_settings";
 
 /** @type {Component} */
 export const MetricList = {
@@ -11,7 +12,7 @@ export const MetricList = {
         <li v-for="row in told.rows" :key="JSON.stringify([row.group, row.id, row.more, row.depth])" :style="{paddingLeft: 18 * row.depth + 'px'}">
           <button v-if="row.group !== undefined" type="button" class="group-title" :aria-expanded="String(row.isOpen)" :title="row.group" @click="$emit('open', row.group)"
             ><span class="arrow" aria-hidden="true">▾</span>{{ row.title }} <span class="count">{{ row.count.toLocaleString("en") }}</span></button>
-          <label v-else-if="row.id !== undefined" :title="row.id"><input type="checkbox" :checked="chosen.includes(row.id)" @change="toggle(row.id)"> {{ row.title }}</label>
+          <label v-else-if="row.id !== undefined" :title="row.id"><input type="checkbox" :checked="chosen.includes(row.id)" @change="$emit('choose', toggled(chosen, row.id))"> {{ row.title }}</label>
           <span v-else class="count">and {{ row.more.toLocaleString("en") }} more: find them by name</span>
         </li>
       </ul>
@@ -28,10 +29,5 @@ export const MetricList = {
       return this.told.find ? this.told.rows.map((row) => row.id).filter((id) => !this.chosen.includes(id)) : [];
     },
   },
-  methods: {
-    toggle(id) {
-      const others = this.chosen.filter((one) => one !== id);
-      this.$emit("choose", others.length === this.chosen.length ? [...others, id] : others);
-    },
-  },
+  methods: { toggled },
 };

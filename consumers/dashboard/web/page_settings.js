@@ -82,6 +82,11 @@ export function keep(name, values) {
   history.replaceState(history.state, "", asHash(params) || location.pathname + location.search);
 }
 
+// A list without a text, or with it at the end if it was not in it.
+export function toggled(list, text) {
+  return list.includes(text) ? list.filter((one) => one !== text) : [...list, text];
+}
+
 // The browser's localStorage, or sessionStorage of a tab; null without one.
 export function storeOf(name) {
   try {
