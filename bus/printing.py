@@ -1,5 +1,6 @@
 """Output for people, and log records. Text of a peer or file is escaped, so that it cannot drive the terminal."""
 
+import contextlib
 import logging
 import os
 import re
@@ -7,7 +8,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeGuard
 
 KEPT = 100
 
@@ -36,8 +37,26 @@ def one_line(text: str) -> str:
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """Print an escaped line. Characters that the stream's encoding lacks are escaped too."""
-    stream = sys.stderr if err else sys.stdout
+    """Print an escaped line. Characters that the stream's encoding lacks are escaped too.
+
+    Without the stream, or where standard error cannot be written, nothing is printed: a notice stops no training.
+    Raises OSError if standard output cannot be written."""
+    try:
+        _write_line(line, sys.stderr if err else sys.stdout)
+    except (OSError, ValueError):  # a closed file is a ValueError
+        if not err:
+            raise
+
+
+def notice(line: str) -> None:
+    """Print a line on standard output as :func:`say`, for a training, which continues if it cannot be written."""
+    with contextlib.suppress(OSError, ValueError):
+        say(line)
+
+
+def _write_line(line: str, stream: TextIO | None) -> None:
+    if stream is None:  # it was closed when this process started
+        return
     text = f"{escape(line)}\n"
     try:
         text.encode(getattr(stream, "encoding", None) or "utf-8")
@@ -62,9 +81,9 @@ def share_terminal() -> None:
     _is_shared = True
 
 
-def is_screen(stream: TextIO) -> bool:
+def is_screen(stream: TextIO | None) -> TypeGuard[TextIO]:
     """Return whether a stream is a terminal with a movable cursor."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def columns_of(stream: TextIO) -> int:
@@ -115,10 +134,18 @@ def _above_last_line(line: str, stream: TextIO) -> str:
 _DOWN, _SAVE, _RESTORE = "\x1bD", "\x1b7", "\x1b8"
 
 
+def escape_records(*names: str) -> None:
+    """Escape the messages and tracebacks of these loggers."""
+    for name in names:
+        logging.getLogger(name).addFilter(_escape_record)
+
+
 def _escape_record(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     if not message.isprintable():
         record.msg, record.args = escape(message), None
+    if record.exc_info and not record.exc_text:
+        record.exc_text = "\n".join(map(escape, logging.Formatter().formatException(record.exc_info).split("\n")))
     if not _is_shared or record.exc_info or logging.getLogger(record.name).hasHandlers():
         return True
     # As the logging module prints records without a handler.
@@ -127,8 +154,7 @@ def _escape_record(record: logging.LogRecord) -> bool:
     return False
 
 
-for _name in LOGGERS:
-    logging.getLogger(_name).addFilter(_escape_record)
+escape_records(*LOGGERS)
 
 
 def cut_in_the_middle(text: str, longest: int) -> str:

@@ -54,7 +54,9 @@ def _loaded(name: str, module: ModuleType) -> None:
     except ModuleNotFoundError:
         note(f"missing {sys.executable}")
     except Exception as error:  # noqa: BLE001
-        print(f"offloop is not attached: {error}", file=sys.stderr)
+        from offloop.bus.printing import say
+
+        say(f"offloop is not attached: {error}", err=True)
     else:
         if name == "transformers.trainer":
             attach_to_transformers(module)

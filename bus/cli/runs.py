@@ -1,5 +1,6 @@
 """The commands ``offloop runs`` and ``show``."""
 
+import sys
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.printing import say, say_table, short_text
+from offloop.bus.printing import is_screen, say, say_table, short_text
 from offloop.bus.terminal import CliCommand
 
 if TYPE_CHECKING:
@@ -85,7 +86,12 @@ def list_runs(
         found = table.columns(("run", *_names(table, shown, columns)))
         values = ([column.value(entry) for column in found] for entry in shown)
         rows = ([", ".join(one) if isinstance(one, tuple) else one for one in row] for row in values)
-        click.echo("".join(map(csv_line, ([column.name for column in found], *rows))), nl=False)
+        text = "".join(map(csv_line, ([column.name for column in found], *rows)))
+        if is_screen(sys.stdout):
+            for line in text.splitlines():
+                say(line)
+        else:
+            print(text, end="")  # click.echo would remove colours from the exact text
     elif shown:
         _say_runs(table, shown, columns)
     else:

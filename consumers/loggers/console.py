@@ -158,7 +158,7 @@ class ConsoleLogger(LoggerDestination):
     def _print_what_is_due(self, state: Snapshot) -> None:
         if state.time < self._next:
             return
-        if sys.stdout.isatty():
+        if sys.stdout is not None and sys.stdout.isatty():
             now = monotonic()  # output on a terminal is not a record, so the terminal's time counts too
             if now < self._next_on_terminal:
                 return

@@ -69,8 +69,9 @@ def _report(error: Exception) -> None:
         return
     frame = traceback.extract_tb(error.__traceback__)[-1]
     _log.error(
-        "offloop is detached, the training continues without it: %s: %s (%s, line %s, in %s); please report this",
-        *(type(error).__name__, error, frame.filename, frame.lineno, frame.name),
+        "offloop is detached, the training continues without it: %s (%s, line %s, in %s); please report this",
+        # Also of an error that cannot be printed.
+        *(traceback.format_exception_only(error)[-1].rstrip(), frame.filename, frame.lineno, frame.name),
     )
 
 

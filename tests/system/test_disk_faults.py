@@ -57,6 +57,33 @@ def full_disk(publisher: Publisher, room: int = 0) -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
+LOOP = """
+import json, os, signal, torch
+import offloop
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = offloop.watch(model, optimizer, run_name="r", callbacks=["speed"])
+for batch, data in enumerate(run.batches([torch.ones(3, 4)] * 20)):
+    optimizer.zero_grad()
+    model(data).sum().backward()
+    optimizer.step()
+    if batch == 10:  # a reason for a warning
+        os.kill(json.load(open(os.environ["OFFLOOP_RUNS_DIR"] + "/r/broker.json"))["pid"], signal.SIGKILL)
+assert not run.detached
+"""
+
+
+@pytest.mark.parametrize("redirections", ["", ">&- 2>&-"])
+def test_a_training_continues_where_nothing_can_be_printed(runs_dir: Path, redirections: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        command = ("sh", "-c", f'exec "$@" {redirections}', "", sys.executable, "-c", LOOP)
+        assert subprocess.run(command, stdout=pipe, stderr=pipe, timeout=100).returncode == 0
+    assert [attempt.status for attempt in find_run("r").attempts] == ["finished"]
+
+
 def test_on_a_full_disk_events_are_recorded_later_or_a_gap_beyond_the_send_buffer(
     runs_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -238,7 +238,7 @@ def _run_task(task: Task, values: Mapping[str, Any], start: _Start) -> None:
         arguments = _arguments(task, values, ranks)
         _check_arguments(task, arguments, inspect.signature(Trainer).parameters)
     # One rank speaks for all.
-    say = printing.say if ranks is None or ranks.rank == 0 else str
+    say = printing.notice if ranks is None or ranks.rank == 0 else str
     with _refusing():
         made = Trainer(**arguments)
     start.finished = True

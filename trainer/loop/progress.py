@@ -35,7 +35,7 @@ class ProgressDisplay:
         self._state = state
         self._clock = clock
         self._stream = stream
-        self._has_bar = stream is not None and is_screen(stream)
+        self._has_bar = is_screen(stream)
         self._is_drawn = False
         self._replaced: dict[str, AboveLastLine] = {}
         self._every = _BAR_EVERY if self._has_bar else _LINE_EVERY
@@ -80,20 +80,21 @@ class ProgressDisplay:
         self._write(f"\r{_fitted([f'[{bar}]', *map(escape, parts)])}\x1b[K")
 
     def note(self, line: str) -> None:
-        if self._is_drawn and self._stream is not None:
-            AboveLastLine(self._stream).write(f"{escape(line)}\n")
-        else:
-            self._write(f"{escape(line)}\n")
+        self._write(f"{escape(line)}\n", above=self._is_drawn)
 
     def _make_way(self, _record: logging.LogRecord) -> bool:
         # A handler may hold the terminal from before the bar. The next drawing restores the bar.
         self._write(_ERASE)
         return True
 
-    def _write(self, text: str) -> None:
-        if self._stream is not None:
-            self._stream.write(text)
+    def _write(self, text: str, above: bool = False) -> None:
+        if self._stream is None:
+            return
+        try:
+            (AboveLastLine(self._stream) if above else self._stream).write(text)
             self._stream.flush()
+        except (OSError, ValueError):  # a full disk, a closed pipe or file
+            self._stream, self.next_draw = None, _NEVER
 
     def epoch_end(self) -> None:
         if self._stream is not None:

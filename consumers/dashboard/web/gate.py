@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from offloop.bus.printing import escape_records
 from offloop.consumers.dashboard.web.access import Listening, Role, Tokens, is_loopback
 
 ROLE = "offloop.role"  # key of the Role in a request's scope
@@ -106,6 +107,8 @@ def guarded_server(app: ASGIApp, listening: Listening, tokens: Tokens | None, po
         ssl_certfile=listening.certificate,
         ssl_keyfile=listening.certificate_key,
     )
+    # They print addresses and messages of any client.
+    escape_records("nicegui", "uvicorn.error", "asyncio")
     return uvicorn.Server(config)
 
 

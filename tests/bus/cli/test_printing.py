@@ -1,5 +1,6 @@
 """Control characters of peers, recordings and files never reach a terminal."""
 
+import contextlib
 import io
 import json
 import logging
@@ -19,10 +20,12 @@ from recorded_runs import Entry, write_recording
 from offloop.bus import Event, OffloopError, Publisher, Subscriber
 from offloop.bus.cli.describe import describe_run
 from offloop.bus.cli.main import main as bus_main
-from offloop.bus.printing import LOGGERS, escape, one_line
+from offloop.bus.printing import LOGGERS, escape, notice, one_line, say
 from offloop.bus.protocol.frames import encode_control
 from offloop.bus.runs.directory import find_run
 from offloop.consumers.cli.main import main as consumer_main
+from offloop.consumers.dashboard.web.access import Listening
+from offloop.consumers.dashboard.web.gate import Gate, guarded_server
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\0\x9b31m\u202e\u2066\u200b\u2028\ufeff\r\nerror: forged\x7f\b"
 """What sets a terminal's title, rings, erases, reverses, hides, and begins a line of its own."""
@@ -132,6 +135,34 @@ def test_what_is_logged_is_escaped():
     logged = written.getvalue()
     assert logged.count("run r: \\x1b]0;owned") == len(LOGGERS)
     assert_harmless(logged)
+
+
+def test_tracebacks_in_a_log_are_escaped():
+    # As uvicorn and NiceGUI print them, which name what any client sent.
+    guarded_server(Gate, Listening("127.0.0.1"), None, 1)
+    handler = logging.StreamHandler(io.StringIO())
+    try:
+        raise ValueError(HOSTILE.replace("\n", ""))
+    except ValueError:
+        for name in ("offloop", "nicegui", "uvicorn.error", "asyncio"):
+            logging.getLogger(name).addHandler(handler)
+            logging.getLogger(name).warning("http://%s not found", HOSTILE, exc_info=True)
+            logging.getLogger(name).removeHandler(handler)
+    printed = handler.stream.getvalue()
+    assert printed.count("ValueError: \\x1b]0;owned") == printed.count("http://\\x1b]0;owned") == 4
+    assert_harmless(printed)
+
+
+def test_a_notice_that_cannot_be_printed_is_left_out_and_output_is_an_error(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed):
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr("sys.stdout", stream)
+        say("a notice", err=True)
+        notice("a notice")
+        with contextlib.nullcontext() if stream is None else pytest.raises(ValueError, match="closed"):
+            say("output")
 
 
 def test_every_logger_of_the_project_escapes():

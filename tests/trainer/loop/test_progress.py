@@ -1,6 +1,8 @@
 """What a training shows of itself on standard error."""
 
+import errno
 import io
+import os
 import re
 
 import pytest
@@ -65,6 +67,16 @@ def test_a_terminal_gets_a_bar_that_is_redrawn_in_place_and_wiped() -> None:
     progress.close()
     assert terminal.getvalue().endswith("loss 1.25\x1b[K\r\x1b[J")
     assert "\n" not in terminal.getvalue()
+
+
+class FullDisk(Terminal):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_training_continues_where_its_progress_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    assert int(fitted(progress_bar=True).state.timestamp.batch) == 8
 
 
 def test_an_evaluation_is_shown_once_and_a_stop_is_named(capsys: pytest.CaptureFixture[str]) -> None:
