@@ -1,7 +1,7 @@
 """Frames of the protocol: encoding and decoding. ``docs/protocol.md`` is the specification."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -463,6 +463,18 @@ def check_plain(container: Any, levels: int = MAX_DEPTH) -> int:
     if count > _MOST_GIVEN:
         raise ValueError(f"it has more than {_MOST_GIVEN:,} lists and maps")
     return count
+
+
+def unsendable(values: Mapping[str, Any], levels: int = 3) -> str:
+    """Return the name of the first value that cannot be sent, with dots between the names of nested maps, or ``""``."""
+    for name, value in values.items():
+        try:
+            check_plain([value])
+            _events.encode(value)
+        except Exception:  # noqa: BLE001  a value's methods may raise anything
+            inner = unsendable(value, levels - 1) if levels and isinstance(value, dict) else ""
+            return f"{name}.{inner}" if inner else str(name)
+    return ""
 
 
 def decode_control(body: bytes) -> Control:

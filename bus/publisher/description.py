@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from offloop.bus import processes
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.protocol.frames import MAX_HELLO, encode_control
+from offloop.bus.protocol.frames import MAX_HELLO, encode_control, unsendable
 from offloop.bus.redaction import redact
 from offloop.bus.runs.directory import host_name
 from offloop.bus.types.source import check_unavailable
@@ -33,7 +33,10 @@ def describer(info: Info) -> Callable[[str], dict[str, Any]]:
         try:
             size = len(encode_control("hello", {"info": described}))
         except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(f"info cannot be stored ({error}): use numbers, text, lists, maps, None") from None
+            named = unsendable(described) or "a name"
+            raise ConfigurationError(
+                f"{named} of the run's description cannot be stored ({error}): use numbers, text, lists, maps, None"
+            ) from None
         if size > _MAX_INFO:
             raise ConfigurationError(
                 f"the run's info has {size:,} bytes, and {_MAX_INFO:,} are allowed: leave "

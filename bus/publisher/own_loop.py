@@ -14,6 +14,7 @@ from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD as HYPERPARAMETERS
 from offloop.bus.types.source import FIELDS as SOURCE_FIELDS
+from offloop.bus.types.time import Time
 from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 LOG_VALUES = 1000
@@ -168,8 +169,9 @@ class OwnLoop:
 
     def _pack_context(self, context: dict[str, Any]) -> bytes:
         planned = context.pop("max_duration", None)
-        if planned is not None:
-            self._planned = str(planned)
+        if planned is not None and (text := str(planned)) != self._planned:
+            Time.from_timestring(text)
+            self._planned = text
         if self._planned is not None:
             context["max_duration"] = self._planned
         context["world_size"] = self._world_size

@@ -330,8 +330,9 @@ class Publisher(SerialCalls, OwnEvents):
                 if self._waiting:
                     self._catch_up()
         except (TypeError, ValueError, OverflowError, AttributeError, BufferError, RuntimeError) as error:
+            named = f"field {name!r}" if (name := frames.unsendable(fields)) else "a field"
             raise ConfigurationError(
-                f"a field of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
+                f"{named} of {event.value} cannot be sent ({error}): use numbers, text, bytes, lists, maps and None"
             ) from None
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from offloop.bus.errors import TimeUnitError
+from offloop.bus.errors import InvalidTimeError, TimeUnitError
 from offloop.bus.types.time import Time, TimeInput, TimeUnit
 
 _NO_TIME = datetime.timedelta(0)
@@ -261,7 +261,10 @@ def _count(value: TimeInput, name: str) -> int:
     if type(value) is int:
         return value
     unit = _COUNTERS[name]
-    time = Time.from_input(value, unit)
+    try:
+        time = Time.from_input(value, unit)
+    except InvalidTimeError as error:
+        raise InvalidTimeError(f"{name}: {error}", value=error.value) from None
     if time.unit is not unit:
         raise TimeUnitError(
             f"{name} is counted in {unit.value}, not in {time.unit.value}: write {name}='10{unit.value}' (got {time})",

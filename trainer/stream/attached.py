@@ -107,16 +107,25 @@ def _environment() -> dict[str, str]:
 def demand_of(callbacks: Iterable[Any]) -> Demand:
     demands: list[Demand] = []
     for callback in callbacks:
-        demand = getattr(callback, "demand", None)
-        if isinstance(callback, type) or not callable(demand):
-            what = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
-            raise ConfigurationError(
-                f"callbacks has {what}: give objects whose class extends offloop.consumers.Callback, such as "
-                "offloop.consumers.SpeedMonitor(), or names such as 'speed'; to change the training, "
-                "use an algorithm"
-            )
-        demands.append(demand())
+        _check_kind(callback, "demand", "callbacks", "Callback", "SpeedMonitor", "speed")
+        demands.append(callback.demand())
     return Demand.merge(demands)
+
+
+def check_loggers(loggers: Iterable[Any]) -> None:
+    for logger in loggers:
+        _check_kind(logger, "log_rows", "loggers", "LoggerDestination", "JsonlLogger", "jsonl")
+
+
+def _check_kind(one: Any, method: str, argument: str, base: str, example: str, name: str) -> None:
+    # By a method, because this package does not import the consumers.
+    if isinstance(one, type) or not callable(getattr(one, method, None)):
+        what = f"the class {one.__name__}" if isinstance(one, type) else f"a {type(one).__name__}"
+        also = "; to change the training, use an algorithm" if argument == "callbacks" else ""
+        raise ConfigurationError(
+            f"{argument} has {what}: give objects whose class extends offloop.consumers.{base}, such as "
+            f"offloop.consumers.{example}(), or names such as {name!r}{also}"
+        )
 
 
 def check_picklable(objects: Iterable[Any], argument: str) -> None:

@@ -27,7 +27,7 @@ from offloop.trainer.engine.engine import Engine
 from offloop.trainer.engine.state import AlgorithmLogger, State
 from offloop.trainer.fields.field import Field
 from offloop.trainer.fields.registry import check_fields
-from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_picklable, demand_of
+from offloop.trainer.stream.attached import AttachedConsumers, NamedCallbacks, check_loggers, check_picklable, demand_of
 from offloop.trainer.stream.barrier import ConsumerBarrier, check_wait_for
 from offloop.trainer.stream.flight import RingPublisher, make_ring
 from offloop.trainer.stream.hosts import start_on_hosts
@@ -214,6 +214,7 @@ def _check_without_stream(config: StreamConfig, callbacks: list[Any], loggers: l
 def _check_consumers(callbacks: list[Any], loggers: list[Any]) -> list[Any]:
     check_picklable(callbacks, "callbacks")
     check_picklable(loggers, "loggers")
+    check_loggers(one for one in loggers if not isinstance(one, str))
     names = [[one for one in given if isinstance(one, str)] for given in (callbacks, loggers)]
     own = [one for one in callbacks if not isinstance(one, str)]
     return [*own, NamedCallbacks(*names)] if any(names) else own

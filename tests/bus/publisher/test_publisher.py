@@ -410,6 +410,13 @@ def test_unsupported_values_are_refused_in_the_call_and_leave_no_gap(runs_dir):
         for fields in refused:
             with pytest.raises(ConfigurationError, match=r"cannot be sent|on a GPU"):
                 publisher.publish(Event.BATCH_END, **fields)
+        for fields, message in (
+            ({"good": 1, "deep": {"thing": object()}}, r"field 'deep\.thing' of batch_end cannot be sent"),
+            ({"batch": "x"}, r"batch: invalid duration 'x'"),
+            ({"max_duration": "100 batches"}, r"invalid duration '100 batches'"),
+        ):
+            with pytest.raises(ConfigurationError, match=message):
+                publisher.publish(Event.BATCH_END, **fields)
         publisher.publish(Event.BATCH_END, lr=0.5)
     assert [(snapshot.seq, snapshot.lr["optimizer"]) for snapshot in read_back(publisher)[0]] == [(1, [0.5])]
 

@@ -114,6 +114,10 @@ class HoldsALock(Callback):
         ({"callbacks": ["speed"], "wait_for": "callbacks"}, "barrier_events"),
         ({"callbacks": [LRMonitor()], "publish": False}, "callbacks"),
         ({"loggers": [HoldsALock()]}, "HoldsALock"),
+        ({"callbacks": LRMonitor}, "callbacks has the class LRMonitor: give objects"),
+        ({"loggers": JsonlLogger}, "loggers has the class JsonlLogger: give objects"),
+        ({"loggers": ["jsonl", LRMonitor()]}, "loggers has a LRMonitor: give objects"),
+        ({"config": {"a": {"b": object()}}}, "config.a.b of the run's description cannot be stored"),
     ],
 )
 def test_invalid_callbacks_are_refused_before_the_run(arguments: dict[str, Any], word: str, runs_dir: Path) -> None:
