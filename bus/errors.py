@@ -155,7 +155,7 @@ class ConfigurationError(OffloopError, ValueError):
 
 def close_matches(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
     """Return ``did you mean speed? `` or nothing, as a part of a message."""
-    matches = get_close_matches(name, list(known), n=2, cutoff=0.5)
+    matches = get_close_matches(name, dict.fromkeys(known), n=2, cutoff=0.5)
     return f"did you mean {' or '.join(matches)}? " if matches else ""
 
 

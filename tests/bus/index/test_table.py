@@ -223,6 +223,8 @@ def test_the_usual_columns_are_those_in_which_runs_differ_and_what_they_are_meas
     )
     with pytest.raises(ConfigurationError, match=r"no run has 'acuracy.best': did you mean accuracy\? use one of"):
         runs.column("acuracy.best")
+    with pytest.raises(ConfigurationError, match=r"no run has 'lt': did you mean lr\? use one of"):
+        runs.column("lt")
     titles = [(column.title, column.which) for column in runs.columns(None)]
     assert ("lr", "") in titles
     assert ("accuracy", "best") in titles
