@@ -10,7 +10,7 @@ from offloop.bus.files import check_owner, lock_directory, read_file, replace_fi
 from offloop.bus.index.entry import STORED, RunEntry, encode
 from offloop.bus.run_files import opened_to_write
 
-_MAGIC = b"OFLIDX7\n"
+_MAGIC = b"OFLIDX8\n"
 _MAX_BYTES = 64 << 20
 
 

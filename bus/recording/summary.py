@@ -38,7 +38,7 @@ from offloop.bus.types.event import OWN, TABLE, Event
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
-from offloop.bus.types.metrics import Mode, is_of_evaluation
+from offloop.bus.types.metrics import Mode, is_of_evaluation, logged_name
 from offloop.bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
@@ -54,7 +54,7 @@ MAX_EVENT_BYTES = 4096  # larger events are not kept
 FIRST_SAVE_SECONDS = 1.0
 SAVE_SECONDS = 30.0
 MAX_OWN = 256  # names of events of the training's own, and of tables
-_VERSION = 6
+_VERSION = 7
 _MAGIC = b"OFLSUM\r\n"
 _PLACE = struct.Struct("<8sQI")  # start of the file: magic, offset and CRC-32 of the head
 _MAX_BYTES = 16 << 20
@@ -422,7 +422,7 @@ class Summary(msgspec.Struct, array_like=True):
             self.hyperparameters |= hyperparameters_in(fields)
 
     def log(self, step: int, values: Any) -> None:
-        self._add("", step, values)
+        self._add("", step, values, keeps_step=True)
 
     def _keep(self, event: str, body: EventBody, recorded: bytes) -> None:
         if len(recorded) <= MAX_EVENT_BYTES:
@@ -430,28 +430,28 @@ class Summary(msgspec.Struct, array_like=True):
 
     def metric(self, name: str) -> Metric | None:
         """Return a metric, a new one if there is room for it."""
-        metric = self.metrics.get(name)
+        metric = self.metrics.get(name) or self.metrics.get(name := logged_name(name))
         if metric is None and len(self.metrics) < MAX_METRICS:
             metric = self.metrics[name] = Metric()
         elif metric is None and len(self.left_out) < MAX_LEFT_OUT:
             self.left_out.add(name)
         return metric
 
-    def _add(self, name: str, step: int, value: Any) -> None:
+    def _add(self, name: str, step: int, value: Any, *, keeps_step: bool = False) -> None:
         kind = value.__class__
         if kind is float or kind is int or kind is bool:
-            if self.is_imported and is_of_evaluation(name):
-                # Shown at the log's own step.
+            if (keeps_step or self.is_imported) and is_of_evaluation(name):
+                # Readers show it one step earlier, at the given step.
                 step += 1
             metric = self.metric(name)
             if metric is not None and step >= 0 and metric.add(step, float(value)):
                 metric.widen(most_buckets(name, len(self.metrics)))
         elif kind is dict:
             for key, one in value.items():
-                self._add(f"{name}/{key}" if name else str(key), step, one)
+                self._add(f"{name}/{key}" if name else str(key), step, one, keeps_step=keeps_step)
         elif kind is list:
             for place, one in enumerate(value):
-                self._add(f"{name}/{place}" if name else str(place), step, one)
+                self._add(f"{name}/{place}" if name else str(place), step, one, keeps_step=keeps_step)
 
     @classmethod
     def load(cls, recording: Path) -> "Summary | None":
@@ -575,7 +575,8 @@ class _Gathered:
             self._added += 1
             metric = summary.metric(name)
             if metric is not None:
-                metric.extend(self.steps, column, most_buckets(name, len(summary.metrics)))
+                steps = [step + 1 for step in self.steps] if is_of_evaluation(name) else self.steps
+                metric.extend(steps, column, most_buckets(name, len(summary.metrics)))
             if self._added % _METRICS_AT_ONCE == 0:
                 yield
         self.steps, self._values, self._added = [], array("d"), 0

@@ -25,6 +25,7 @@ from offloop.bus.tools.logs import Log, LogRow
 from offloop.bus.tools.stores import open_source
 from offloop.bus.types.event import Event
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
+from offloop.bus.types.metrics import logged_name
 from offloop.bus.types.source import IMPORTED
 from offloop.bus.types.timestamp import TrainingTime
 
@@ -43,7 +44,6 @@ _EVALUATED = re.compile(rf"(?i:(?P<label>{_LABELS})[/_](?P<name>.+)|(?P<name_fir
 _EPOCHS = ("epoch", "train/epoch", "time/epoch")
 _EVENTS = frozenset((Event.INIT, Event.FIT_START, Event.BATCH_END, Event.EVAL_END, Event.EVAL_AFTER_ALL, Event.FIT_END))
 _LARGEST_COUNT = 1 << 53
-_RESERVED = frozenset(("step", "time"))
 _UNNAMED = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 
@@ -201,8 +201,7 @@ def _place(name: str) -> _Place:
         return ("train", found["name"]) if found["label"] == "train" else ("eval", found["label"], found["name"])
     if found := _EVALUATED.fullmatch(name):
         return "eval", found["label"] or found["label_last"], found["name"] or found["name_first"]
-    # Rows of loggers have these names.
-    return "logged", f"log/{name}" if name in _RESERVED else name
+    return "logged", logged_name(name)
 
 
 def _write(directory: RunDirectory, steps: Mapping[int, _Latest], log: Log, source: str) -> None:

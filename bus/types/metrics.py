@@ -10,6 +10,7 @@ from offloop.bus.errors import ConfigurationError
 
 Mode: TypeAlias = Literal["min", "max"]
 Step = TypeVar("Step", int, float)
+Value = TypeVar("Value")
 
 LOSS = "loss/train/total"
 
@@ -42,6 +43,8 @@ _COUNTS = re.compile(
 _PARTS_OF_LOSS = "loss/train/"
 _GROUPS = frozenset(("loss", "metrics", "throughput", "memory", "system"))
 """Prefixes that offloop puts before names. A prefix of the user's is part of the name."""
+_OF_ROWS = frozenset(("step", "time"))
+"""Columns of logged rows."""
 _LISTED = 8
 _FIRST_GROUPS = ("loss", "metrics", "lr", "throughput")
 
@@ -121,8 +124,20 @@ def shown_step(metric: str, step: Step) -> Step:
     """Return the step at which tables, charts and frames show a value that was logged for a step.
 
     Steps count batches from 0. Evaluations are logged for the number of batches trained, and shown at the step of the
-    last batch before them; an evaluation before the first batch is at step 0. Imported logs keep their own steps."""
+    last batch before them; an evaluation before the first batch is at step 0. Imported logs keep their own steps, and
+    so do values that a training logs under such a name."""
     return step - 1 if step >= 1 and is_of_evaluation(metric) else step
+
+
+def logged_name(name: str) -> str:
+    """Return the name of the metric for a value that a training logs: ``log/step`` for ``step``, ``log/time``."""
+    return f"log/{name}" if name in _OF_ROWS else name
+
+
+def with_logged_names(values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if _OF_ROWS.isdisjoint(values):
+        return values
+    return {logged_name(name): value for name, value in values.items()}
 
 
 def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:

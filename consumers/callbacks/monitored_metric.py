@@ -5,7 +5,14 @@ from typing import Any, NamedTuple
 
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import MetricNames, direction_of, flatten, is_named, is_of_evaluation
+from offloop.bus.types.metrics import (
+    MetricNames,
+    direction_of,
+    flatten,
+    is_named,
+    is_of_evaluation,
+    with_logged_names,
+)
 from offloop.consumers.api.callback import CannotWorkError
 from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.trainer_metrics import TrainerMetrics
@@ -30,7 +37,7 @@ class MonitoredMetric:
 
     def take_in(self, event: Event, state: Snapshot) -> None:
         for batch, metrics in state.fields.get("logged") or ():
-            self._note(batch, flatten(metrics))
+            self._note(batch, with_logged_names(flatten(metrics)))
         logger = LoggedNumbers()
         self._source.log_own(event, state, logger)
         # Not the step for which they are logged: a batch is logged for the step at which it began.

@@ -12,7 +12,7 @@ from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import direction_of, is_named
+from offloop.bus.types.metrics import direction_of, is_named, logged_name, with_logged_names
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback, CannotWorkError
@@ -46,7 +46,7 @@ class Stopper(Callback, ABC):
     sees_actors = True
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
-        self.monitor = monitor
+        self.monitor = logged_name(monitor) if dataloader_label == LOGGED else monitor
         self.dataloader_label = dataloader_label
         self.comp_func: Comparison = _comparison(comp, monitor)
         events = {Event.BATCH_END, Event.EPOCH_END} if on_batch else {Event.EPOCH_END}
@@ -69,8 +69,8 @@ class Stopper(Callback, ABC):
         if self.dataloader_label != LOGGED:
             super().run_event(event, state, logger)
             return
-        for _, values in state.fields.get("logged") or ():
-            if self.monitor in values:
+        for _, logged in state.fields.get("logged") or ():
+            if self.monitor in (values := with_logged_names(logged)):
                 self._look(values, state)
 
     @abstractmethod

@@ -89,7 +89,8 @@ class ConsoleLogger(LoggerDestination):
         for name in metrics:
             self._order.setdefault(name, len(self._order))
         self._is_imported = self._is_imported or self._source().is_imported
-        shown = [[row.step if self._is_imported else shown_step(one, row.step) for one in row.metrics] for row in rows]
+        keeps_steps = self._is_imported or not state.event.is_eval
+        shown = [[row.step if keeps_steps else shown_step(one, row.step) for one in row.metrics] for row in rows]
         self._step = max(min(steps) for steps in shown if steps)
         self._epoch = shown_epoch(state)
         self._print_what_is_due(state)

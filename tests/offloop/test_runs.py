@@ -38,7 +38,8 @@ def train(
         publisher.publish("fit_start", batch=first - 1)
         for batch, loss in enumerate(losses, first):
             publisher.publish("batch_end", batch=batch, sample=8 * batch, loss=loss, lr=[rate / batch])
-            publisher.log({"own/norm": batch / 3})
+            norm = batch / 3
+            publisher.log({"own/norm": norm, "metrics/own/norm": norm, "step": 100 * batch, "time": norm})
         if accuracy is not None:
             evaluated = {"eval": {"Accuracy": accuracy}}
             publisher.publish("eval_end", batch=batch, dataloader_label="eval", eval_metrics=evaluated)
@@ -196,7 +197,7 @@ def test_all_runs_are_a_table(three: Any) -> None:
 
 
 def beside_batches(logged: dict[str, dict[int, Any]]) -> dict[str, dict[int, Any]]:
-    others = ("metrics/train/",)
+    others = ("metrics/train/", "metrics/own/")  # of a batch, not of an evaluation
     return {
         name: {
             step - (name.startswith("metrics/") and not name.startswith(others)): one for step, one in values.items()
@@ -224,7 +225,8 @@ def test_the_metrics_of_a_loop_of_ones_own_are_those_that_a_consumer_logs(runs_d
     run = offloop.runs()["odd"]
     logged = log(run.path / "recording-1.mcap")
     assert [logged[LOSS][step] for step in range(5)] == [0.1 + 0.2, "NaN", 1e-300, "-Infinity", 2.0]
-    assert logged["own/norm"][5] == 5 / 3
+    assert logged["own/norm"][5] == logged["metrics/own/norm"][5] == logged["log/time"][5] == 5 / 3
+    assert logged["log/step"][5] == 500
     assert len(logged["throughput/batches_per_sec"]) == 22
     assert exact(by_step(run.metrics(to="dict"))) == exact(beside_batches(logged))
     assert run.metrics("total", to="dict")["step"] == [*range(122)]
@@ -307,7 +309,7 @@ def test_tables_are_those_of_pandas_and_polars(three: Any) -> None:
     assert isinstance(frame, pandas.DataFrame)
     assert frame.index.name == "step"
     assert frame[LOSS].dropna().to_dict() == {0: 3.0, 1: 2.0, 2: 1.0}
-    assert frame.columns[0] == LOSS
+    assert [*frame.columns] == sorted(frame.columns)
     assert frame["metrics/eval/Accuracy"].dropna().to_dict() == {2: 0.9}
     table = three.frame()
     assert table.sort_values(ACCURACY)["run"].tolist() == ["slow", "fast", "good"]

@@ -10,7 +10,7 @@ from offloop.bus.protocol.frames import EventBody, decode_whole_event
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.summary import MAX_METRICS, Metric, Summary, most_buckets
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import is_of_evaluation, shown_step
+from offloop.bus.types.metrics import is_of_evaluation, logged_name, shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Row
 from offloop.consumers.api.optional import np
@@ -163,11 +163,13 @@ class Metrics:
             if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
                 self._take("", entry[1], entry[0])
 
-    def rows(self, rows: Sequence[Row]) -> None:
+    def rows(self, rows: Sequence[Row], during: Event | None = None) -> None:
+        """Take rows that callbacks logged during an event."""
+        evaluates = during is None or during.is_eval
         for row in rows:
             for name, value in row.metrics.items():
                 if not isinstance(value, str):
-                    self._append(name, row.step, value)
+                    self._append(name, self._shown(name, row.step) if evaluates else row.step, value)
         self._unsettled += len(rows)
         if self._unsettled >= _SETTLE_EVERY:
             self.settle()
@@ -198,7 +200,7 @@ class Metrics:
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if value.__class__ is not float:
                 for part, number in _numbers(str(name), value):
-                    self._append(prefix + part, step, number)
+                    self._append(prefix + part, shown, number)
                 continue
             try:
                 series = known[name]
@@ -208,25 +210,27 @@ class Metrics:
                     known[name] = series
             if series.__class__ is Series:
                 series.append_value(value)
-                series.append_step(shown if prefix else self._shown(str(name), step))
+                series.append_step(shown)
             elif isinstance(series, Metric):
-                self._add(series, f"{prefix}{name}", step, value)
+                self._add(series, f"{prefix}{name}", shown, value)
 
-    def _append(self, name: str, step: int, value: float) -> None:
+    def _append(self, name: str, shown: int, value: float) -> None:
         found = self._find(name)
         if isinstance(found, Series):
-            found.append(self._shown(name, step), value)
+            found.append(shown, value)
         elif found is not None:
-            self._add(found, name, step, value)
+            self._add(found, name, shown, value)
 
-    def _add(self, metric: Metric, name: str, step: int, value: float) -> None:
-        if metric.add(step + (self.is_imported and is_of_evaluation(name)), value):
+    def _add(self, metric: Metric, name: str, shown: int, value: float) -> None:
+        # As in a summary, see _load().
+        if metric.add(shown + is_of_evaluation(name), value):
             metric.widen(most_buckets(name, len(self.others)))
 
     def _shown(self, name: str, step: int) -> int:
         return step if self.is_imported else shown_step(name, step)
 
     def _find(self, name: str) -> Series | Metric | None:
+        name = logged_name(name)
         if name in self.series:
             return self.series[name]
         if name not in self.others:

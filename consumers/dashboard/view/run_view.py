@@ -233,7 +233,7 @@ class RunView(LoggerDestination):
     def log_rows(self, rows: Sequence[Row], state: Snapshot | None = None) -> None:
         with self._lock:
             self.version += 1
-            self._metrics.rows(rows)
+            self._metrics.rows(rows, None if state is None else state.event)
 
     def log_images(self, entry: Images, state: Snapshot | None = None) -> None:
         self.images.take(entry)

@@ -17,6 +17,7 @@ from offloop.bus.recording import summary as summaries
 from offloop.bus.recording.summary import Metric, Summarizer, Summary, path_beside
 from offloop.bus.recording.writer import RecordingWriter
 from offloop.bus.runs.directory import find_run
+from offloop.bus.types.metrics import shown_step
 
 START = 1_700_000_000_000_000_000
 VALUES = st.floats(allow_nan=True, allow_infinity=True, width=64)
@@ -145,6 +146,18 @@ def test_buckets_of_many_metrics_hold_all_values_also_late_ones_and_continued_on
             for one in later:
                 whole.merge(one)
             assert repr(metric.whole()) == repr(as_float(whole))
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_logged_values_keep_their_steps_and_have_names_that_no_column_has(others, tmp_path):
+    path = tmp_path / "recording-1.mcap"
+    values = {"metrics/val/acc": 0.5, "step": 7.0, "time": 8.0} | {f"other{number}": 1.0 for number in range(others)}
+    log_many(path, [(step, values) for step in range(5)]).close()
+    metrics = summary_of(path).metrics
+    assert [shown_step("metrics/val/acc", step) for step, _ in metrics["metrics/val/acc"].points()] == [*range(5)]
+    assert list(metrics["log/step"].points()) == [(step, 7.0) for step in range(5)]
+    assert list(metrics["log/time"].points()) == [(step, 8.0) for step in range(5)]
+    assert not {"step", "time"} & {*metrics}
 
 
 def as_float(bucket):

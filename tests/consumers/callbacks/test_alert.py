@@ -93,6 +93,12 @@ def test_fields_are_asked_for_and_looked_up() -> None:
     ]
 
 
+def test_a_logged_value_has_the_name_under_which_it_is_shown() -> None:
+    told = Told("log/step > 100", "acc > 1")
+    told.over([batch_end(1, logged=[[0, {"step": 101, "acc": 2}]])])
+    assert [(notice.metric, notice.value) for notice in told.notices] == [("log/step", 101), ("acc", 2)]
+
+
 def test_a_consumer_that_goes_on_tells_what_it_would_have_told() -> None:
     losses = [1.0, 11.0, 12.0, math.nan, 13.0, 14.0, 15.0, 16.0, 2.0, 11.0]
     rules = ("loss/train/total > 10 for 3ba", "nan", "throughput/batches_per_sec > 0")

@@ -151,3 +151,6 @@ def test_trainer_metrics_logs_tokens_parts_of_losses_numbers_in_lists_and_maps_a
     }
     snapshot = Snapshot.build(Event.EVAL_START, timestamp=Timestamp(batch=4), logged=[[3, {"a": 1.5}], [4, {"a": 2.5}]])
     assert calls_of(TrainerMetrics(), [snapshot]) == [[3, "EVAL_START", {"a": 1.5}], [4, "EVAL_START", {"a": 2.5}]]
+    batch = Snapshot.build(Event.BATCH_END, loss=0.5, logged=[[0, {"step": 7, "time": 1.5, "a": 2.5}]])
+    calls = calls_of(TrainerMetrics(), [batch])
+    assert [calls[0][2], calls[-1][2]] == [{"log/step": 7, "log/time": 1.5, "a": 2.5}, {"loss/train/total": 0.5}]

@@ -117,6 +117,15 @@ def test_nan_and_what_is_hardly_better_are_no_improvement(
     assert asked == [(Event.EVAL_END, 2 * epoch) for epoch in asks]
 
 
+@pytest.mark.parametrize("monitor", ["time", "log/time", "hours"])
+def test_a_logged_value_is_found_by_its_name_and_by_the_one_under_which_it_is_shown(monitor: str) -> None:
+    stopper, asked = ThresholdStopper(monitor, "logged", 3), []
+    for batch in (1, 2, 3, 4):
+        logged = [[batch - 1, {"time": float(batch), "hours": float(batch)}]]
+        hand(stopper, snapshot_of(["BATCH_END", "train", 0, batch, None], monitor, asked, logged=logged))
+    assert asked[0] == (Event.BATCH_END, 4)
+
+
 def test_a_label_that_does_not_come_is_an_error_at_the_end_of_the_first_evaluation() -> None:
     stopper, asked = EarlyStopper("MyAccuracy", "nope"), []
     hand(stopper, snapshot_of(["EVAL_END", "eval_a", 1, 2, 0.1], "MyAccuracy", asked))

@@ -216,6 +216,22 @@ def test_names_are_bounded_which_the_log_says(monkeypatch: pytest.MonkeyPatch) -
         assert [entry.text for entry in view.log()] == ["more than 3 metrics: metric3 and others are left out"]
 
 
+@pytest.mark.parametrize("most", [500, 0])
+def test_logged_values_keep_their_steps_and_have_names_that_no_column_has(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_metrics, "MAX_SERIES", most)
+    view = RunView("run")
+    for step in range(5):
+        logged = {"metrics/val/acc": float(step), "metrics/val/whole": step, "step": float(step), "time": step}
+        batch = batch_of(step + 1, logged=[[step, logged]])
+        view.see(batch)
+        view.log_rows([Row(step, 0.0, {"metrics/val/acc": float(step)})], batch)
+    for name in ("metrics/val/acc", "metrics/val/whole", "log/step", "log/time"):
+        assert points_of(view, name) == {step: step for step in range(5)}, name
+    assert not {"step", "time"} & {*view.names()}
+
+
 def test_of_very_many_metrics_those_that_are_looked_at_have_all_points() -> None:
     def logged(step: int) -> Snapshot:
         values = {f"part{number:04}/load": float(number - step) for number in range(2000)}

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from consumers_stream import batch_end
+from consumers_stream import batch_end, snapshots_of_training
 from logged import LogsWhatItSees
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.consumers import ConsoleLogger, Runner
 from offloop.consumers.api.logger import Row, Text
+from offloop.consumers.callbacks import TrainerMetrics
 from offloop.consumers.loggers import console
 
 
@@ -56,9 +57,14 @@ def test_metrics_have_their_short_names_and_are_hidden_by_them(capsys: pytest.Ca
     hides = ConsoleLogger(every=0, hide=["lr"])
     log(hides, batch_end(1, rows=[[1, row]]), batch_end(2, rows=[[2, {**row, "metrics/b/f1": 1.0}]]))
     assert capsys.readouterr().out.splitlines() == [
-        "step      0  epoch   0  loss       0.5  f1       0.5",
-        "step      1  epoch   0  loss       0.5  a/f1       0.5  b/f1         1",
+        "step      1  epoch   0  loss       0.5  f1       0.5",
+        "step      2  epoch   0  loss       0.5  a/f1       0.5  b/f1         1",
     ]
+
+
+def test_an_evaluation_is_shown_at_the_step_of_the_last_batch_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Runner(snapshots_of_training(), [TrainerMetrics()], [ConsoleLogger(every=0)]).run()
+    assert "step      7  epoch   1  accuracy      0.75" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("columns", [80, 30])
