@@ -6,7 +6,8 @@ import msgspec
 
 from offloop.bus.protocol.frames import EventBody
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_LARGEST = (1 << 63) - 1
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 SecondsSince1970: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253402214400)]
 """Before the last day of year 9999: later times have no date in some time zones."""
 
@@ -24,7 +25,8 @@ class Reached(msgspec.Struct, frozen=True):
         """Read the first rank's last event."""
         values = {**last.context, **last.fields}
         planned = values.get("planned_duration") or values.get("max_duration")
-        _, epoch, batch, sample, *_ = last.timestamp
+        # A peer may have sent any number, and run.json has to be readable.
+        epoch, batch, sample = (min(max(0, count), _LARGEST) for count in last.timestamp[1:4])
         return cls(epoch, batch, sample, None if planned is None else str(planned))
 
     def __str__(self) -> str:

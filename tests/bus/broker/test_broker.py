@@ -24,6 +24,7 @@ from offloop.bus.broker.broker import LIVE_BATCH
 from offloop.bus.cli.main import bus
 from offloop.bus.processes import wait_for_free_core
 from offloop.bus.protocol.frames import (
+    END,
     Topic,
     decode_control,
     decode_frame_batch,
@@ -33,6 +34,7 @@ from offloop.bus.protocol.frames import (
     pack_map,
     split_frame,
 )
+from offloop.bus.protocol.run_state import Reached
 from offloop.bus.runs.directory import SOCKET_FILES
 from offloop.bus.types.timeouts import Timeouts
 
@@ -427,8 +429,9 @@ def test_odd_values_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
     odd = {"pid": 2**40, "host": socket.gethostname(), "info": {"config": {"lr": math.nan, "most": [math.inf]}}}
     stranger.send(encode_control("hello", {**HELLO, **odd}))
     assert answer(stranger).kind == "welcome"
+    times = [0, -1, 2**64 - 1, 1, *[0] * 10]
     for time_ns in (-1, 5):
-        stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, time_ns, [0] * 14, None, {}, pack_map({})))
+        stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, time_ns, times, None, {}, pack_map({})))
     wait_for(lambda: answer(stranger).kind == "ack", "the good event on disk")
     attempt = strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]
     assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
@@ -437,3 +440,6 @@ def test_odd_values_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
         done = CliRunner().invoke(bus, [*command, "--json"], catch_exceptions=False)
         assert done.exit_code == 0
         strict_json(done.stdout)
+    ending = {"status": "finished"}
+    stranger.send(event_encoder(Topic("r", END, 0), 1)(2, 1, 5, times, None, ending, pack_map({})))
+    wait_for(lambda: find_run("r").last.reached == Reached(0, 2**63 - 1, 1), "a readable end")
