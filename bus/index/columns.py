@@ -105,9 +105,9 @@ class Columns:
 
     A name is one of :data:`OF_RUN`, a hyperparameter (``optimizer/lr``), or a metric (``loss``, see
     :class:`offloop.bus.types.metrics.MetricNames`), optionally with a dot and one of :data:`OF_METRIC` (``loss.min``).
-    The unique end of a hyperparameter's name is enough (``lr``): ``config/lr`` takes precedence over other
-    hyperparameters, and these over metrics. For a run without the first, the next applies, so that ``lr`` works for
-    different kinds of runs."""
+    A full name takes precedence over a metric's short name, and this over the unique end of a hyperparameter's name,
+    which is enough (``config/lr`` before others); ``lr`` is the hyperparameter if there is one. For a run without the
+    first hyperparameter, the next applies, so that ``lr`` works for different kinds of runs."""
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
         entries = list(entries)
@@ -136,11 +136,14 @@ class Columns:
         metric, dot, which = name.rpartition(".")
         if not dot or which not in OF_METRIC:
             metric, which = name, "last"
+        named = self.metric_names.matches(metric)
+        is_short = metric != "lr" and [metric] == list(map(self.metric_names.short, named))
         for hyperparameters, metrics in (
             ({name} & {*self.hyperparameters}, {metric} & {*self.metrics}),
+            ((), named if is_short else ()),
             ({f"config/{name}"} & {*self.hyperparameters}, ()),
             (self._ending(name), ()),
-            ((), self.metric_names.matches(metric)),
+            ((), named),
         ):
             found = sorted({*hyperparameters, *metrics})
             if len(found) > 1:

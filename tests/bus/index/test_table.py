@@ -108,6 +108,32 @@ def test_a_short_name_is_found_in_runs_that_have_it_under_different_whole_names(
     assert found(two, "lr > 0.1") == ["trained"], "nobody knows which of the two is meant"
 
 
+NAMED = {
+    # A hyperparameter's full name, then a metric's full or short name, then the end of a hyperparameter's name.
+    "config/loss": "config/loss",
+    "loss": "loss/train/total",
+    "loss.min": "loss/train/total.min",
+    "accuracy": ACCURACY,
+    "kl": "kl",
+    "seed": "seed",
+    "total": "config/total",
+    "lr": "config/lr",
+    "lr.max": "lr-SGD/group0.max",
+}
+
+
+def test_a_metric_is_not_hidden_by_the_end_of_a_hyperparameters_name():
+    hyperparameters = {f"config/{name}": 1 for name in ("loss", "accuracy", "kl", "total", "lr", "seed")}
+    metrics = dict.fromkeys(("loss/train/total", ACCURACY, "kl", "a/seed", "lr-SGD/group0"), (0.5, 1, 0.5, 1, 0.5, 1))
+    runs = [run("keras", hyperparameters={**hyperparameters, "seed": 2}, metrics=metrics), run("other")]
+    runs += [run("plain", metrics={"loss/train/total": (2.0, 1, 2.0, 1, 2.0, 1)})]
+    columns = Columns(runs)
+    assert {name: columns.find(name).name for name in NAMED} == NAMED
+    assert found(runs, "loss > 0") == ["keras", "plain"]
+    assert found(runs, "loss > 1") == ["plain"]
+    assert found(runs, "config/loss == 1") == ["keras"]
+
+
 @pytest.mark.parametrize(
     ("expression", "place"),
     [
