@@ -5,8 +5,9 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from offloop.bus.index.annotations import Annotations
 from offloop.bus.index.checkpoints import Checkpoint, find_checkpoints
 from offloop.bus.protocol.frames import decode_whole_event
 from offloop.bus.protocol.run_state import Reached, SecondsSince1970
+from offloop.bus.recording.summary import Metric, Rows, Summary
 from offloop.bus.recording.summary import MetricValues as MetricValues
-from offloop.bus.recording.summary import Rows, Summary
 from offloop.bus.runs.directory import RUN_FILE, RunInfo
 from offloop.bus.runs.listing import ListedRun
 from offloop.bus.types.hyperparameters import FIELD, hyperparameters_in
@@ -182,18 +183,28 @@ def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
     """Return each metric over all attempts, with steps of :func:`offloop.bus.types.metrics.shown_step`."""
     found: dict[str, MetricValues] = {}
-    for summary in summaries:
-        for name, metric in summary.metrics.items():
-            values = metric.whole()
-            if values is not None and name in found:
-                found[name].merge(values)
-            elif values is not None:
-                found[name] = values
+    known = [summary.metrics for summary in sorted(summaries, key=attrgetter("attempt"))]
+    for name in dict.fromkeys(chain.from_iterable(known)):
+        values = _over_attempts([metrics[name] for metrics in known if name in metrics])
+        if values is not None:
+            found[name] = values
     for name in filter(is_of_evaluation, found):
         one = found[name]
         one.last_step, one.low_step, one.high_step = (
             shown_step(name, step) for step in (one.last_step, one.low_step, one.high_step)
         )
+    return found
+
+
+def _over_attempts(attempts: Sequence[Metric]) -> MetricValues | None:
+    """Return the values of a metric in all attempts. An earlier one counts up to the first step of the later ones."""
+    found, until = attempts[-1].whole(), math.inf
+    for later, earlier in pairwise(reversed(attempts)):
+        until = min(until, later.first_step)
+        values = earlier.whole(until)
+        if values is not None and found is not None:
+            values.merge(found)
+        found = values or found
     return found
 
 

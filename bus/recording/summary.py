@@ -278,8 +278,24 @@ class Metric(msgspec.Struct, array_like=True):
             found[bucket.last_step] = bucket.last
         return sorted(found.items())
 
-    def whole(self) -> MetricValues | None:
-        return _merged(one for one in (self.before, self.newest) if one is not None)
+    @property
+    def first_step(self) -> float:
+        """The lowest kept step; infinity without a value."""
+        first = next(iter(self.rows), self.newest)
+        steps = () if first is None else (first.last_step, first.low_step, first.high_step)
+        return min((step for step in steps if step >= 0), default=math.inf)
+
+    def whole(self, until: float = math.inf) -> MetricValues | None:
+        """Return all values together. Lowest and highest are those of the steps before ``until``, as far as kept."""
+        whole = _merged(one for one in (self.before, self.newest) if one is not None)
+        if whole is None or max(whole.low_step, whole.high_step) < until:
+            return whole
+        found = MetricValues(whole.last, whole.last_step)
+        for one in self.buckets.values():
+            for step, value in ((one.low_step, one.low), (one.high_step, one.high), (one.last_step, one.last)):
+                if 0 <= step < until:
+                    found.add(step, value)
+        return found
 
 
 def _merged(buckets: Iterable[MetricValues]) -> MetricValues | None:

@@ -316,6 +316,32 @@ def test_annotations_that_cannot_be_read_stay_as_they_are(tmp_path, content):
     assert refreshed(tmp_path)[0]["r"].tags == ()
 
 
+def test_the_extremes_of_a_resumed_run_leave_out_what_a_later_attempt_trained_again(runs_dir):
+    attempts = [
+        {"acc": {0: 0.5, 3: 0.8, 9: 0.99}, "early": {0: 1.0}, "norm": {5: 3.0, 9: math.nan}},
+        {"acc": {4: 0.01, 8: 0.95}, "norm": {4: 2.0}},
+        {"acc": {6: 0.4}, "late": {6: 7.0}},
+    ]
+    for logged in attempts:
+        with Publisher("r", resume=True) as publisher:
+            for name, values in logged.items():
+                for step, value in values.items():
+                    publisher.log({name: value}, step)
+            publisher.publish(Event.BATCH_END, batch=10)
+        wait_for(lambda: not find_run("r").live, "the end of the attempt")
+    entry = refreshed(runs_dir)[0]["r"]
+    found = {
+        name: (one.last, one.last_step, one.low, one.low_step, one.high, one.high_step)
+        for name, one in entry.metrics.items()
+    }
+    assert found == {
+        "acc": (0.4, 6, 0.01, 4, 0.8, 3),
+        "early": (1.0, 0, 1.0, 0, 1.0, 0),
+        "norm": (2.0, 4, 2.0, 4, 2.0, 4),
+        "late": (7.0, 6, 7.0, 6, 7.0, 6),
+    }
+
+
 def test_it_counts_the_rows_of_tables_of_all_attempts(runs_dir):
     for _ in range(2):
         with Publisher("r", resume=True) as publisher:

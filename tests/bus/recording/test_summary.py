@@ -78,6 +78,14 @@ def test_each_bucket_holds_minimum_maximum_and_last_of_all_its_values(points, mo
             assert (bucket.low, bucket.high) == (min(finite), max(finite))
             assert (bucket.low_step, bucket.low) in values
             assert (bucket.high_step, bucket.high) in values
+    if points:
+        until = points[len(points) // 2][0]
+        assert points[0][0] <= metric.first_step < points[0][0] + metric.width
+        before, earlier = metric.whole(until), [one for one in points if one[0] < until and math.isfinite(one[1])]
+        assert before.low_step < 0 or {(before.low_step, before.low), (before.high_step, before.high)} <= {*earlier}
+        if earlier and metric.width == 1:
+            values = [value for _, value in earlier]
+            assert (before.low, before.high) == (min(values), max(values))
 
 
 def test_a_summary_covers_the_first_rank_and_is_continued_at_its_end(tmp_path):
