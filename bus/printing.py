@@ -157,6 +157,9 @@ def _escape_record(record: logging.LogRecord) -> bool:
 escape_records(*LOGGERS)
 
 
+LONGEST_NAME = 60  # of a metric or hyperparameter in the first column of a table
+
+
 def cut_in_the_middle(text: str, longest: int) -> str:
     """Shorten a name, keeping its beginning and end, where names of runs differ."""
     if len(text) <= longest:

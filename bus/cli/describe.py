@@ -20,7 +20,7 @@ from offloop.bus.index.entry import GOING_ON, MetricValues, RunEntry, metric_val
 from offloop.bus.index.table import differences
 from offloop.bus.net.channels import SocketChannel, ask
 from offloop.bus.net.nats_addresses import no_such_run
-from offloop.bus.printing import one_line, say, say_table, shorten, table
+from offloop.bus.printing import LONGEST_NAME, cut_in_the_middle, one_line, say, say_table, shorten, table
 from offloop.bus.protocol.frames import EventBody
 from offloop.bus.protocol.order import Gap
 from offloop.bus.protocol.run_state import Reached
@@ -394,6 +394,7 @@ def _say_metrics(metrics: dict[str, dict[str, Any]], hyperparameters: dict[str, 
         best = ("", "", "")
         if mode is not None and values[mode] is not None:
             best = mode, number_text(values[mode]), str(values[f"{mode}_step"])
-        rows.append((f"  {names.short(name)}", number_text(values["last"]), str(values["last_step"]), *best, name))
+        short = cut_in_the_middle(one_line(names.short(name)), LONGEST_NAME)
+        rows.append((f"  {short}", number_text(values["last"]), str(values["last_step"]), *best, name))
     say("metrics")
     say_table(rows)

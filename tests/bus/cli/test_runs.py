@@ -170,6 +170,17 @@ def test_show_has_the_results_of_a_run(three: Path) -> None:
     assert found == next(run for run in described("runs") if run["run"] == "b")
 
 
+def test_the_longest_name_of_a_metric_makes_no_other_line_long(three: Path) -> None:
+    long = f"first/{'x' * 500}/last"
+    run = WrittenRun(three, "long", {})
+    run.send(Event.BATCH_END, {"loss": 1.0, "logged": [[0, {long: 2.0}]]})
+    run.end()
+    shown = {line.split()[-1]: line for line in invoke("show", "long").splitlines()}
+    assert len(shown["loss/train/total"]) < 160
+    assert shown[long].split()[:2] == [f"first/{'x' * 23}...{'x' * 23}/last", "2"]
+    assert described("show", "long")["metrics"][long]["last"] == 2.0
+
+
 def test_compare_shows_what_was_different(three: Path) -> None:
     rows = [line.split() for line in invoke("compare", "a", "b").splitlines()]
     assert rows[:3] == [["a", "b"], ["hyperparameters"], ["optimizer/lr", "0.1", "0.01"]]
