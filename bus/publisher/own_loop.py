@@ -19,6 +19,7 @@ from offloop.bus.types.timestamp import Timestamp, TrainingTime
 
 LOG_VALUES = 1000
 _LOG_NS = 1_000_000_000  # logged values wait at most this long for an event that carries them
+_COUNTS = TrainingTime._fields.index("total_wct")  # counts of a training time; durations follow
 _CONTEXT_NAMES = ("max_duration", "dataloader_label", "dataloader_len")
 
 Send: TypeAlias = Callable[..., None]
@@ -54,13 +55,20 @@ class OwnLoop:
         self._logged_names: set[str] = set()
         self._logged_at = 0
 
-    def take_timestamp(self, fields: dict[str, Any]) -> TrainingTime:
+    def take_timestamp(self, event: Event, fields: dict[str, Any]) -> TrainingTime:
         """Remove the counters from the fields. ``total_wct`` defaults to the time since construction.
 
-        An event without counters happens at the time that the one before it has reached."""
+        An event without counters happens at the time that the one before it has reached. Raises ConfigurationError for
+        negative counts, and batch 0 at the end of a batch."""
         fields.setdefault("total_wct", self._total_wct())
         given = {name: fields.pop(name) for name in TrainingTime._fields if name in fields}
         values = Timestamp(**given).values
+        counts = values[:_COUNTS]
+        if min(counts) < 0 or (event is Event.BATCH_END and not values.batch and "batch" in given):
+            negative = (f"{name} is {count}" for name, count in zip(values._fields, counts, strict=False) if count < 0)
+            raise ConfigurationError(
+                f"{next(negative, 'batch is 0')}: counts begin at 0, and at the end of the first batch, batch is 1"
+            )
         return values if len(given) > 1 else self.reached._replace(total_wct=values.total_wct)
 
     def before(self, timestamp: TrainingTime) -> TrainingTime | None:
@@ -71,9 +79,9 @@ class OwnLoop:
     def prepare(self, fields: dict[str, Any]) -> bytes:
         """Convert the fields to their form on the wire; remove and return the packed context."""
         context = self._pack_context({name: fields.pop(name) for name in _CONTEXT_NAMES if name in fields})
-        if "lr" in fields and not isinstance(fields["lr"], dict):
-            rates = fields["lr"] if isinstance(fields["lr"], list | tuple) else [fields["lr"]]
-            fields["lr"] = {"optimizer": [float(rate) for rate in rates]}
+        if "lr" in fields:
+            given = fields["lr"] if isinstance(fields["lr"], dict) else {"optimizer": fields["lr"]}
+            fields["lr"] = {optimizer: _read_rates(rates) for optimizer, rates in given.items()}
         loss = fields.get("loss")
         if loss is not None:
             fields["loss"] = None if is_deferred(loss) else _read_loss(loss)
@@ -190,6 +198,10 @@ def check_loss(loss: Any) -> None:
             "the loss is on a GPU: make gpu = offloop.trainer.device.GpuDevice() once and publish "
             "gpu.read_later(loss), or float(loss) if the loop may wait for it"
         )
+
+
+def _read_rates(rates: Any) -> list[float]:
+    return [float(rate) for rate in (rates if isinstance(rates, list | tuple) else [rates])]
 
 
 def _read_loss(loss: Any) -> float:

@@ -303,7 +303,7 @@ class Publisher(SerialCalls, OwnEvents):
         check_loss(loss)
         has_deferred = is_deferred(loss)
         try:
-            timestamp = loop.take_timestamp(fields)
+            timestamp = loop.take_timestamp(event, fields)
             if event not in self._audience.always and not self.demand.is_due(
                 event, batch_number(event, timestamp), EventPosition(event, timestamp, loop.before(timestamp))
             ):
@@ -329,6 +329,8 @@ class Publisher(SerialCalls, OwnEvents):
                 self._inside = 0
                 if self._waiting:
                     self._catch_up()
+        except ConfigurationError:
+            raise
         except (TypeError, ValueError, OverflowError, AttributeError, BufferError, RuntimeError) as error:
             named = f"field {name!r}" if (name := frames.unsendable(fields)) else "a field"
             raise ConfigurationError(

@@ -76,7 +76,7 @@ def test_a_hundred_thousand_rows_are_scrolled_in_windows_sorted_and_found(shared
                 ["name", "left"],
                 step,
             )
-            publisher.publish(Event.BATCH_END, batch=step, loss=1.0)
+            publisher.publish(Event.BATCH_END, batch=step + 1, loss=1.0)
     ended("many")
     with visit(browser, shared.url_of("many")) as there:
         asked: list[str] = []

@@ -70,7 +70,7 @@ def answer(socket):
 def test_malformed_messages_are_skipped_and_publishers_continue(address, stranger, runs_dir):
     noise = random.Random(7)
     with Publisher("r", broker=address) as publisher:
-        for batch in range(200):
+        for batch in range(1, 201):
             publisher.publish(Event.BATCH_END, batch=batch)
             stranger.send(noise.randbytes(noise.randrange(200)))
             stranger.send(b"\0" + noise.randbytes(20))

@@ -296,7 +296,7 @@ def test_more_replicas_than_servers_are_refused(tmp_path, nats_server, copying):
 def publish(publisher, copy, count, **fields):
     """Publish batches, of which every 60 are a message of the stream."""
     for number in range(count):
-        publisher.publish(Event.BATCH_END, batch=number, **{name: make() for name, make in fields.items()})
+        publisher.publish(Event.BATCH_END, batch=number + 1, **{name: make() for name, make in fields.items()})
         if number % 60 == 59:
             wait_for(lambda: publisher.poll() or publisher.recorded_all, "everything on disk")
             wait_for(lambda: copy.status.copied == publisher.recording.stat().st_size, "the bridge")

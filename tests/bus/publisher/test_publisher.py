@@ -33,6 +33,7 @@ from offloop.bus import (
     Subscriber,
     find_run,
 )
+from offloop.bus.index.index import read_entry
 from offloop.bus.protocol.frames import Control
 from offloop.bus.publisher.launch import BrokerProcess
 from offloop.bus.publisher.session import BrokerSession
@@ -298,7 +299,7 @@ import os, signal, sys, threading, time
 from offloop.bus import Event, Publisher
 signal.signal(signal.SIGINT, signal.default_int_handler)
 publisher = Publisher(sys.argv[1])
-for batch in range(500):
+for batch in range(1, 501):
     publisher.publish(Event.BATCH_END, batch=batch)
 while publisher.statistics().acknowledged < 500:
     time.sleep(0.01)
@@ -419,6 +420,34 @@ def test_unsupported_values_are_refused_in_the_call_and_leave_no_gap(runs_dir):
                 publisher.publish(Event.BATCH_END, **fields)
         publisher.publish(Event.BATCH_END, lr=0.5)
     assert [(snapshot.seq, snapshot.lr["optimizer"]) for snapshot in read_back(publisher)[0]] == [(1, [0.5])]
+
+
+@pytest.mark.parametrize(
+    ("event", "counts", "text"),
+    [
+        ("batch_end", {"batch": 0}, "batch is 0: counts begin at 0, and at the end of the first batch, batch is 1"),
+        ("batch_end", {"batch": "0ba", "sample": 8}, "batch is 0"),
+        ("batch_start", {"batch": -1}, "batch is -1"),
+        ("epoch_end", {"batch": 3, "sample_in_epoch": -2}, "sample_in_epoch is -2"),
+    ],
+)
+def test_counts_that_no_training_has_are_refused(event, counts, text, runs_dir):
+    with Publisher("r", events=Event) as publisher:
+        with pytest.raises(ConfigurationError, match=f"^{text}"):
+            publisher.publish(event, loss=1.0, **counts)
+        publisher.publish("batch_start", batch=0)
+        publisher.publish("batch_end", sample=8)
+    assert [int(snapshot.timestamp.batch) for snapshot in read_back(publisher)[0]] == [0, 0]
+
+
+def test_a_rate_alone_is_that_of_the_only_parameter_group(runs_dir):
+    rates = {"": 0.3, "SGD": [0.1, 0.2], "AdamW": (1, np.float32(0.5))}
+    with Publisher("r") as publisher:
+        publisher.publish("batch_end", batch=1, lr=rates)
+        with pytest.raises(ConfigurationError, match="cannot be sent"):
+            publisher.publish("batch_end", batch=2, lr={"SGD": "fast"})
+    assert read_back(publisher)[0][0].lr == {"": [0.3], "SGD": [0.1, 0.2], "AdamW": [1.0, 0.5]}
+    assert read_entry(find_run("r")).metrics["lr-/group0"].last == 0.3
 
 
 def test_unsupported_values_logged_in_a_training_are_left_out_and_reported(runs_dir, caplog):
@@ -560,7 +589,7 @@ def test_a_stopped_broker_delays_nothing_and_events_beyond_the_backlog_are_a_nam
         pid = broker_pid(publisher.run_dir)
         os.kill(pid, signal.SIGSTOP)
         try:
-            for batch in range(20_000):
+            for batch in range(1, 20_001):
                 publisher.publish(Event.BATCH_END, batch=batch)
             statistics = publisher.statistics()
         finally:
