@@ -12,6 +12,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_plain
 from offloop.bus.publisher.logged import checked_step
 from offloop.bus.publisher.table_rows import Rows, TableRows
+from offloop.bus.types.deferred import as_text
 from offloop.bus.types.event import ANY_CUSTOM, ANY_TABLE, CUSTOM, TABLE, Event
 from offloop.bus.types.span import SPAN
 
@@ -41,8 +42,12 @@ class OwnEvents(ABC):
         """Publish a requested event."""
 
     def _refuse_own(self, what: str, error: Exception) -> None:
-        """Raise ConfigurationError for an event or a row that cannot be published, or just report it."""
-        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"{what} cannot be sent ({error})")
+        """Raise ConfigurationError for an event or a row that cannot be published, or just report it.
+
+        Other errors, such as those of the user's function that returns rows, are raised as they are."""
+        if isinstance(error, TypeError | ValueError | OverflowError) and not isinstance(error, ConfigurationError):
+            error = ConfigurationError(f"{what} cannot be sent ({error})")
+        raise error
 
     @abstractmethod
     def room_for_rows(self) -> int:
@@ -64,8 +69,8 @@ class OwnEvents(ABC):
             requested = self.requested_events
             if event in requested or ANY_CUSTOM in requested:
                 self.publish_own(event, _checked(fields))
-        except (ConfigurationError, TypeError, ValueError, OverflowError) as error:
-            self._refuse_own(f"event {str(name)[:100]}", error)
+        except Exception as error:  # noqa: BLE001  a name or value of the user's may raise anything
+            self._refuse_own(f"event {as_text(name)[:100]}", error)
 
     def span(self, name: str, /, **fields: Any) -> AbstractContextManager[dict[str, Any]]:
         """Publish how long a block took, as an event of your own at its end, if it is requested at its start.
@@ -78,8 +83,8 @@ class OwnEvents(ABC):
         ``name`` and ``fields`` are as for :meth:`event`."""
         try:
             event = self._own_events.get(name) or self._own_event(CUSTOM, name)
-        except ConfigurationError as error:
-            self._refuse_own(f"span {str(name)[:100]}", error)
+        except Exception as error:  # noqa: BLE001  as in event()
+            self._refuse_own(f"span {as_text(name)[:100]}", error)
             return _Unrequested()
         requested = self.requested_events
         return _Span(self, event, fields) if event in requested or ANY_CUSTOM in requested else _Unrequested()
@@ -106,8 +111,8 @@ class OwnEvents(ABC):
             columns: Their names; needed for rows that are lists.
             step: By default the number of batches trained.
 
-        Raises ConfigurationError for an invalid name, column or cell where the loop is your own; elsewhere it is
-        reported."""
+        Raises ConfigurationError for an invalid name, column or cell, and the error of the function, where the loop is
+        your own; elsewhere they are reported."""
         try:
             event = self._own_events.get(f"{TABLE}{name}") or self._own_event(TABLE, name)
             requested = self.requested_events
@@ -120,8 +125,8 @@ class OwnEvents(ABC):
                 self.publish_own(event, fields)
             if self._tables.refused:
                 self._refuse_own(f"table {name}", ConfigurationError(self._tables.refused))
-        except (ConfigurationError, TypeError, ValueError, OverflowError) as error:
-            self._refuse_own(f"table {str(name)[:100]}", error)
+        except Exception as error:  # noqa: BLE001  as in event(); so may the function
+            self._refuse_own(f"table {as_text(name)[:100]}", error)
 
     def _own_event(self, kind: str, name: str) -> Event:
         if not isinstance(name, str) or name == "*":
@@ -169,7 +174,7 @@ class _Span:
             fields = _checked(fields)
             fields[SPAN] = [self._id, self._parent, duration]
             owner.publish_own(self._event, fields)
-        except (ConfigurationError, TypeError, ValueError, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001  as in event()
             owner._refuse_own(f"span {self._event.value[1:]}", error)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.protocol.frames import as_utf8, check_plain
+from offloop.bus.protocol.frames import MAX_DEPTH, as_utf8, check_plain
 from offloop.bus.types.image import Image
 from offloop.bus.types.table import FIXED
 
@@ -19,6 +19,7 @@ MAX_COLUMNS = 200
 _PART = 2 << 20  # bytes of rows in an event
 _PART_CONTAINERS = 1 << 15  # lists and maps in it
 _MOST_IMAGES = 10_000
+_MOST_LEVELS = MAX_DEPTH - 2  # of lists in a cell: a row is in a list of the event's fields
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 64) - 1
 
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
@@ -57,7 +58,7 @@ class TableRows:
         for cells in all_cells:
             own_images: dict[bytes, Any] = {}
             row = [_as_cell(name, column, cell, own_images) for column, cell in zip(names, cells, strict=True)]
-            lists = check_plain(row)
+            lists = check_plain(row, _MOST_LEVELS)
             new = {key: image for key, image in own_images.items() if key not in self._images}
             data = msgspec.msgpack.encode(row)
             length = len(data) + sum(len(image[-1]) for image in new.values())
@@ -134,7 +135,7 @@ def _as_cells(name: str, rows: Rows, columns: Sequence[str] | None) -> tuple[lis
     return names, cells
 
 
-def _as_cell(table: str, column: str, value: Any, images: dict[bytes, Any]) -> Any:
+def _as_cell(table: str, column: str, value: Any, images: dict[bytes, Any], levels: int = _MOST_LEVELS) -> Any:
     kind = type(value)
     if kind is str:
         return as_utf8(value)
@@ -146,14 +147,18 @@ def _as_cell(table: str, column: str, value: Any, images: dict[bytes, Any]) -> A
         images[key] = content
         return {"image": key.hex()}
     if isinstance(value, list | tuple):
-        return [_as_cell(table, column, one, images) for one in value]
+        if levels == 0:
+            raise ConfigurationError(
+                f"column {column!r} of table {table!r} has lists in more than {_MOST_LEVELS} levels"
+            )
+        return [_as_cell(table, column, one, images, levels - 1) for one in value]
     if getattr(value, "is_cuda", False):
         raise ConfigurationError(
             f"column {column!r} of table {table!r} is on a GPU: log value.cpu(), which waits for it"
         )
     for method in ("tolist", "item"):
         if hasattr(value, method):
-            return _as_cell(table, column, getattr(value, method)(), images)
+            return _as_cell(table, column, getattr(value, method)(), images, levels)
     if isinstance(value, str | int | float):
         return _as_cell(table, column, str(value) if isinstance(value, str) else float(value), images)
     raise ConfigurationError(

@@ -39,11 +39,11 @@ class LeftOut:
 
     def add(self, name: object, reason: object) -> None:
         self.count += 1
-        shown = _as_text(name)[:100]
+        shown = as_text(name)[:100]
         if shown not in self._names and len(self._names) < _NAMED:
             self._names[shown] = None
             _log.warning(
-                "run %s: %s is left out, all else is published: %s", self._run_name, shown, _as_text(reason)[:500]
+                "run %s: %s is left out, all else is published: %s", self._run_name, shown, as_text(reason)[:500]
             )
 
     def report(self) -> None:
@@ -53,7 +53,8 @@ class LeftOut:
             _log.warning("run %s: %d values were left out, among them of %s", self._run_name, self.count, names)
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
+    """Return the text of a user's value, also of one that has none."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001  its methods may raise anything

@@ -74,6 +74,11 @@ def test_each_is_recorded_between_its_batches_with_their_training_time() -> None
     assert [one.step for one in events if one.event.is_table] == list(range(10))
 
 
+class Unshown:
+    def __repr__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
 def test_mistakes_are_reported_and_the_training_continues(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop()
 
@@ -81,15 +86,21 @@ def test_mistakes_are_reported_and_the_training_continues(caplog: pytest.LogCapt
         loop.run.event("a b")
         loop.run.event("bad", value=object())
         loop.run.log_table("bad", [[1]])
+        loop.run.log_table("fails", lambda: {}["mine"])
         with loop.run.span("bad", value=object()):
+            pass
+        loop.run.event(Unshown())  # type: ignore[arg-type]
+        loop.run.log_table(Unshown(), [])  # type: ignore[arg-type]
+        with loop.run.span([]):  # type: ignore[arg-type]
             pass
 
     loop.after_batch = after_batch
     loop.watched(1, run_name="r", record="all")
     assert not loop.run.detached
     assert len(loop.losses) == loop.batches
-    for text in ("event a b is left out", "event bad is left out", "table bad is left out", "span bad is left out"):
-        assert caplog.text.count(text) == 1
+    shown = ("event a b", "event bad", "table bad", "table fails", "span bad", "span []")
+    for what in (*shown, "event a Unshown that cannot be shown", "table a Unshown that cannot be shown"):
+        assert caplog.text.count(f"{what} is left out") == 1
 
 
 def test_an_algorithm_of_a_trainer_logs_them() -> None:

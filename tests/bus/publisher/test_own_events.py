@@ -166,12 +166,16 @@ def test_rows_have_the_columns_of_their_maps_and_each_image_is_stored_once(publi
     assert parts[0].images[first] == [4, 5, 3, red.tobytes()]
 
 
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
 REFUSED_ROWS: list[tuple[Any, list[str] | None, str]] = [
     ([[1]], None, "give columns="),
     ([[1, 2]], ["a"], "a cell for each of its 1 columns"),
     (["ab"], ["a", "b"], "a cell for each"),
     ([{"b": 1}], ["a"], "has the column 'b'"),
     ([[object()]], ["a"], "a value of type object"),
+    ([[CYCLE]], ["a"], "lists in more than 14 levels"),
     ([[1, 2]], ["a", "a"], "different names"),
     ([{}], [str(number) for number in range(201)], "201 columns"),
 ]
@@ -194,6 +198,18 @@ def test_names_fields_steps_and_rows_that_cannot_be_sent_are_refused(publisher: 
     for rows, columns, text in REFUSED_ROWS:
         with pytest.raises(ConfigurationError, match=text):
             publisher.log_table("t", rows, columns)
+    with pytest.raises(KeyError, match="mine"):
+        publisher.log_table("t", lambda: {}["mine"])
+
+
+def test_the_deepest_cell_is_read_again(publisher: Publisher) -> None:
+    cell: Any = np.float32(0.5)
+    for _ in range(14):
+        cell = [cell]
+    publisher.log_table("t", [[cell], [[Image(np.zeros((1, 1), np.uint8))]]], ["a"])
+    publisher.close()
+    (added,) = read_rows([Recording(publisher.run_dir)])
+    assert str(added.rows[0]) == "[" * 15 + "0.5" + "]" * 15
 
 
 def test_other_images_are_refused() -> None:
