@@ -153,6 +153,7 @@ def _write_trace(chosen: _Chosen, path: Path) -> None:
 _BARE = re.compile(r'[^",\r\n]+')
 
 _LONG = 1 << 63
+_EXACT = 1 << 53  # up to it a float represents every integer
 _ROWS_IN_A_GROUP = 10_000
 _CELLS_IN_A_GROUP = 1_000_000
 _BYTES_IN_A_GROUP = 16 * 1024 * 1024
@@ -228,8 +229,8 @@ class _Column:
         if value is None:
             return
         kind = type(value).__name__
-        if kind == "int" and not -_LONG <= value < _LONG:
-            kind = "large"
+        if kind == "int" and abs(value) > _EXACT:
+            kind = "long" if -_LONG <= value < _LONG else "large"
         elif kind == "list":
             self._items = self._items or _Column()
             for item in value:
@@ -241,13 +242,22 @@ class _Column:
             return pa.null()
         if self._kinds == {"int", "float"}:
             return pa.float64()
+        if self._kinds == {"int", "long"}:
+            return pa.int64()
         if len(self._kinds) > 1:
             return None
         (kind,) = self._kinds
         if kind == "list":
             items = self._items and self._items.arrow_type()
             return None if items is None else pa.list_(items)
-        plain = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string(), "bytes": pa.binary()}
+        plain = {
+            "int": pa.int64(),
+            "long": pa.int64(),
+            "float": pa.float64(),
+            "bool": pa.bool_(),
+            "str": pa.string(),
+            "bytes": pa.binary(),
+        }
         return plain.get(kind)
 
 
