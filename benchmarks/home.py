@@ -60,7 +60,8 @@ def record(where: Path, count: int) -> None:
                     **{f"norm/layer{one}": one * accuracy for one in range(20)},
                 }
                 at = {"batch": batch, "sample": 8 * batch, "loss": 1 / batch + number % 11, "batch_size": 8}
-                publisher.publish(Event.BATCH_END, **at, logged=[[batch, logged]])
+                publisher.log(logged, batch)
+                publisher.publish(Event.BATCH_END, **at)
             publisher.close("finished" if number % 7 else "failed")
 
 

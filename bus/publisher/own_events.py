@@ -68,7 +68,7 @@ class OwnEvents(ABC):
             event = self._own_events.get(name) or self._own_event(CUSTOM, name)
             requested = self.requested_events
             if event in requested or ANY_CUSTOM in requested:
-                self.publish_own(event, _checked(fields))
+                self.publish_own(event, checked_fields(fields))
         except Exception as error:  # noqa: BLE001  a name or value of the user's may raise anything
             self._refuse_own(f"event {as_text(name)[:100]}", error)
 
@@ -171,16 +171,17 @@ class _Span:
         if kind is not None:
             fields.setdefault("error", kind.__name__)
         try:
-            fields = _checked(fields)
+            fields = checked_fields(fields)
             fields[SPAN] = [self._id, self._parent, duration]
             owner.publish_own(self._event, fields)
         except Exception as error:  # noqa: BLE001  as in event()
             owner._refuse_own(f"span {self._event.value[1:]}", error)
 
 
-def _checked(fields: dict[str, Any]) -> dict[str, Any]:
+def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the user's fields, or raise ConfigurationError, TypeError or ValueError if they cannot be sent."""
     if not _RESERVED.isdisjoint(fields):
         names = ", ".join(sorted(_RESERVED & fields.keys()))
-        raise ConfigurationError(f"{names} cannot be a field of an event of your own: use another name")
+        raise ConfigurationError(f"{names} cannot be a field of your own: use another name")
     check_plain(fields)
     return fields

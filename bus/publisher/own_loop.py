@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.frames import check_plain, pack_map
 from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values
+from offloop.bus.publisher.own_events import checked_fields
 from offloop.bus.redaction import redact
 from offloop.bus.types.actor import ACTOR, ActorName
 from offloop.bus.types.deferred import LeftOut, is_deferred
@@ -87,7 +88,7 @@ class OwnLoop:
             fields["loss"] = None if is_deferred(loss) else _read_loss(loss)
         if HYPERPARAMETERS in fields:
             fields[HYPERPARAMETERS] = redact(fields[HYPERPARAMETERS])
-        check_plain(fields)
+        checked_fields(fields)
         return context
 
     def publish(
@@ -101,7 +102,7 @@ class OwnLoop:
     ) -> None:
         if self._introduction:
             self._introduce(send, event, fields, context)
-        carries = self.logged.count and event in BASE_EVENTS and "logged" not in fields
+        carries = self.logged.count and event in BASE_EVENTS
         self.reached = timestamp
         if carries:
             fields["logged"] = self.logged.entries()

@@ -290,8 +290,8 @@ class Publisher(SerialCalls, OwnEvents):
         become fields of the snapshot; MessagePack must be able to hold their values.
 
         Raises:
-            ConfigurationError: The event is unknown, or a value cannot be sent. A loss on a GPU is refused, because
-                reading it would make the loop wait.
+            ConfigurationError: The event is unknown, a value cannot be sent, or a name is one of offloop's own fields,
+                such as ``logged``. A loss on a GPU is refused, because reading it would make the loop wait.
             ClosedError: The publisher is closed.
         """
         event = Event(event)

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -150,6 +150,14 @@ def flatten(values: Mapping[Any, Any]) -> dict[str, float | str]:
             parts = value if isinstance(value, Mapping) else dict(enumerate(value))
             flat |= {f"{name}/{part}": number for part, number in flatten(parts).items()}
     return flat
+
+
+def logged_in(fields: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[Any, Any]]]:
+    """Yield step and values of what was logged with an event; entries of another form are skipped."""
+    logged = fields.get("logged")
+    for entry in logged if isinstance(logged, list) else ():
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int) and isinstance(entry[1], Mapping):
+            yield entry[0], entry[1]
 
 
 class MetricNames:

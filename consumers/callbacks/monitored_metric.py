@@ -11,6 +11,7 @@ from offloop.bus.types.metrics import (
     flatten,
     is_named,
     is_of_evaluation,
+    logged_in,
     with_logged_names,
 )
 from offloop.consumers.api.callback import CannotWorkError
@@ -36,7 +37,7 @@ class MonitoredMetric:
         self._found: dict[str, MonitoredValue] = {}
 
     def take_in(self, event: Event, state: Snapshot) -> None:
-        for batch, metrics in state.fields.get("logged") or ():
+        for batch, metrics in logged_in(state.fields):
             self._note(batch, with_logged_names(flatten(metrics)))
         logger = LoggedNumbers()
         self._source.log_own(event, state, logger)

@@ -12,7 +12,7 @@ from offloop.bus.printing import shorten
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.demand import BASE_EVENTS, Demand
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import direction_of, is_named, logged_name, with_logged_names
+from offloop.bus.types.metrics import direction_of, is_named, logged_in, logged_name, with_logged_names
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback, CannotWorkError
@@ -69,7 +69,7 @@ class Stopper(Callback, ABC):
         if self.dataloader_label != LOGGED:
             super().run_event(event, state, logger)
             return
-        for _, logged in state.fields.get("logged") or ():
+        for _, logged in logged_in(state.fields):
             if self.monitor in (values := with_logged_names(logged)):
                 self._look(values, state)
 

@@ -7,7 +7,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.actor import is_actor
 from offloop.bus.types.demand import BASE_EVENTS
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import flatten, with_logged_names
+from offloop.bus.types.metrics import flatten, logged_in, with_logged_names
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback
 from offloop.consumers.api.logger import Logger
@@ -37,7 +37,7 @@ class TrainerMetrics(Callback):
     sees_actors = True
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
-        for step, metrics in state.fields.get("logged") or ():
+        for step, metrics in logged_in(state.fields):
             logger.log_metrics(with_logged_names(flatten(metrics)), step)
         if not is_actor(state.rank):
             self.log_own(event, state, logger)

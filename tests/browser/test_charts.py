@@ -48,9 +48,8 @@ def record(where: Path) -> None:
                 length = 30_000 if batch == BATCHES // 2 else 10
                 spans = [["data", 0, MILLISECOND], ["forward", MILLISECOND, (length - 1) * MILLISECOND]]
                 more["phases"] = {"began": clock(), "spans": spans, "device": False}
-            publisher.publish(
-                Event.BATCH_END, **at, **more, loss=loss, lr={"SGD": [1000.0 + batch]}, logged=[[batch - 1, logged]]
-            )
+            publisher.log(logged, batch - 1)
+            publisher.publish(Event.BATCH_END, **at, **more, loss=loss, lr={"SGD": [1000.0 + batch]})
             now = Timestamp(batch=batch).values
             for kind in (kind for place, kind in HAPPENED if place == batch):
                 if kind == "evaluation":

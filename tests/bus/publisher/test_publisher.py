@@ -392,6 +392,7 @@ def test_unsupported_values_are_refused_in_the_call_and_leave_no_gap(runs_dir):
         {"loss": OnGpu()},
         {"loss": torch.ones(3)},
         {"lr": "fast"},
+        {"logged": {"a": 1.0}},
         {"lr": torch.empty((), device="meta")},
         {"total_wct": 3.0},
         {"dataloader_label": {1}},
@@ -409,7 +410,7 @@ def test_unsupported_values_are_refused_in_the_call_and_leave_no_gap(runs_dir):
     ]
     with Publisher("r") as publisher:
         for fields in refused:
-            with pytest.raises(ConfigurationError, match=r"cannot be sent|on a GPU"):
+            with pytest.raises(ConfigurationError, match=r"cannot be sent|cannot be a field|on a GPU"):
                 publisher.publish(Event.BATCH_END, **fields)
         for fields, message in (
             ({"good": 1, "deep": {"thing": object()}}, r"field 'deep\.thing' of batch_end cannot be sent"),

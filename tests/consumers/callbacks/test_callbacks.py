@@ -149,7 +149,9 @@ def test_trainer_metrics_logs_tokens_parts_of_losses_numbers_in_lists_and_maps_a
         "metrics/train/by_kind/cat": 1,
         "metrics/train/by_kind/dog/big": 2,
     }
-    snapshot = Snapshot.build(Event.EVAL_START, timestamp=Timestamp(batch=4), logged=[[3, {"a": 1.5}], [4, {"a": 2.5}]])
+    snapshot = Snapshot.build(
+        Event.EVAL_START, timestamp=Timestamp(batch=4), logged=[[3, {"a": 1.5}], [4, {"a": 2.5}], [5]]
+    )
     assert calls_of(TrainerMetrics(), [snapshot]) == [[3, "EVAL_START", {"a": 1.5}], [4, "EVAL_START", {"a": 2.5}]]
     batch = Snapshot.build(Event.BATCH_END, loss=0.5, logged=[[0, {"step": 7, "time": 1.5, "a": 2.5}]])
     calls = calls_of(TrainerMetrics(), [batch])
