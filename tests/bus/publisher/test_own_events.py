@@ -138,6 +138,12 @@ def test_rows_are_read_as_they_were_written(rows: list[list[Any]], step: int) ->
     assert repr(read) == repr(expected)
 
 
+def test_what_another_writer_puts_into_cells_is_read_as_text() -> None:
+    cells = [b"\xff\x00", {1: b"\xff"}, [0.5, b"\xff"], {"image": "0f"}]
+    added = RowsAdded.of(Snapshot.build(Event("#t"), step=0, columns=["a", "b", "c", "d"], rows=[cells]))
+    assert added.rows == [["/wA=", '{"1": "/w=="}', [0.5, "/w=="], {"image": "0f"}]]
+
+
 def test_rows_have_the_columns_of_their_maps_and_each_image_is_stored_once(publisher: Publisher) -> None:
     publisher.log_table("t", [{"prompt": "a", "step": 9}, {"reward": np.float32(0.5), "prompt": "b"}], step=7)
     publisher.log_table("many", ({"n": number, "text": "z" * 1000} for number in range(8000)))
