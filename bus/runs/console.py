@@ -64,9 +64,9 @@ def read_console(path: Path, after: int = 0, before: int | None = None, most: in
         size = os.fstat(file.fileno()).st_size
         shift = removed - first  # from an offset to a place
         end = size if before is None else max(first, min(size, before - shift))
-        begin = max(first, after - shift, 0 if most is None else end - most)
+        begin = min(max(first, after - shift, 0 if most is None else end - most), end)
         file.seek(begin)
-        data = file.read(max(0, end - begin))
+        data = file.read(end - begin)
     if begin not in (first, after - shift):
         begin, data = begin + data.find(b"\n") + 1, data[data.find(b"\n") + 1 :]
     rest = b"" if before is not None else b"\n".join(data.split(b"\n")[-SCREEN_LINES:])

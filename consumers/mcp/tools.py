@@ -59,7 +59,9 @@ _LAST = 30  # events, alerts and metrics in an explanation
 
 _Text: TypeAlias = Annotated[str, Field(max_length=1000)]
 _Texts: TypeAlias = Annotated[tuple[_Text, ...], Field(max_length=64)]
+_Names: TypeAlias = Annotated[tuple[_Text, ...], Field(min_length=1, max_length=64)]
 _First: TypeAlias = Annotated[int, Field(ge=0)]
+_Row: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=200)]
 _Points: TypeAlias = Annotated[int, Field(ge=8, le=500)]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, le=3600)]
@@ -164,7 +166,7 @@ class RunTools:
         return answer(page([name for name in entry.metrics if find in name], first, count, _describe_metric(entry)))
 
     def read_metrics(
-        self, run: _Text, names: _Texts, first_step: int = 0, last_step: int | None = None, points: _Points = 60
+        self, run: _Text, names: _Names, first_step: int = 0, last_step: int | None = None, points: _Points = 60
     ) -> str:
         """Read metrics, by full or short names, as points [step, value].
 
@@ -185,7 +187,7 @@ class RunTools:
         return answer({"metrics": series, "trouble": [view.trouble for view in views if view.trouble]})
 
     def read_table(
-        self, run: _Text, table: _Text, find: _Text = "", sort: _Text = "-step", row: int = 0, first: _First = 0
+        self, run: _Text, table: _Text, find: _Text = "", sort: _Text = "-step", row: _Row = 0, first: _First = 0
     ) -> str:
         """Read rows of a table that a training logged, such as prompts, completions and rewards.
 

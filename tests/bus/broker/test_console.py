@@ -109,6 +109,7 @@ def test_of_long_output_the_newest_is_kept_and_a_reader_follows(tmp_path: Path, 
         pieces.insert(0, part.settled)
     assert "".join(pieces) == newest.settled
     assert read_console(path, 5).begin == newest.begin
+    assert read_console(path, 10**30)[:2] == ("", "")
     file.close()
 
 

@@ -158,6 +158,8 @@ async def test_wrong_arguments_are_named(finished: Path) -> None:
         # Other folders are out of reach.
         assert "no run" in await one.refusal("show_run", run="../runs/fast")
         assert "no metric 'los'" in await one.refusal("read_metrics", run="fast", names=["los"])
+        assert "at least 1 item" in await one.refusal("read_metrics", run="fast", names=[])
+        assert "row" in await one.refusal("read_table", run="fast", table="samples", row=10**30)
         assert "no tables" in await one.refusal("read_table", run="fast", table="samples")
         assert "at character" in await one.refusal("wait_for", runs={"fast": ""}, rules=["loss is low"])
         assert "pattern" in await one.refusal("wait_for", runs={"fast": "then"})
