@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import html
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
@@ -18,6 +18,7 @@ from offloop.consumers.dashboard.web.access import Listening, Role, Tokens, is_l
 ROLE = "offloop.role"  # key of the Role in a request's scope
 
 _TO_PAGES = ("event", "javascript_response", "ack")
+_TO_OPEN = ("connect", "handshake")
 # No data leaves the page for other sites. NiceGUI needs inline and generated scripts.
 _POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
@@ -150,7 +151,23 @@ def guard_sockets() -> None:
     handlers = core.sio.handlers["/"]
     for name in _TO_PAGES:
         handlers[name] = _for_own_page(handlers[name])
+    for name in _TO_OPEN:
+        handlers[name] = _opening(name, handlers[name])
     handlers.pop("log", None)
+
+
+def _opening(name: str, handle: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    from nicegui import core
+
+    async def handle_valid(socket_id: str, message: Any, *more: Any) -> Any:
+        # A page may send both names as messages. Only the server has the request of a new socket.
+        if name == "connect" and message is not core.sio.get_environ(socket_id):
+            return None
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            return await handle(socket_id, message, *more)
+        return False
+
+    return handle_valid
 
 
 def _for_own_page(handle: Callable[[str, Any], None]) -> Callable[[str, Any], None]:

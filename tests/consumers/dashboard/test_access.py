@@ -204,6 +204,7 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                     viewer.page.evaluate(_SEND_EVENTS, [viewer.page.evaluate("window.clientId"), listeners])
                     # The same in the name of the other's page.
                     viewer.page.evaluate(_SEND_EVENTS, [commander.page.evaluate("window.clientId"), listeners])
+                    viewer.page.evaluate(_SEND_MALFORMED)
                     before = viewer.points(LOSS)[-1][0]
                     viewer.waits_for(lambda: viewer.points(LOSS)[-1][0] > before + 100, "a training that goes on")
                     assert run.poll() is None
@@ -214,12 +215,17 @@ def test_links_with_tokens_over_tls(runs_dir, browser, tmp_path, certificate):
                     stop.click()
                     dialog.get_by_role("button", name="Stop").click()
                     assert "trained" in run.communicate(timeout=60)[0]
+            assert not any("exception" in line for line in served.said)
 
 
 _LISTENERS = """() => Object.entries(mounted_app.elements).flatMap(
     ([id, element]) => element.events.map((event) => [Number(id), event.listener_id]))"""
 _SEND_EVENTS = """([client_id, listeners]) => {
     for (const [id, listener_id] of listeners) window.socket.emit("event", {id, client_id, listener_id, args: []});
+}"""
+
+_SEND_MALFORMED = """() => {
+    for (const name of ["connect", "handshake"]) window.socket.packet({type: 2, data: [name, "a"]});
 }"""
 
 
