@@ -48,6 +48,7 @@ class SessionState:
         self._timeouts = timeouts
         self._demand: Any = None
         self._heard = now
+        self._is_waiting = False  # at the last tick events waited for an acknowledgement
         self._probed = self._greeted = 0.0
         self._is_silence_reported = False
         self._delay: str | None = None
@@ -154,11 +155,13 @@ class SessionState:
         actions: list[Action] = []
         if self.lost:
             return actions
+        was_waiting, self._is_waiting = self._is_waiting, bool(outbox.size)
         if outbox.paused:
             if now - self._greeted > HELLO_AGAIN_SECONDS:
                 # The last hello may have reached a broker that died since.
                 actions = self._greet(now)
-        elif not outbox.size:
+        elif not (was_waiting and outbox.size):
+            # A broker is silent from here on at the earliest: in a loop that pauses the last tick may be long ago.
             self._heard = now
         elif now - max(self._heard, self._probed) > PROBE_SECONDS:
             # A restarted broker does not know this publisher, and is silent until it receives a message.

@@ -325,6 +325,24 @@ def test_a_program_that_exits_without_close_leaves_a_complete_recording(runs_dir
         assert recording.ending.status == status == find_run(f"r{number}").status
 
 
+def test_only_a_broker_that_is_stopped_is_reported_as_silent(runs_dir, caplog):
+    with Publisher("r", timeouts=Timeouts(silence=1.0)) as publisher:
+        for batch in (1, 2):
+            # A loop that pauses does not call its publisher.
+            time.sleep(1.2)
+            publisher.publish(Event.BATCH_END, batch=batch)
+            wait_for(lambda: publisher.poll() or publisher.recorded_all, "the record")
+        assert caplog.text == ""
+        pid = broker_pid(publisher.run_dir)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            publisher.publish(Event.EPOCH_END, epoch=1)
+            wait_for(lambda: publisher.poll() or caplog.text, "the warning")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert "the broker of run r has not answered for 1 s" in caplog.text
+
+
 def test_close_waits_for_a_stopped_broker_only_up_to_its_time_limit(runs_dir, caplog):
     publisher = Publisher("r", timeouts=Timeouts(flush=0.2, broker_exit=1000.0))
     publisher.publish(Event.EPOCH_END)

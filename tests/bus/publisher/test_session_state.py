@@ -85,6 +85,7 @@ def test_a_silent_broker_is_asked_only_while_events_are_unacknowledged() -> None
     session = Session()
     assert session.after(100.0) == []
     session.publish(1, 2)
+    assert session.after(0.0) == []
     assert session.after(0.4) == []
     (say,) = session.after(0.2)
     assert say == Say("report", {"last_sent": 2})
@@ -92,6 +93,25 @@ def test_a_silent_broker_is_asked_only_while_events_are_unacknowledged() -> None
     assert session.after(0.2) == [say]
     session.hear("ack", seq=2)
     assert session.after(100.0) == []
+
+
+def test_a_pause_of_the_loop_is_no_silence_of_the_broker(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session()
+    for number in (1, 2):
+        session.now += 100.0
+        session.publish(number)
+        assert session.after(0.0) == []
+        assert not session.state.is_silent(session.now)
+        session.after(0.1)
+        session.hear("ack", seq=number)
+        session.after(0.1)
+    assert caplog.text == ""
+    session.publish(3)
+    session.after(0.0)
+    # Nothing was heard in this pause.
+    session.after(5.1)
+    assert session.state.is_silent(session.now)
+    assert "the broker of run r has not answered for 5 s" in caplog.text
 
 
 def test_silence_of_the_own_broker_does_not_end_the_session() -> None:
