@@ -62,6 +62,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
                 "KERAS_BACKEND=torch before Keras is imported"
             )
         self._save_folder = save_folder
+        self._reached: dict[str, Any] | None = None  # at the end of the last fit()
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._end(_left())
@@ -129,6 +130,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         self._begin_fit(0)
         self._training.fit_end()
+        self._reached = self._training.state_dict()
         self._end()
 
     def _begin_fit(self, epoch: int) -> None:
@@ -140,6 +142,7 @@ class OffloopCallback(Adapter, keras.callbacks.Callback):  # type: ignore[misc]
             self._training.fit_start(
                 batches_per_epoch=steps // self._accumulation if steps and not steps % self._accumulation else None,
                 batches_done=self._iterations // self._accumulation if epoch else 0,
+                earlier=self._reached,
                 epochs_done=epoch,
             )
 

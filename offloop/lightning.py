@@ -64,6 +64,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         self._trainer: Any
         self._resumed: Mapping[str, Any] | None = None
         self._reached: dict[str, Any] = {}
+        self._steps = 0
         self._losses: list[Any] = []
         self._epoch_values: dict[str, Any] = {}
         self._intervals: dict[str, Any] = {}
@@ -91,6 +92,7 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
         )
         # In a spawned process Lightning calls no hook after an exception.
         training.error_if_left = RuntimeError("the process ended within the training; see its output")
+        earlier = self._reached if trainer.global_step == self._steps else {}
         self._trainer, self._steps, self._has_stepped = trainer, trainer.global_step, False
         self._losses.clear()
         self._epoch_values.clear()
@@ -102,10 +104,16 @@ class OffloopCallback(Adapter, _Callback):  # type: ignore[misc]
             Wrapped(trainer, "save_checkpoint", after=self._checkpoint_written),
         ]
         resumed, batches = self._resumed, trainer.global_step
-        if resumed is not None and not pl_module.automatic_optimization:
+        if (known := resumed or earlier) and not pl_module.automatic_optimization:
             # Lightning counts the steps of every optimizer.
-            batches = resumed["timestamp"][2]
-        training.fit_start(**_data(trainer), resumed=resumed, batches_done=batches, epochs_done=trainer.current_epoch)
+            batches = known["timestamp"][2]
+        training.fit_start(
+            **_data(trainer),
+            resumed=resumed,
+            earlier=earlier,
+            batches_done=batches,
+            epochs_done=trainer.current_epoch,
+        )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._log_epoch(trainer)

@@ -229,6 +229,7 @@ class AttachedTraining:
         batches_per_epoch: int | None = None,
         microbatches: int = 1,
         resumed: Mapping[str, Any] | None = None,
+        earlier: Mapping[str, Any] | None = None,
         batches_done: int = 0,
         epochs_done: int = 0,
         timestamp: Timestamp | None = None,
@@ -239,11 +240,13 @@ class AttachedTraining:
         Args:
             dataloader, batches_per_epoch, microbatches: see :meth:`use_data`.
             resumed: the :meth:`state_dict` in the checkpoint that the training resumes from.
+            earlier: that at the end of this program's last training. One with as many batches continues here.
             batches_done, epochs_done: the framework's own counters, which take precedence over ``resumed``.
             timestamp: the complete training time of the framework, which takes precedence over both.
             begins_again: whether this is another attempt of the run from the beginning."""
         state = self.state
-        reached = timestamp or time_reached(resumed, batches_done, epochs_done, batches_per_epoch)
+        saved = resumed or (earlier if batches_done else None)
+        reached = timestamp or time_reached(saved, batches_done, epochs_done, batches_per_epoch)
         self.open(resumed, continues=begins_again or reached.values.batch > 0 or reached.values.epoch > 0)
         assert self.publisher is not None  # it is open
         state.timestamp = reached
@@ -663,7 +666,7 @@ def time_reached(
     resumed: Mapping[str, Any] | None, batches: int, epochs: int, batches_per_epoch: int | None
 ) -> Timestamp:
     """Return the training time by a framework's counters and an :meth:`AttachedTraining.state_dict`."""
-    if resumed is not None:
+    if resumed:
         saved = Timestamp.from_values(resumed["timestamp"])
         if saved.values.batch == batches:
             # It may have been saved between the last batch of an epoch and the epoch's end.

@@ -240,6 +240,19 @@ def test_a_training_that_is_resumed_counts_on(tmp_path: Path) -> None:
     assert snapshots_of(attempt=2)[-1].timestamp.values[1:3] == (4, 20)
 
 
+def test_a_second_fit_that_begins_with_a_later_epoch_counts_on() -> None:
+    model, watching = make_model(), OffloopCallback(run_name=RUN)
+    fit(model, watching)
+    fit(model, watching, initial_epoch=2, epochs=3)
+    end, begin = snapshots_of(attempt=1)[-1], snapshots_of(attempt=2)[1]
+    assert (end.event, begin.event) == (Event.FIT_END, Event.FIT_START)
+    assert begin.timestamp.values[:4] == (0, 2, 10, 10 * SIZE)
+    assert begin.timestamp == end.timestamp
+    # Another model has other weights.
+    fit(make_model(), watching, initial_epoch=1, epochs=2)
+    assert snapshots_of(attempt=3)[1].timestamp.sample == 0
+
+
 def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(ConfigurationError, match=r"Keras runs on jax.*set KERAS_BACKEND=torch before"):

@@ -335,10 +335,10 @@ def test_a_second_fit_is_a_new_attempt_and_nothing_else_is_published() -> None:
     trainer.fit_loop.max_epochs = trainer.max_epochs + 1
     trainer.fit(module, DATA)
     assert [one.status for one in find_run(RUN).attempts] == ["finished", "finished"]
-    batches = [
-        [int(one.timestamp.batch) for one in snapshots_of(attempt=n) if one.event is Event.BATCH_END] for n in (1, 2)
-    ]
-    assert batches == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    ends = [[one.timestamp for one in snapshots_of(attempt=n) if one.event is Event.BATCH_END] for n in (1, 2)]
+    assert [[one.batch.value for one in part] for part in ends] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert [one.sample.value for one in ends[1]] == [ROWS + one.sample.value for one in ends[0]]
+    assert ends[1][0].total_wct > ends[0][-1].total_wct
     assert not any(name.startswith(("eval", "predict")) for name in events_of(attempt=1) + events_of(attempt=2))
     assert [events_of(attempt=number).count("before_dataloader") for number in (1, 2)] == [BATCHES, BATCHES]
     assert len(pickle.dumps(callback)) > 0
@@ -378,13 +378,17 @@ def test_with_manual_optimization_a_batch_is_one_in_which_optimizers_have_steppe
 
     module = Manual()
     module.automatic_optimization = False
-    make_trainer(OffloopCallback(run_name=RUN, record="all"), max_epochs=1).fit(module, DATA)
-    ends = [one for one in snapshots_of() if one.event is Event.BATCH_END]
+    trainer = make_trainer(OffloopCallback(run_name=RUN, record="all"), max_epochs=1)
+    trainer.fit(module, DATA)
+    trainer.fit_loop.max_epochs = trainer.max_epochs + 1
+    trainer.fit(module, DATA)
+    ends, later = ([one for one in snapshots_of(attempt=n) if one.event is Event.BATCH_END] for n in (1, 2))
     assert [one.timestamp.sample for one in ends] == [2 * SIZE, 4 * SIZE]
+    assert [(one.timestamp.batch, one.timestamp.sample) for one in later] == [(3, 6 * SIZE), (4, 8 * SIZE)]
     means = [sum(module.losses[at : at + 2]) / 2 for at in (0, 2)]
     assert [one.loss for one in ends] == pytest.approx(means, abs=1e-6)
     assert ends[0].lr == {"SGD": [0.1], "Adam": [0.01]}
-    assert events_of().count("after_train_batch") == 2
+    assert events_of(attempt=1).count("after_train_batch") == 2
 
 
 class Unsized(IterableDataset[Any]):
