@@ -120,10 +120,10 @@ class AcceleratedRun(WatchedRun):
         if self._accelerator.sync_gradients:
             self._steps.has_stepped = True
 
-    def _end_batch(self) -> None:
+    def _end_batch(self, *, is_cut_off: bool = False) -> None:
         if self._steps.has_stepped:
             self._losses, self._backward_losses = self._losses or self._backward_losses, []
-        super()._end_batch()
+        super()._end_batch(is_cut_off=is_cut_off)
 
     def _log_values(self, values: Mapping[str, Any], step: int | None = None, *_: Any, **__: Any) -> None:
         if self._accelerator.is_main_process:

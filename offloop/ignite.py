@@ -26,6 +26,7 @@ try:
 except ModuleNotFoundError as _error:
     raise missing(_error, "offloop.ignite", "pytorch-ignite") from None
 
+_WITHOUT_OUTPUT = (Events.ITERATION_STARTED, Events.EXCEPTION_RAISED)
 _FRAMEWORK = OWN_LOOP._replace(name="Ignite", package="pytorch-ignite", events=OWN_LOOP.events | EVALUATION_BATCHES)
 
 
@@ -229,13 +230,13 @@ class IgniteRun(WatchedRun):
             self._on_epoch_completed(self._trainer)
         self._publish(AttachedTraining.eval_start, label, batches=engine.state.epoch_length)
 
-    def _end_batch(self) -> None:
-        # The output does not exist yet within the trainer's function.
-        if self._trainer.last_event_name != Events.ITERATION_STARTED:
+    def _end_batch(self, *, is_cut_off: bool = False) -> None:
+        # The output does not exist within the trainer's function, and perhaps not after an exception.
+        if self._trainer.last_event_name not in _WITHOUT_OUTPUT:
             if self._trainer.state.iteration != self._seen:
                 self._seen = self._trainer.state.iteration
                 self._take_output(self._trainer.state.output)
-            super()._end_batch()
+            super()._end_batch(is_cut_off=is_cut_off)
 
     def _take_output(self, output: Any) -> None:
         if self._transform is not None:

@@ -313,8 +313,8 @@ class WatchedRun(RunEvents):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._end_batch(is_cut_off=error is not None)
         if error is None:
-            self._end_batch()
             self._publish(AttachedTraining.fit_end)
         self._publish(AttachedTraining.close, error)
         self._position.reached = self._known_time or self._position.reached
@@ -434,7 +434,7 @@ class WatchedRun(RunEvents):
         if not self._steps.has_stepped:
             self._fire(Event.AFTER_TRAIN_BATCH)
 
-    def _end_batch(self) -> None:
+    def _end_batch(self, *, is_cut_off: bool = False) -> None:
         steps, position = self._steps, self._position
         if not steps.has_stepped:
             return
@@ -450,11 +450,16 @@ class WatchedRun(RunEvents):
                     losses = [loss for given in losses if (loss := training.as_loss(given)) is not None]
                 for loss in losses:
                     training.add_loss(loss, 1 / len(losses))
-                training.batch_end()
+                if is_cut_off:
+                    training.batch_cut_off()
+                else:
+                    training.batch_end()
                 is_counted = True
             except Exception as error:  # noqa: BLE001
                 is_counted = not training.in_batch
-                detach_for(self, error)
+                # Otherwise the run ends with the error that has cut off the batch, which may be this one's cause.
+                if not is_cut_off:
+                    detach_for(self, error)
         if not is_counted:
             position.end_batch(position.samples, position.tokens)
         position.samples = position.tokens = 0

@@ -373,9 +373,21 @@ class AttachedTraining:
         if _BATCH_CHECKPOINT in requested:
             self._save_event = _BATCH_CHECKPOINT
 
+    def batch_cut_off(self) -> None:
+        """End the last batch before an error, without commands and without the other ranks, which may not come.
+
+        Their batches are assumed to have the same size."""
+        self.publish_kept()
+        state, now, loss, published = self.state, monotonic_ns(), self._loss, self._stream.published
+        samples, tokens = self._samples * state.world_size, self._tokens * state.world_size
+        self.in_batch, self._loss = False, None
+        self._advance(now, loss, state.timestamp.advance_batch(samples, tokens, now // 1000 - self._began))
+        if published is not None and _BATCH_END in self.requested_events:
+            published.publish(_BATCH_END)
+
     def _may_keep(self, now: int) -> bool:
         publisher, published = self.publisher, self._stream.published
-        if publisher is None or published is None or self.ranks is not None:
+        if publisher is None or published is None or self._stream.waits_for or self.ranks is not None:
             return False
         is_plain = published.is_plain and self.requested_events <= BASE_EVENTS
         self._keep_until = publisher.gathers_until - self._time_zero if is_plain else 0

@@ -94,6 +94,24 @@ def test_a_loss_that_is_not_a_number_is_shown_and_one_that_is_logged_counts() ->
     assert all(loss != loss for index, loss in enumerate(losses) if index != 1)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_last_batch_before_an_error_is_published_with_its_loss(accumulate: int) -> None:
+    training = Training(accumulate).attach()
+
+    def fail() -> None:
+        if len(training.losses) == 4:
+            training.accelerator.log({"late": 4})
+            raise ZeroDivisionError
+
+    training.after_batch = fail
+    with pytest.raises(ZeroDivisionError) as raised:
+        training.train()
+    training.run.close(raised.value)
+    means = [sum(training.losses[at : at + accumulate]) / accumulate for at in range(0, 4, accumulate)]
+    assert values_of(Event.BATCH_END, "loss") == pytest.approx(means, abs=1e-6)
+    assert logged_in()["late"] == {4 // accumulate - 1: 4}
+
+
 def test_batches_are_counted_after_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     break_down(monkeypatch, "add_loss")
     training = Training(2).attach().train()

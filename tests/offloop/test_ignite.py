@@ -120,6 +120,33 @@ def test_an_output_of_any_kind_becomes_the_loss_and_metrics() -> None:
     assert list(logged_in()["more"]) == list(logged_in()["metrics/train/mean"]) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("where", ["function", "handler"])
+@pytest.mark.parametrize("is_handled", [False, True])
+def test_the_last_batch_before_an_error_has_no_output_of_another(where: str, is_handled: bool) -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def fail(engine: Engine, place: str) -> None:
+        if engine.state.iteration == 3 and where == place:
+            raise ZeroDivisionError
+
+    def step(engine: Engine, batch: Any) -> Any:
+        loss = net(batch).mean()
+        loss.backward()
+        optimizer.step()
+        fail(engine, "function")
+        return float(engine.state.iteration)
+
+    trainer = Engine(step)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, fail, "handler")
+    if is_handled:
+        trainer.add_event_handler(Events.EXCEPTION_RAISED, lambda error: (_ for _ in ()).throw(error))
+    OffloopLogger(run_name=RUN).attach(trainer, optimizer)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run([torch.ones(3, 2)] * 4)
+    assert values_of(Event.BATCH_END, "loss") == [1.0, 2.0, 3.0][: 2 + (where == "handler" and not is_handled)]
+
+
 def test_iterations_are_counted_after_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Training(2).attach().train().logger.state_dict()
     break_down(monkeypatch, "add_loss")

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from attached_runs import Sender, break_down, ending, events_of, has_recorded, logged_in, run_two_ranks, snapshots_of
+from attached_runs import (
+    Sender,
+    break_down,
+    ending,
+    events_of,
+    has_recorded,
+    logged_in,
+    run_two_ranks,
+    snapshots_of,
+    values_of,
+)
 from fake_gpu import FakeGpu
 from field_stream import Stream
 from forked import Program, run_forked
@@ -21,6 +31,7 @@ import offloop
 from offloop.attached.training import ALWAYS
 from offloop.bus import Event, Recording, Subscriber
 from offloop.bus.runs.directory import find_run, list_runs
+from offloop.bus.types.commands import Command
 from offloop.bus.types.demand import Demand, EventDemand
 from offloop.bus.types.source import Source
 from offloop.trainer.stream.run_stream import TrainingStream
@@ -210,6 +221,64 @@ def test_a_program_that_ends_ends_its_run(tmp_path: Path) -> None:
         end = ending(f"w{number}")
         assert (end.status, end.error) == (status, error)
         assert (events_of(f"w{number}")[-1] == "fit_end") == (status == "finished")
+        # With the last one before the end, and its loss.
+        losses = values_of(Event.BATCH_END, "loss", f"w{number}")
+        assert len(losses) == (15 if status == "finished" else 6)
+        assert None not in losses
+
+
+@pytest.mark.parametrize("fetches", [True, False])
+@pytest.mark.parametrize("where", ["forward", "backward", "step", "end"])
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
+def test_the_last_batch_before_an_error_is_published_if_the_optimizer_has_stepped(
+    fetches: bool, where: str, error: BaseException
+) -> None:
+    loop = Loop()
+    evaluated: list[int] = []
+    run = offloop.watch(loop.model, loop.optimizer, run_name="w", evaluate=lambda: evaluated.append(1))
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    def train() -> None:
+        for index, batch in enumerate(run.batches(loop.loader) if fetches else loop.loader):
+            if index == 3:
+                if where == "forward":
+                    loop.model.register_forward_pre_hook(fail)
+                elif where == "backward":
+                    loop.model[0].weight.register_hook(fail)
+                elif where == "step":
+                    loop.optimizer.register_step_pre_hook(fail)
+            run.log({"late": index}, loss=loop.step(index, *batch))
+            if index == 3:
+                run._training._control.take(Command("set", ("eval", "now")))
+                fail()
+
+    with pytest.raises(type(error)), run:
+        train()
+    done = 4 if where == "end" else 3
+    assert values_of(Event.BATCH_END, "loss", "w") == pytest.approx(loop.losses[:done], abs=1e-6)
+    assert logged_in("w")["late"] == {index: index for index in range(done)}
+    assert events_of("w")[-1] == "batch_end"
+    assert run.state_dict()["timestamp"][2:4] == [done, done * SIZE]
+    assert ending("w").status == ("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+    assert not evaluated
+
+
+def test_a_batch_that_cannot_be_ended_does_not_hide_the_error_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+
+    def fail() -> None:
+        if len(loop.losses) == 2:
+            break_down(monkeypatch, "add_loss")
+            raise ZeroDivisionError("the user's")
+
+    loop.after_batch = fail
+    with pytest.raises(ZeroDivisionError) as raised:
+        loop.watched(run_name="w")
+    loop.run.close(raised.value)
+    assert ending("w").error == "ZeroDivisionError: the user's"
+    assert values_of(Event.BATCH_END, "loss", "w") == loop.losses[:1]
 
 
 @pytest.mark.slow
@@ -234,6 +303,10 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
         (rank, 6 * batch) for rank in range(2) for batch in range(1, 13)
     ]
     assert [one.loss for one in ends if one.rank == 1] == pytest.approx(found[1]["watched"]["losses"], abs=1e-6)
+    # Nobody waits for a rank that has left with an error.
+    for rank in range(2):
+        left = [one for one in Recording(tmp_path / "runs" / "left") if one.rank == rank]
+        assert [one.timestamp.sample for one in left if one.event is Event.BATCH_END] == [6, 12, 18]
     assert "a defect of ours" in said[1]
     assert [text.count("offloop is not attached on all 2 ranks") for text in said] == [1, 0]
 

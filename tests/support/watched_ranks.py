@@ -64,6 +64,28 @@ def train(name: str, folder: Path, watched: bool = True, commands: dict[int, Any
     return {"losses": losses, "done": done, "weights": weights, "lr": optimizer.param_groups[0]["lr"]}
 
 
+def leave(name: str, folder: Path) -> list[float]:
+    """Trains until an error, with which the first rank leaves before the second."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = offloop.watch(model, optimizer, run_name=name, runs_dir=folder / "runs")
+    losses: list[float] = []
+    for batch in run.batches([torch.ones(3, 4)] * BATCHES):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+        losses.append(loss.item())
+        if len(losses) == 3:
+            break
+    if dist.get_rank() == 1:
+        dist.barrier()
+    run.close(ValueError("the user's"))
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return losses
+
+
 def taking(*commands: tuple[Any, ...]) -> Any:
     """Has commands arrive."""
 
@@ -107,6 +129,7 @@ def main(folder: Path) -> None:
     AttachedTraining.batch_end = fail_on_the_second_rank  # type: ignore[method-assign]
     found["failing"] = train("failing", folder)
     AttachedTraining.batch_end = batch_end  # type: ignore[method-assign]
+    found["left"] = leave("left", folder)
     joining.PATIENCE = 2.0
     found["alone"] = train("alone", folder, watched=rank == 0)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

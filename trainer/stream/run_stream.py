@@ -58,14 +58,15 @@ class TrainingStream:
         demanded = demand_of(requesting)
         recorded = set() if config.record is None else check_record(config.record, "record")
         self._always = Demand.merge([Demand.of(BASE_EVENTS | recorded), demanded])
-        self._waits_for = check_wait_for(config.wait_for, requesting)
+        self.waits_for: frozenset[str] = check_wait_for(config.wait_for, requesting)
+        """Names of the consumers for which the training waits at some events."""
         self.fields: dict[str, Field] = check_fields(config.fields)
         """Fields that consumers can request."""
         self.sharing: TensorSharing | None = None
         """Sends tensors to the consumers that request them; ``None`` without a stream."""
         self.publisher: Publisher | None = None
         self.published: StatePublisher | None = None
-        """Publishes the events, unless the training waits for consumers at some of them."""
+        """Publishes the events, without waiting for consumers; ``None`` without a stream."""
         self._attached: AttachedConsumers | None = None
         self._ring: FlightRing | None = None
         self._flight: RingPublisher | None = None
@@ -133,12 +134,11 @@ class TrainingStream:
             state, logger, publisher, self._always, self.fields, self.sharing, clock, publisher.info
         )
         logger.connect(publisher, published.publish_own)
+        self.published = published
         publish: Callable[[Event], None] = published.publish
-        if self._waits_for:
-            barrier = ConsumerBarrier(published, publisher, control, self._waits_for, config.wait_seconds, ranks)
+        if self.waits_for:
+            barrier = ConsumerBarrier(published, publisher, control, self.waits_for, config.wait_seconds, ranks)
             publish = barrier.publish
-        else:
-            self.published = published
         if self._ring is not None:
             self._flight = RingPublisher(state, published, publisher, publish, self._ring, clock)
             return Engine(state, logger, self._flight.requested_events, self._flight.publish)
