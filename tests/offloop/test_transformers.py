@@ -206,6 +206,27 @@ def test_evaluations_are_published_under_their_labels_and_predictions_are_told()
     assert next(one for one in snapshots_of() if one.event is Event.PREDICT_END).predict_timestamp.sample.value == 12
 
 
+def test_what_was_logged_since_the_last_event_is_there_after_an_error() -> None:
+    trainer = made(logging_steps=3)
+    training_step = trainer.training_step
+
+    def fail(*given: Any, **more: Any) -> Any:
+        if trainer.state.global_step == 3:
+            trainer.log({"own": 0.5})
+            raise ZeroDivisionError
+        return training_step(*given, **more)
+
+    trainer.training_step = fail
+    trainer.add_callback(OffloopCallback(trainer, run_name=RUN))
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert logged_in()["metrics/train/grad_norm"] == {2: logs_of(trainer, "grad_norm")[0]}
+    # Within the next batch already.
+    assert logged_in()["metrics/train/own"] == {3: 0.5}
+    last = snapshots_of()[-1]
+    assert (last.event, last.timestamp.batch) == (Event.ITERATION_CHECKPOINT, 3)
+
+
 def test_nan_is_seen_although_the_trainer_logs_none() -> None:
     class Sick(Classifier):
         def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

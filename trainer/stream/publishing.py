@@ -188,6 +188,15 @@ class StatePublisher:
         """Publish a custom event or rows of a table."""
         self._stream.send(event, self._state.timestamp.values, None, fields, self.context)
 
+    def publish_logged(self) -> None:
+        """Publish at the run's end what was logged since the last event, as :meth:`Publisher.close` does."""
+        if self._logged:
+            fields = {"logged": self._logger.take()}
+            # As an event with deferred values it loses what cannot be sent, and no more.
+            self._stream.send(
+                Event.ITERATION_CHECKPOINT, self._state.timestamp.values, None, fields, self.context, has_deferred=True
+            )
+
     def learning_rates(self) -> dict[str, list[float]]:
         """Return the present learning rates of each optimizer's groups, by the optimizer's name."""
         state = self._state

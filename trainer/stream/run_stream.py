@@ -178,6 +178,8 @@ class TrainingStream:
     def close(self, status: str, error: str | None, reason: str | None, *, drain: bool) -> None:
         """End the run and wait for callbacks and loggers; with ``drain`` also for consumers that borrowed tensors."""
         try:
+            if self.published is not None:
+                self.published.publish_logged()
             if self.sharing is not None and drain:
                 self.sharing.drain()
             if self.publisher is not None:
