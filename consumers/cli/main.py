@@ -93,7 +93,8 @@ def consumer(**options: Any) -> int:
     By default attach to the live run, or wait for one, and read its history first. Callbacks are names that --list
     shows, package.module:Class or file.py:Class.
 
-    Exit code: 0 when all was handled; 1 after an error of a callback or logger; 3 when the run was lost or damaged."""
+    Exit code: 0 when all was handled, or it was detached; 1 after an error of a callback or logger; 3 when the run was
+    lost or damaged; 130 after Ctrl-C while it waited for a run."""
     from offloop.consumers.cli.consume import ConsumerOptions, consume
 
     return consume(ConsumerOptions(**options))

@@ -160,7 +160,7 @@ class Runner:
         if self._commits.restore():
             return self.statistics()
         self._open_destinations()
-        with self._signals():
+        with self._signals(), _woken_by_signals():
             try:
                 for worker in self._workers:
                     worker.start()
@@ -220,6 +220,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
+        """Handle signals as :meth:`run` does, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -229,7 +230,7 @@ class Runner:
                 raise KeyboardInterrupt
             self.stop()
 
-        with handle_signals(on_signal, signal.SIGINT, signal.SIGTERM), _woken_by_signals():
+        with handle_signals(on_signal, signal.SIGINT, signal.SIGTERM):
             yield
 
 
@@ -264,13 +265,17 @@ def run_session(
         runner = Runner(stream, shared, destinations, on_error, progress, commit_every, at_checkpoint)
         for name, callback in beside:
             runner.run_beside(name, callback, open_for([callback], workers.get(name)))
-        on_start(stream, committed, runner)
-        return stream, runner.run()
+        with runner._signals():  # as soon as it says that Ctrl-C leaves the run
+            on_start(stream, committed, runner)
+            return stream, runner.run()
 
 
 @contextlib.contextmanager
 def _woken_by_signals() -> Iterator[None]:
     """Wake the event loop at every signal, also at one that comes just before the loop falls asleep."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     receiver, sender = socket.socketpair()
     with receiver, sender:
         receiver.setblocking(False)

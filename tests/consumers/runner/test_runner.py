@@ -4,15 +4,18 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from consumers_stream import Collector, batch_end
+from consumers_stream import Collector, batch_end, record_run
 
 from offloop.bus.errors import ClosedError, OffloopError
 from offloop.bus.protocol.snapshot import Snapshot
+from offloop.bus.recording.recording import Recording
 from offloop.consumers import Callback, Logger, LoggerDestination, Runner
 from offloop.consumers.runner.dispatcher import CallbackError
+from offloop.consumers.runner.runner import run_session
 
 
 class Witness(Callback):
@@ -225,6 +228,21 @@ def test_a_signal_finishes_the_event_and_closes(number: int, wrap: Any) -> None:
     assert calls[-1] == "post_close b"
     assert (statistics.interrupted, statistics.handled) == (True, 1)
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_ends_a_session_as_soon_as_its_start_is_reported(tmp_path: Path) -> None:
+    directory = record_run(tmp_path, "r", [batch_end(1)])
+    calls: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    _, statistics = run_session(
+        lambda _callbacks, _after: Recording(directory),
+        [Kills(calls, signal.SIGINT)],
+        [],
+        on_start=lambda *_: signal.raise_signal(signal.SIGINT),
+    )
+    assert (statistics.interrupted, statistics.handled) == (True, 0)
+    assert "close killer" in calls
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_second_signal_interrupts_a_hung_callback() -> None:
