@@ -8,6 +8,7 @@ from pathlib import Path
 
 from offloop.bus.errors import ConfigurationError
 from offloop.bus.files import atomic_output
+from offloop.bus.printing import shorten
 from offloop.bus.protocol.order import Ending, Gap
 from offloop.bus.recording.source import CutRange, Recorded, RecordSource, is_mark, ranks_in, snapshot_of
 from offloop.bus.recording.window import Window, parse_bound
@@ -30,9 +31,11 @@ class Written:
     lost: bool  # true if the recordings held something unreadable that is not in the file
 
 
-def nothing_chosen(path: Path) -> ConfigurationError:
+def nothing_chosen(path: Path, damage: Sequence[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"nothing of {path} is chosen: 'offloop show {path}' shows its events and how far the training came"
+        f"{'no whole event' if damage else 'nothing'} of {path} is chosen: "
+        f"{''.join(f'{line}; ' for line in shorten(damage, 'places like these'))}"
+        f"'offloop show {path}' shows its events and how far the training came"
     )
 
 
@@ -88,7 +91,7 @@ def convert(
         for stream in streams.values():
             _write(writer, stream.rest())
         if is_part and not window.begun:
-            raise nothing_chosen(paths[0])
+            raise nothing_chosen(paths[0], [line for source in sources for line in source.damage])
 
     written = RecordSource(output)
     for _ in written:

@@ -78,7 +78,7 @@ def export(
         if table is not None and not chosen.events:
             require_table(table, {part.table for part in read_rows([Recording(path)])}, str(path))
         if not chosen.events:
-            raise nothing_chosen(path)
+            raise nothing_chosen(path, source.damage)
     return Written(
         path=output,
         events=chosen.events,

@@ -103,6 +103,16 @@ def test_commands_are_rows_unless_events_are_chosen(tmp_path):
     assert [row["event"] for row in read_jsonl(chosen)] == ["batch_end"]
 
 
+def test_damage_without_a_whole_event_is_reported_with_its_offset(tmp_path):
+    path = tmp_path / "a.mcap"
+    write_recording(path, [Entry(batch=1, fields={"text": "words " * 100})])
+    os.truncate(path, path.read_bytes().index(b"words"))
+    with pytest.raises(
+        ConfigurationError, match=r"^no whole event of \S+ is chosen: \S+ ends within .* at offset \d+; "
+    ):
+        exported(path, "csv")
+
+
 def test_the_timeline_is_that_of_the_recording(trained):
     drawn = json.loads(exported(trained, "trace").read_text())
     assert "batches" in {one["args"].get("name") for one in drawn if one.get("name") == "thread_name"}
