@@ -24,7 +24,7 @@ from offloop.bus.types.disabled import is_disabled
 from offloop.consumers.cli.main import callbacks_option, loggers_option, settings_option
 from offloop.consumers.cli.registry import create_selected
 
-_OTHER_LOOPS = "docs/attach.md shows the line for other loops"
+_OTHER_LOOPS = "'Attach' in the documentation shows the line for other loops"
 
 
 @click.command(

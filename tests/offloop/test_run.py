@@ -214,6 +214,7 @@ def test_what_cannot_be_attached_is_said_in_one_line(
 @pytest.mark.parametrize(
     ("script", "message"),
     [
+        ("import json", "Transformers'; 'Attach' in the documentation shows the line for other loops"),
         ("import transformers.trainer", "Transformers was loaded, but no training has begun"),
         ("import sys; sys.modules['offloop'] = None; import transformers.trainer", "it is not installed for"),
         ("from transformers.trainer import Trainer; Trainer()", "offloop is not attached, the script continues"),
