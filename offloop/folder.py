@@ -20,7 +20,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.tables import read_rows, require_table
-from offloop.bus.runs.directory import in_words, is_locked, read_run
+from offloop.bus.runs.directory import check_named, in_words, is_locked, read_run
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames, is_named
 from offloop.bus.types.table import FIXED
@@ -41,7 +41,8 @@ def runs(folder: str | os.PathLike[str] | None = None, *, archived: bool = False
     """Return the runs of a folder, pinned ones first, then the newest.
 
     ``folder`` is by default ``$OFFLOOP_RUNS_DIR``, else ``runs``. Archived runs come only with ``archived``. Raises
-    RunDirectoryError if the folder cannot be read."""
+    RunDirectoryError if the folder cannot be read, or a named one does not exist."""
+    check_named(folder)
     opened = _Folder(folder)
     return Runs(opened, lambda: opened.table.choose("", archived=archived).entries)
 

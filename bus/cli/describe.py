@@ -119,8 +119,6 @@ def describe_stream_run(stream: str, name: str) -> dict[str, Any]:
 
 def describe_recording(path: Path) -> dict[str, Any]:
     """Describe a recording. Raises RecordingError if nothing was recorded."""
-    if path.is_file() and not path.stat().st_size:
-        raise RecordingError(f"{path} is empty: nothing was recorded in it", path=path)
     source = RecordSource(path)
     counts: Counter[str] = Counter()
     last: EventBody | None = None
@@ -314,8 +312,8 @@ def _statistics_lines(statistics: dict[str, Any]) -> Iterator[tuple[str, str | N
                 f"{publisher.get('published', 0):,} events, {publisher.get('lag', 0):,} of them not on disk yet",
                 f"{publisher.get('nanoseconds_per_event', 0) / 1000:.1f} us each of the training thread's own time",
             ]
-            named = {"dropped": "dropped", "resent": "sent again", "broker_restarts": "broker restarts"}
-            parts += [f"{publisher[key]:,} {text}" for key, text in named.items() if publisher.get(key)]
+            named = {"dropped": "{:,} dropped", "resent": "{:,} sent again", "broker_restarts": "broker restarts: {:,}"}
+            parts += [text.format(publisher[key]) for key, text in named.items() if publisher.get(key)]
             yield publisher.get("name") or f"rank {publisher['rank']}", ", ".join(parts)
     consumers = statistics.get("consumers", [])
     yield "consumers", str(len(consumers) or "")
@@ -356,7 +354,7 @@ def say_results(info: RunInfo, entry: RunEntry) -> None:
 
 
 def say_details(described: dict[str, Any]) -> None:
-    """Print a recording or a run in NATS, of which there are only details."""
+    """Print everything about a recording or a run in NATS."""
     for line in table(list(lines(described))):
         say(line)
     _say_metrics(described.get("metrics", {}), described.get("hyperparameters", {}))

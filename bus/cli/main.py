@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from offloop.bus.cli import options
-from offloop.bus.errors import ConfigurationError
+from offloop.bus.errors import ConfigurationError, close_matches
 from offloop.bus.terminal import HELP, CliCommand, run_command
 from offloop.bus.types.commands import COMMANDS, WAIT_SECONDS, check_command
 
@@ -81,6 +81,18 @@ class _Commands(click.Group):
             if commands:
                 with formatter.section(heading):
                     formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # click knows only the commands that are imported already.
+            meant = close_matches(args[0], self.list_commands(ctx)).strip()
+            if args[0].startswith("-") or not meant:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}: {meant}", error.ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)

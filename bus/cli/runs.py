@@ -10,7 +10,7 @@ import click
 
 from offloop.bus.cli import options
 from offloop.bus.printing import is_screen, say, say_table, short_text
-from offloop.bus.terminal import CliCommand
+from offloop.bus.terminal import EXIT_LOST, CliCommand
 
 if TYPE_CHECKING:
     from offloop.bus.index.entry import RunEntry
@@ -106,7 +106,9 @@ def read_index(runs_dir: str | None) -> "list[RunEntry]":
     """Return every run of a folder, the newest first. Reports a long read."""
     from offloop.bus.index.entry import newest_first
     from offloop.bus.index.index import RunIndex
+    from offloop.bus.runs.directory import check_named
 
+    check_named(runs_dir)
     with RunIndex(runs_dir) as index:
         left = index.refresh(_QUIET_SECONDS)
         if left and index.problem:
@@ -157,12 +159,16 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
     or lower is better.
 
     The details are the command, the versions, the recording with its events and gaps, and the state of a live run's
-    broker, trainer and consumers. A recording, or a run in NATS, has only details."""
+    broker, trainer and consumers. Of a recording, or a run in NATS, everything is shown without --details.
+
+    Exit code: 0, or 3 if RUN is a damaged recording."""
     from offloop.bus.cli import describe
     from offloop.bus.index.index import read_entry
-    from offloop.bus.runs.directory import find_run
+    from offloop.bus.runs.directory import find_run, is_being_recorded
 
     if stream is not None or Path(run).is_file():
+        # Asked first, as the run may end meanwhile. While it is recorded, the last record may not be whole yet.
+        is_going_on = stream is not None or is_being_recorded(Path(run))
         described = (
             describe.describe_recording(Path(run)) if stream is None else describe.describe_stream_run(stream, run)
         )
@@ -170,6 +176,8 @@ def show_run(run: str, details: bool, as_json: bool, runs_dir: str | None, strea
             options.say_json({"run": described["run"], "details": described})
         else:
             describe.say_details(described)
+        if not is_going_on and described["damage"]:
+            click.get_current_context().exit(EXIT_LOST)
         return
     info = find_run(run, runs_dir)
     entry = read_entry(info)

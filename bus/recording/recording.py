@@ -51,10 +51,12 @@ class Recording(RunStream):
             self.run_id: str | None = metadata.get("id")
             """The run's identity, see :attr:`offloop.bus.RunInfo.id`. ``None`` in a recording without one."""
         except (KeyError, ValueError):
-            raise RecordingError(
-                f"{self.path} is not a recording: it does not name its run, and cannot be read",
-                path=self.path,
-            ) from None
+            what = (
+                "is not a recording: it does not name its run, and cannot be read"
+                if os.path.getsize(self.path)
+                else "is empty: nothing was recorded in it"
+            )
+            raise RecordingError(f"{self.path} {what}", path=self.path) from None
         reason = metadata.get("flight")
         self.flight: tuple[str, str] | None = None if reason is None else (reason, metadata.get("flight_detail", ""))
         """Why a flight recorder wrote it: one word, and a description. ``None`` for other recordings."""

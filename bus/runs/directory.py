@@ -180,15 +180,19 @@ def is_own_name(path: Path, launch: str | None) -> bool:
     return False
 
 
+def check_named(where: str | os.PathLike[str] | None) -> None:
+    """Raise RunDirectoryError if the user has named a folder of runs that does not exist."""
+    if where and not os.path.lexists(where):
+        raise RunDirectoryError(f"no such folder: {where}", path=Path(where))
+
+
 def names_in(root: Path) -> list[str]:
     try:
         return os.listdir(root)
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise RunDirectoryError(
-            f"{root} is a file; runs live in a directory: choose another with '--runs-dir'", path=root
-        ) from None
+        raise RunDirectoryError(f"{root} is a file; runs live in a folder: name another one", path=root) from None
     except OSError as error:
         raise RunDirectoryError(f"the runs directory {root} cannot be read: {error.strerror}", path=root) from None
 
@@ -215,6 +219,16 @@ def find_run(name: str | os.PathLike[str], where: str | os.PathLike[str] | None 
     for path in (root / name, Path(name)):
         if (path / RUN_FILE).is_file():
             return read_run(path)
+    if os.sep in str(name) and Path(name).is_dir():
+        raise RunNotFoundError(
+            f"{Path(name)} is not a run: it has no {RUN_FILE}; 'offloop runs' lists the runs", run=str(name)
+        )
+    if Path(name).is_file():
+        raise RunNotFoundError(
+            f"no run {str(name)!r} in {in_words(root)}, only a file of that name: this takes the name or the folder of "
+            "a run, not a recording",
+            run=str(name),
+        )
     known = [run.name for run in list_runs(root)]
     more = " and more" if len(known) > 5 else ""
     exist = f"{close_matches(str(name), known)}there are {', '.join(known[:5])}{more}" if known else "there is none yet"
@@ -259,6 +273,14 @@ def is_over(path: Path) -> bool:
     except RunDirectoryError:
         return True
     return not run.live and not run.away
+
+
+def is_being_recorded(recording: Path) -> bool:
+    """Return whether it is the recording of a live run, or of one whose broker is being replaced."""
+    with contextlib.suppress(RunDirectoryError):
+        run = read_run(recording.parent)
+        return (run.live or run.away) and run.recording == recording
+    return False
 
 
 def is_locked(path: Path) -> bool:

@@ -15,7 +15,7 @@ from helpers import wait_for
 from paths import RECORDINGS
 
 import offloop
-from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunNotFoundError, find_run
+from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError, RunNotFoundError, find_run
 from offloop.bus.index.annotations import read_annotations
 from offloop.bus.runs.directory import is_locked
 from offloop.consumers.cli.main import main as consumer_main
@@ -150,6 +150,18 @@ def test_what_does_not_exist_is_refused(three: Any) -> None:
     ):
         with pytest.raises(RunNotFoundError):
             missing()
+
+
+def test_a_named_folder_that_is_none_is_refused(
+    runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "later"))
+    assert len(offloop.runs()) == 0
+    with pytest.raises(RunDirectoryError, match=r"^no such folder: \S+/later$"):
+        offloop.runs(tmp_path / "later")
+    (tmp_path / "nb.py").touch()
+    with pytest.raises(RunDirectoryError, match=r"nb\.py is a file; runs live in a folder: name another one$"):
+        offloop.runs(tmp_path / "nb.py")
 
 
 def test_a_choice_of_runs_is_made_again_from_what_is_new(three: Any) -> None:

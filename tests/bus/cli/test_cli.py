@@ -16,9 +16,19 @@ from helpers import wait_for
 from plugin_files import install
 from recorded_runs import write_foreign
 
-from offloop.bus import ConfigurationError, Event, Publisher, RecordingError, RunDirectoryError, Subscriber, find_run
+from offloop.bus import (
+    ConfigurationError,
+    Event,
+    Publisher,
+    RecordingError,
+    RunDirectoryError,
+    RunNotFoundError,
+    Subscriber,
+    find_run,
+)
 from offloop.bus.cli.describe import lines
 from offloop.bus.cli.main import bus
+from offloop.bus.runs import lock as run_lock
 from offloop.bus.terminal import run_command
 from offloop.bus.tools.convert import convert
 from offloop.bus.types.commands import Command
@@ -145,6 +155,65 @@ def test_show_names_damage(two_runs, tmp_path):
     assert described["left_out"] == [{"rank": 0, "first": 1, "last": 1}, {"rank": 0, "first": 5, "last": 6}]
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_damaged_recording_has_an_exit_code_of_its_own_unless_it_grows(two_runs, options, is_cut):
+    path = two_runs / "first" / "recording-1.mcap"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : len(data) if is_cut else middle + 40] = b"" if is_cut else bytes(40)
+    path.write_bytes(data)
+    show = ["show", str(path), *options]
+    result = CliRunner().invoke(bus, show)
+    assert result.exit_code == 3
+    assert "ends within" in result.output or "is damaged at offset" in result.output
+    (path.parent / "broker.json").write_text('{"attempt": 1}')
+    with (path.parent / "broker.lock").open("w") as lock:
+        assert run_lock.take(lock.fileno())
+        invoke(*show)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "empty.mcap"],
+        ["export", "empty.mcap", "--to", "csv"],
+        ["convert", "empty.mcap", "-o", "whole.mcap"],
+        ["compare", "empty.mcap", "empty.mcap", "--events"],
+    ],
+)
+def test_every_command_says_that_a_recording_is_empty(runs_dir, tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.mcap").touch()
+    monkeypatch.setattr(sys, "argv", ["offloop", *arguments])
+    with pytest.raises(SystemExit):
+        run_command(bus)
+    assert capsys.readouterr().err == "error: empty.mcap is empty: nothing was recorded in it\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "./foreign"], "foreign is not a run: it has no run.json; 'offloop runs' lists the runs"),
+        (["export", "a.mcap", "--to", "html"], "only a file of that name: this takes the name or the folder of a run"),
+        (["runs", "--runs-dir", "nowhere"], "no such folder: nowhere"),
+        (["rm", "--where", "lr > 0", "--runs-dir", "nowhere"], "no such folder: nowhere"),
+    ],
+)
+def test_what_is_no_run_and_no_folder_is_named(runs_dir, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("foreign").mkdir()
+    Path("a.mcap").touch()
+    with pytest.raises((RunNotFoundError, RunDirectoryError), match=re.escape(message)):
+        invoke(*arguments)
+
+
+def test_a_misspelt_command_has_a_suggestion():
+    result = CliRunner().invoke(bus, ["shw", "mine"])
+    assert result.exit_code == 2
+    assert "No such command 'shw': did you mean show" in result.output
+
+
 def test_runs_that_cannot_be_looked_for_are_not_taken_for_none(runs_dir, monkeypatch):
     def refused(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -253,14 +322,14 @@ def test_details_of_a_live_run_have_the_state_of_its_trainer_and_consumers(runs_
         text = invoke("show", "r", "--details")
         assert "us each of the training thread's own time" in text
         assert "watcher" in text
-    counts = {"published": 5000, "lag": 7, "dropped": 3, "resent": 2, "broker_restarts": 9}
+    counts = {"published": 5000, "lag": 7, "dropped": 3, "resent": 2, "broker_restarts": 1}
     publishers = [{"rank": 1}, {"rank": 0, "nanoseconds_per_event": 1500, **counts}]
     statistics = {"publishers": publishers, "consumers": [{"given": 1000, "lag": 2, "missing": 4}], "trouble": "full"}
     assert [*lines({"run": "r", "statistics": statistics})][1:] == [
         (
             "rank 0",
             "5,000 events, 7 of them not on disk yet, 1.5 us each of the training thread's own time, 3 dropped, "
-            "2 sent again, 9 broker restarts",
+            "2 sent again, broker restarts: 1",
         ),
         ("consumers", "1"),
         ("  unnamed", "1,000 events, 2 behind, 4 missing"),
