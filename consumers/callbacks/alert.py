@@ -25,7 +25,7 @@ from offloop.bus.types.event import Event
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers.api.callback import Callback
+from offloop.consumers.api.callback import Callback, CannotWorkError
 from offloop.consumers.api.logger import Logger, RunContext
 from offloop.consumers.callbacks.alert_rules import DISK, ENDS, STALLED, Rule, RuleState
 from offloop.consumers.callbacks.channels import Channel, deliver, open_channels
@@ -155,6 +155,7 @@ class Alert(Callback):
         self._curve = LossCurve()
         self._at = (0, 0, 0, 0.0)  # seq, epoch, batch and time of the last event
         self._ending: Ending | None = None
+        self._unsent = 0
         self._context = RunContext("run", 1, None)
 
     @cached_property
@@ -266,11 +267,13 @@ class Alert(Callback):
         word = "" if ending is None else "finished" if ending.status == "stopped" else ending.status
         is_recorded = run.command is None
         # The recording of a live run has no end yet.
-        if word not in self._words or (word == "lost" and is_recorded and run.run_dir and not is_over(run.run_dir)):
-            return
-        at = self._at[3] if is_recorded else time.time()
-        identity = f"{run.run_name}-{run.attempt}-{self._at[0]}-{word}"
-        self._act(identity, RESOLVED if word == "finished" else FIRING, word, str(ending), at, run)
+        goes_on = word == "lost" and is_recorded and run.run_dir and not is_over(run.run_dir)
+        if word in self._words and not goes_on:
+            at = self._at[3] if is_recorded else time.time()
+            identity = f"{run.run_name}-{run.attempt}-{self._at[0]}-{word}"
+            self._act(identity, RESOLVED if word == "finished" else FIRING, word, str(ending), at, run)
+        if self._unsent:
+            raise CannotWorkError(f"{self._unsent} message{'s were' if self._unsent > 1 else ' was'} not sent")
 
     def _report_stall(self, alert: RunAlert, run: RunContext) -> None:
         self._act(alert.id, alert.status, STALLED, alert.text, alert.time, run)
@@ -311,6 +314,7 @@ class Alert(Callback):
             self._curve.as_png(),
             lambda name: note_alert(run.run_dir, replace(alert, sent=(name,))),
         )
+        self._unsent += len(problems)
         for name, problem in problems.items():
             _say(f"the notice {notice.title!r} was not sent to {name}: {problem}")
 

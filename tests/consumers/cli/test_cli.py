@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from consumers_stream import record_run, snapshots_of_training
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.runs import lock as run_lock
 from offloop.bus.types.event import Event
+from offloop.consumers.callbacks import alert, channels
 from offloop.consumers.cli import main as cli
 from offloop.consumers.runner import places as attach
 from offloop.consumers.runner.places import FolderRuns
@@ -108,7 +110,9 @@ def test_lost_events_are_reported(consumer: Run, runs_dir: Path) -> None:
         (["--callbacks", ""], 2, "error: --callbacks is empty"),
         (["--callbacks", "top", "--wait"], 1, "error: 'top' draws on a terminal"),
         (["--run", "digits"], 1, "error: no run 'digits' in "),
+        (["--run", "./folder"], 1, "error: folder is not a run: it has no run.json"),
         (["--replay", "text"], 1, "error: text is not a recording"),
+        (["--replay", "empty"], 1, "error: empty is empty: nothing was recorded in it"),
         (["--replay", "."], 1, "error: . is not a run: it has no run.json"),
         (["--replay", "text", "--wait"], 2, "error: --replay reads a file"),
         (["--run", "other", "--start", "1ep"], 2, "error: "),
@@ -119,11 +123,26 @@ def test_wrong_input_is_refused_in_one_line(
     consumer: Run, tmp_path: Path, runs_dir: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "text").write_text("some text that is no recording\n")
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
     record_run(runs_dir, "other", [])
     result = consumer(*arguments)
     assert (result.code, result.out) == (code, "")
     [line] = result.err.splitlines()
     assert line.startswith(message)
+
+
+def test_a_message_that_is_not_sent_makes_the_exit_code_1(
+    consumer: Run, runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "_PAUSES", (0.0,))
+    monkeypatch.setattr(alert, "_DAY", math.inf)
+    record_run(runs_dir, "r", snapshots_of_training())
+    options = ["-o", "alert.rules=finished", "-o", "alert.to=json://127.0.0.1:1"]
+    result = consumer("--run", "r", "--callbacks", "alert", *options)
+    assert "'finished: r' was not sent to json://127.0.0.1:1: " in result.err
+    assert "callback Alert has ended: 1 message was not sent\n" in result.err
+    assert result.code == 1
 
 
 def test_a_callback_that_raises_makes_the_exit_code_1_and_is_counted(
@@ -202,14 +221,15 @@ def test_the_newest_live_run_is_chosen_and_the_others_are_named(runs_dir: Path) 
     assert said == ["attaching to newest, the newest live run; also live: older ('--run NAME' chooses)"]
 
 
-def test_a_waiting_consumer_ends_on_a_signal_like_an_attached_one(runs_dir: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_waiting_consumer_ends_on_a_signal(runs_dir: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "offloop.consumers", "--wait", "--run", "next"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == f"waiting for run next in the folder {runs_dir} ... (Ctrl-C ends)\n"
-        waiting.send_signal(signal.SIGTERM)
+        waiting.send_signal(number)
         _, err = waiting.communicate(timeout=60)
-    assert (waiting.returncode, err) == (0, "detached before a run began\n")
+    assert (waiting.returncode, err) == (code, "detached before a run began\n")
 
 
 def test_a_closed_pipe_ends_the_module_without_a_message(runs_dir: Path) -> None:
