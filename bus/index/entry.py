@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -183,9 +183,9 @@ def newest_first(entries: Iterable[RunEntry]) -> list[RunEntry]:
 def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
     """Return each metric over all attempts, with steps of :func:`offloop.bus.types.metrics.shown_step`."""
     found: dict[str, MetricValues] = {}
-    known = [summary.metrics for summary in sorted(summaries, key=attrgetter("attempt"))]
-    for name in dict.fromkeys(chain.from_iterable(known)):
-        values = _over_attempts([metrics[name] for metrics in known if name in metrics])
+    known = sorted(summaries, key=attrgetter("attempt"))
+    for name in dict.fromkeys(chain.from_iterable(summary.metrics for summary in known)):
+        values = _over_attempts([(one.attempt, one.metrics[name]) for one in known if name in one.metrics])
         if values is not None:
             found[name] = values
     for name in filter(is_of_evaluation, found):
@@ -196,12 +196,16 @@ def metric_values(summaries: Iterable[Summary]) -> dict[str, MetricValues]:
     return found
 
 
-def _over_attempts(attempts: Sequence[Metric]) -> MetricValues | None:
-    """Return the values of a metric in all attempts. An earlier one counts up to the first step of the later ones."""
-    found, until = attempts[-1].whole(), math.inf
-    for later, earlier in pairwise(reversed(attempts)):
-        until = min(until, later.first_step)
-        values = earlier.whole(until)
+def _over_attempts(recorded: Sequence[tuple[int, Metric]]) -> MetricValues | None:
+    """Return the values of a metric in all attempts. An earlier one counts up to the first step of the later ones.
+
+    Results that a consumer has added after the end belong to their attempt."""
+    found, current, until, first = None, recorded[-1][0], math.inf, math.inf
+    for attempt, metric in reversed(recorded):
+        if attempt != current:
+            current, until = attempt, first
+        first = min(first, metric.first_step)
+        values = metric.whole(until)
         if values is not None and found is not None:
             values.merge(found)
         found = values or found
