@@ -430,8 +430,8 @@ def test_odd_values_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
     stranger.send(encode_control("hello", {**HELLO, **odd}))
     assert answer(stranger).kind == "welcome"
     times = [0, -1, 2**64 - 1, 1, *[0] * 10]
-    for time_ns in (-1, 5):
-        stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(1, 1, time_ns, times, None, {}, pack_map({})))
+    for seq, time_ns in ((1, -1), (2, 5)):
+        stranger.send(event_encoder(Topic("r", "batch_end", 0), 1)(seq, seq, time_ns, times, None, {}, pack_map({})))
     wait_for(lambda: answer(stranger).kind == "ack", "the good event on disk")
     attempt = strict_json((runs_dir / "r" / "run.json").read_text())["attempts"][0]
     assert attempt["info"]["config"] == {"lr": "NaN", "most": ["Infinity"]}
@@ -441,5 +441,5 @@ def test_odd_values_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
         assert done.exit_code == 0
         strict_json(done.stdout)
     ending = {"status": "finished"}
-    stranger.send(event_encoder(Topic("r", END, 0), 1)(2, 1, 5, times, None, ending, pack_map({})))
+    stranger.send(event_encoder(Topic("r", END, 0), 1)(3, 2, 5, times, None, ending, pack_map({})))
     wait_for(lambda: find_run("r").last.reached == Reached(0, 2**63 - 1, 1), "a readable end")
