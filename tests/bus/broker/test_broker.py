@@ -441,5 +441,5 @@ def test_odd_values_do_no_harm_and_never_make_invalid_json(stranger, runs_dir):
         assert done.exit_code == 0
         strict_json(done.stdout)
     ending = {"status": "finished"}
-    stranger.send(event_encoder(Topic("r", END, 0), 1)(3, 2, 5, times, None, ending, pack_map({})))
+    stranger.send(event_encoder(Topic("r", END, 0), 1)(3, 3, 5, times, None, ending, pack_map({})))
     wait_for(lambda: find_run("r").last.reached == Reached(0, 2**63 - 1, 1), "a readable end")
