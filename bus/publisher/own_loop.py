@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from offloop.bus.errors import ConfigurationError
-from offloop.bus.protocol.frames import check_plain, pack_map
+from offloop.bus.protocol.frames import check_plain, pack_map, unsendable
 from offloop.bus.publisher.logged import MAX_LOGGED, LoggedValues, check_values
 from offloop.bus.publisher.own_events import checked_fields
 from offloop.bus.redaction import redact
@@ -186,8 +186,11 @@ class OwnLoop:
         context["world_size"] = self._world_size
         known, packed = self._context
         if context != known:
-            check_plain(context)
-            packed = pack_map(context)
+            try:
+                check_plain(context)
+                packed = pack_map(context)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{unsendable(context)}: {error}") from None
             self._context = (context, packed)
         return packed
 
@@ -202,7 +205,10 @@ def check_loss(loss: Any) -> None:
 
 
 def _read_rates(rates: Any) -> list[float]:
-    return [float(rate) for rate in (rates if isinstance(rates, list | tuple) else [rates])]
+    try:
+        return [float(rate) for rate in (rates if isinstance(rates, list | tuple) else [rates])]
+    except Exception as error:  # noqa: BLE001  float() calls what the value brings
+        raise ValueError(f"lr: {error}") from None
 
 
 def _read_loss(loss: Any) -> float:

@@ -149,7 +149,7 @@ def _as_cell(table: str, column: str, value: Any, images: dict[bytes, Any], leve
     if isinstance(value, list | tuple):
         if levels == 0:
             raise ConfigurationError(
-                f"column {column!r} of table {table!r} has lists in more than {_MOST_LEVELS} levels"
+                f"column {column!r} of table {table!r} has lists in more than {_MOST_LEVELS} levels: log it as text"
             )
         return [_as_cell(table, column, one, images, levels - 1) for one in value]
     if getattr(value, "is_cuda", False):

@@ -38,7 +38,7 @@ from offloop.bus.types.event import OWN, TABLE, Event
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.hyperparameters import EVENTS as WITH_HYPERPARAMETERS
 from offloop.bus.types.hyperparameters import hyperparameters_in
-from offloop.bus.types.metrics import Mode, is_of_evaluation, logged_name
+from offloop.bus.types.metrics import Mode, is_of_evaluation, logged_in, logged_name
 from offloop.bus.types.source import Source
 
 _log = logging.getLogger("offloop.summary")
@@ -686,10 +686,8 @@ class Summarizer:
         with contextlib.suppress(ProtocolError):
             body = decode_whole_event(recorded)
             self._summary.take(event, body, recorded)
-            logged = body.fields.get("logged")
-            for entry in logged if isinstance(logged, list) else ():
-                if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
-                    self._log(*entry)
+            for step, values in logged_in(body.fields):
+                self._log(step, values)
 
     def _log(self, step: int, values: Any) -> None:
         is_many = values.__class__ is dict and len(values) >= _MANY and step >= 0 and not self._summary.is_imported

@@ -183,7 +183,7 @@ def is_own_name(path: Path, launch: str | None) -> bool:
 def check_named(where: str | os.PathLike[str] | None) -> None:
     """Raise RunDirectoryError if the user has named a folder of runs that does not exist."""
     if where and not os.path.lexists(where):
-        raise RunDirectoryError(f"no such folder: {where}", path=Path(where))
+        raise RunDirectoryError(f"no such folder: {where}; name an existing folder of runs", path=Path(where))
 
 
 def names_in(root: Path) -> list[str]:

@@ -242,7 +242,7 @@ class _Column:
             return pa.null()
         if self._kinds == {"int", "float"}:
             return pa.float64()
-        if self._kinds == {"int", "long"}:
+        if self._kinds <= {"int", "long"}:
             return pa.int64()
         if len(self._kinds) > 1:
             return None
@@ -250,14 +250,7 @@ class _Column:
         if kind == "list":
             items = self._items and self._items.arrow_type()
             return None if items is None else pa.list_(items)
-        plain = {
-            "int": pa.int64(),
-            "long": pa.int64(),
-            "float": pa.float64(),
-            "bool": pa.bool_(),
-            "str": pa.string(),
-            "bytes": pa.binary(),
-        }
+        plain = {"float": pa.float64(), "bool": pa.bool_(), "str": pa.string(), "bytes": pa.binary()}
         return plain.get(kind)
 
 

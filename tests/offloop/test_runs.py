@@ -157,7 +157,7 @@ def test_a_named_folder_that_is_none_is_refused(
 ) -> None:
     monkeypatch.setenv("OFFLOOP_RUNS_DIR", str(tmp_path / "later"))
     assert len(offloop.runs()) == 0
-    with pytest.raises(RunDirectoryError, match=r"^no such folder: \S+/later$"):
+    with pytest.raises(RunDirectoryError, match=r"^no such folder: \S+/later; name an existing folder of runs$"):
         offloop.runs(tmp_path / "later")
     (tmp_path / "nb.py").touch()
     with pytest.raises(RunDirectoryError, match=r"nb\.py is a file; runs live in a folder: name another one$"):

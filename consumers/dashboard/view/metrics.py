@@ -10,7 +10,7 @@ from offloop.bus.protocol.frames import EventBody, decode_whole_event
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.summary import MAX_METRICS, Metric, Summary, most_buckets
 from offloop.bus.types.event import Event
-from offloop.bus.types.metrics import is_of_evaluation, logged_name, shown_step
+from offloop.bus.types.metrics import is_of_evaluation, logged_in, logged_name, shown_step
 from offloop.bus.types.source import Source
 from offloop.consumers.api.logger import Row
 from offloop.consumers.api.optional import np
@@ -158,10 +158,9 @@ class Metrics:
             if label is not None and isinstance(metrics, Mapping):
                 self._take(f"metrics/{label}/", metrics.get(label), batch)
 
-    def logged(self, field: Any) -> None:
-        for entry in field if isinstance(field, list) else ():
-            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
-                self._take("", entry[1], entry[0])
+    def logged(self, fields: Mapping[str, Any]) -> None:
+        for step, values in logged_in(fields):
+            self._take("", values, step)
 
     def rows(self, rows: Sequence[Row], during: Event | None = None) -> None:
         """Take rows that callbacks logged during an event."""

@@ -144,8 +144,8 @@ class RunView(LoggerDestination):
                 self._log.add(state.time, 0, "actor", f"{actor} joined")
                 if actor is not None and len(self.actors) < _NAMED_ACTORS:
                     self.actors[state.rank] = actor.name
-            if (state.rank == 0 or is_actor(state.rank)) and "logged" in body.fields:
-                self._metrics.logged(body.fields["logged"])
+            if state.rank == 0 or is_actor(state.rank):
+                self._metrics.logged(body.fields)
 
     def take_windows(self, windows: Sequence[HostWindow]) -> None:
         with self._lock:

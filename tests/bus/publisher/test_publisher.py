@@ -432,6 +432,8 @@ def test_unsupported_values_are_refused_in_the_call_and_leave_no_gap(runs_dir):
                 publisher.publish(Event.BATCH_END, **fields)
         for fields, message in (
             ({"good": 1, "deep": {"thing": object()}}, r"field 'deep\.thing' of batch_end cannot be sent"),
+            ({"dataloader_label": {1}}, r"cannot be sent \(dataloader_label: "),
+            ({"lr": {"SGD": "x"}}, r"lr: could not convert string to float: 'x'"),
             ({"batch": "x"}, r"batch: invalid duration 'x'"),
             ({"max_duration": "100 batches"}, r"invalid duration '100 batches'"),
         ):
