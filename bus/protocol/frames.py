@@ -293,13 +293,23 @@ def decode_body(body: bytes) -> list[Any]:
 def _unpack(packed: bytes | memoryview, what: str) -> Any:
     try:
         return msgpack.unpackb(
-            packed, strict_map_key=False, max_array_len=MAX_ELEMENTS, max_map_len=MAX_ELEMENTS, **_counted(len(packed))
+            packed,
+            strict_map_key=False,
+            max_array_len=MAX_ELEMENTS,
+            max_map_len=MAX_ELEMENTS,
+            timestamp=1,  # seconds
+            ext_hook=_refuse_extension,
+            **_counted(len(packed)),
         )
     # For hostile bytes msgpack raises its own errors, ValueError, RecursionError, and TypeError for a map as a key.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         # Its text for a too deep nesting is empty.
         reason = str(error) or ("nested too deep" if isinstance(error, msgpack.StackError) else type(error).__name__)
         raise ProtocolError(f"{what} of {len(packed)} bytes is not MessagePack: {reason}") from None
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    raise ValueError(f"it has a value of the extension type {code}")
 
 
 def _counted(size: int) -> dict[str, Callable[[Any], Any]]:

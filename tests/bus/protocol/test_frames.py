@@ -22,6 +22,7 @@ from offloop.bus.protocol.frames import (
     decode_event,
     decode_positions,
     decode_whole_event,
+    encode_body,
     encode_control,
     encode_frame_batch,
     encode_heartbeat,
@@ -52,7 +53,7 @@ def test_an_event_comes_out_as_it_went_in(topic, attempt, seq, timestamp, previo
 
 
 further = st.recursive(
-    scalars | st.binary(max_size=20) | st.just(msgpack.ExtType(5, b"abc")) | st.just(msgpack.Timestamp(2**40, 5)),
+    scalars | st.binary(max_size=20),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.text(max_size=40) | st.integers(-5, 2**40) | st.binary(max_size=3), inner, max_size=4)
@@ -73,7 +74,7 @@ def events(draw):
 
 
 def by_msgpack(body):
-    *numbers, timestamp, previous, fields, context = msgpack.unpackb(body, strict_map_key=False)[:9]
+    *numbers, timestamp, previous, fields, context = msgpack.unpackb(body, strict_map_key=False, timestamp=1)[:9]
     return [*numbers, timestamp, previous, fields, context]
 
 
@@ -99,6 +100,19 @@ def test_damaged_bytes_are_read_alike_or_refused(elements, changes):
     # Further elements are not decoded by us.
     with contextlib.suppress(ProtocolError, UnicodeDecodeError):
         assert repr(by_us(body)) == repr(by_msgpack(body))
+
+
+@pytest.mark.parametrize("element", [7, 8])
+def test_of_extension_types_only_the_time_is_read(element):
+    elements = [1, 1, 1, 1, 0, [0] * 14, None, {}, {}]
+    elements[element] = {"x": msgpack.Timestamp(2**40, 500_000_000)}
+    event = decode_whole_event(msgpack.packb(elements))
+    assert tuple(event)[element] == {"x": 2**40 + 0.5}
+    assert tuple(decode_event(encode_body(event))) == tuple(event)
+    for extension in ({"x": msgpack.ExtType(5, b"abc")}, {msgpack.ExtType(5, b"abc"): 1}):
+        elements[element] = extension
+        with pytest.raises(ProtocolError, match="extension type 5"):
+            decode_whole_event(msgpack.packb(elements))
 
 
 @pytest.mark.slow
