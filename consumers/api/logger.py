@@ -18,10 +18,11 @@ LogValue: TypeAlias = float | int | str | bool
 """The value of a metric as destinations receive it."""
 
 _RESERVED = ("step", "time")
-_PLAIN = frozenset({float, int, str, bool})
+_PLAIN = frozenset({float, int, bool})
 _DEEPEST = 8
 _new_tuple = tuple.__new__
 _LARGEST = 2**63 - 1
+_LARGEST_STEP = 2**53 - 1
 
 
 class Row(NamedTuple):
@@ -278,9 +279,10 @@ class Logger:
 
         Values are numbers, strings or objects of one value with ``item()``, such as a tensor of one element.
 
-        Raises ConfigurationError: a value of another kind, or a metric named ``step`` or ``time``."""
-        if not _PLAIN.issuperset(map(type, metrics.values())) or "step" in metrics or "time" in metrics:
-            metrics = {name: _checked(name, value) for name, value in metrics.items()}
+        Raises ConfigurationError: a value of another kind, an invalid step, a name that is not text, or a metric named
+        ``step`` or ``time``."""
+        if not _PLAIN.issuperset(map(type, metrics.values())) or not _are_plain(metrics):
+            metrics = {_metric_name(name): _plain(f"metric {name!r} has a value", one) for name, one in metrics.items()}
         if not metrics:
             return
         if step is None and self._row is not None:
@@ -329,7 +331,7 @@ class Logger:
         labels = (
             None if mask_class_labels is None else {int(key): str(label) for key, label in mask_class_labels.items()}
         )
-        self._entries.append(Images(step, 0.0, name, converted, converted_masks, labels, use_table))
+        self._entries.append(Images(step, 0.0, _encodable(name), converted, converted_masks, labels, use_table))
 
     def log_table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str = "Table", step: int | None = None
@@ -337,14 +339,14 @@ class Logger:
         """Log a table; cells are values as for :meth:`log_metrics`, or ``None``.
 
         Raises ConfigurationError: a row with more or fewer cells than columns, or a cell of another kind."""
-        names = [str(column) for column in columns]
+        names = [_encodable(column) for column in columns]
         cells = [[_cell(name, cell) for cell in row] for row in rows]
         for number, row in enumerate(cells, 1):
             if len(row) != len(names):
                 raise ConfigurationError(
                     f"row {number} of table {name!r} has {len(row)} cells for {len(names)} columns: give one for each"
                 )
-        self._entries.append(Table(self._step("log_table", step), 0.0, name, names, cells))
+        self._entries.append(Table(self._step("log_table", step), 0.0, _encodable(name), names, cells))
 
     def log_histogram(
         self, counts: Sequence[int], edges: Sequence[float], name: str = "Histogram", step: int | None = None
@@ -356,13 +358,13 @@ class Logger:
             raise ConfigurationError(
                 f"histogram {name!r} has {len(edges)} edges for {len(counts)} counts: give one more edge than counts"
             )
-        self._entries.append(Histogram(self._step("log_histogram", step), 0.0, name, [*counts], [*edges]))
+        self._entries.append(Histogram(self._step("log_histogram", step), 0.0, _encodable(name), [*counts], [*edges]))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Log a text for people. Raises ConfigurationError: not a string."""
         if not isinstance(text, str):
             raise ConfigurationError(f"text {name!r} is of type {type(text).__name__}: log a string")
-        self._entries.append(Text(self._step("log_text", step), 0.0, name, text))
+        self._entries.append(Text(self._step("log_text", step), 0.0, _encodable(name), _encodable(text)))
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, overwrite: bool = False) -> None:
         """Pass a file to every destination that keeps files, under ``remote_file_name``.
@@ -373,7 +375,7 @@ class Logger:
         path = Path(file_path).absolute()
         if not path.is_file():
             raise ConfigurationError(f"{path} is not a file: give upload_file() an existing file")
-        self._entries.append(Upload(str(remote_file_name), path, overwrite))
+        self._entries.append(Upload(_encodable(remote_file_name), path, overwrite))
 
     def begin(self, state: Snapshot) -> None:
         if self._row is not None:
@@ -418,16 +420,40 @@ class Logger:
 
     def _step(self, method: str, chosen: int | None) -> int:
         if chosen is not None:
-            return int(chosen)
+            return _checked_step(chosen)
         if self._now is None:
             raise ConfigurationError(f"{method}() was called before the first event: pass step=... there")
         return self._now
 
 
-def _checked(name: str, value: Any) -> LogValue:
+def _are_plain(names: Iterable[Any]) -> bool:
+    try:
+        return "".join(names).isascii() and not any(reserved in names for reserved in _RESERVED)
+    except TypeError:
+        return False
+
+
+def _metric_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{repr(name)[:100]} cannot name a metric: use text, such as 'train/accuracy'")
     if name in _RESERVED:
         raise ConfigurationError(f"invalid name of a metric {name!r}: every row has it already, choose another name")
-    return _plain(f"metric {name!r} has a value", value)
+    return _encodable(name)
+
+
+def _checked_step(step: Any) -> int:
+    try:
+        number = int(step)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or abs(number) > _LARGEST_STEP:
+        raise ConfigurationError(f"step is {repr(step)[:100]}: use a whole number, such as the number of the batch")
+    return number
+
+
+def _encodable(text: Any) -> str:
+    # Other text than UTF-8 cannot be written or sent.
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 def _as_plain(value: Any, depth: int = 0) -> Any:
@@ -441,8 +467,7 @@ def _as_plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if value is None or isinstance(value, str):
-        # Other text than UTF-8 cannot be written or sent.
-        return value and value.encode(errors="backslashreplace").decode()
+        return value and _encodable(value)
     return str(value)
 
 
@@ -451,8 +476,10 @@ def _cell(name: str, value: Any) -> LogValue | None:
 
 
 def _plain(what: str, value: Any) -> LogValue:
-    if isinstance(value, float | int | str):
+    if isinstance(value, float | int):
         return value
+    if isinstance(value, str):
+        return _encodable(value)
     try:
         item = value.item()
     except (AttributeError, TypeError, ValueError, RuntimeError):

@@ -1,5 +1,8 @@
 """The base class: one method for each event, and what a subclass is sent."""
 
+import math
+from typing import Any
+
 import pytest
 from consumers_stream import Collector, batch_end, snapshots_of_training
 
@@ -7,6 +10,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.event import Event
 from offloop.consumers import Callback, Logger, Runner
+from offloop.consumers.api.logger import Table, Text
 
 
 def test_a_callback_requests_the_events_whose_methods_it_overrides() -> None:
@@ -110,9 +114,29 @@ def test_rows_are_in_the_order_in_which_their_steps_were_first_logged() -> None:
     assert not logger.pending
 
 
-@pytest.mark.parametrize("metrics", [{"x": Scalar(1, 2)}, {"x": None}, {"time": 1}])
+@pytest.mark.parametrize("metrics", [{"x": Scalar(1, 2)}, {"x": None}, {"time": 1}, {7: 1.0}, {None: 1.0}])
 def test_invalid_metrics_are_refused(metrics: dict[str, object]) -> None:
     logger = Logger()
-    with pytest.raises(ConfigurationError, match=f"'{next(iter(metrics))}'"):
-        logger.log_metrics({"fine": 1, **metrics}, step=1)
+    with pytest.raises(ConfigurationError, match=f"{next(iter(metrics))!r}"):
+        logger.log_metrics({"fine": 1} | metrics, step=1)
     assert not logger.pending
+
+
+@pytest.mark.parametrize("step", ["x", math.nan, math.inf, 2**60, [1]])
+def test_an_invalid_step_is_refused(step: Any) -> None:
+    logger = Logger()
+    with pytest.raises(ConfigurationError, match=r"^step is .*: use a whole number"):
+        logger.log_metrics({"x": 1}, step=step)
+    assert not logger.pending
+
+
+def test_what_utf_8_cannot_represent_is_escaped() -> None:
+    logger = Logger()
+    logger.log_metrics({"caf\udce9": 1, "name": "caf\udce9", "é": 2}, step=1)
+    assert logger.take_rows(batch_end(1))[0].metrics == {r"caf\udce9": 1, "name": r"caf\udce9", "é": 2}
+    logger.log_table(["\udce9"], [["\udce9"]], name="\udce9", step=1)
+    logger.log_text("\udce9", name="\udce9", step=1)
+    logged = logger.take_non_metrics(batch_end(1))
+    assert logged is not None
+    escaped, time = r"\udce9", batch_end(1).time
+    assert logged.entries == [Table(1, time, escaped, [escaped], [[escaped]]), Text(1, time, escaped, escaped)]
