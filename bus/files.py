@@ -86,7 +86,8 @@ def sync(path: Path) -> None:
 def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> Iterator[Path]:
     """Yield a path for a new file, which replaces ``output`` when the block ends without an error.
 
-    ``inputs`` are the files that it is made from. An existing file is replaced only with ``force``.
+    ``inputs`` are the files that it is made from. An existing file is replaced only with ``force``; a symbolic link
+    stays, and its target is replaced.
 
     Raises ConfigurationError: ``output`` exists, is one of the inputs, not a file, or not in a folder;
     RunDirectoryError: it cannot be written."""
@@ -101,7 +102,8 @@ def atomic_output(output: Path, inputs: Sequence[Path], force: bool = False) -> 
     if os.path.lexists(output) and not force:
         raise ConfigurationError(f"{output} exists: choose another file with '--output', or replace it with '--force'")
     try:
-        with atomic_replace(output) as draft:
+        # Replacing a link such as /dev/stdout would break it for every other program.
+        with atomic_replace(Path(os.path.realpath(output))) as draft:
             yield draft
     except CheckpointError as error:
         raise RunDirectoryError(str(error)) from None

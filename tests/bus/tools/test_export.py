@@ -322,6 +322,12 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     with pytest.raises(ConfigurationError, match="pipe is not a file"):
         export(path, pipe, "csv", force=True)
     assert pipe.is_fifo()
+    link = tmp_path / "link"
+    link.symlink_to(output)
+    output.write_text("mine")
+    export(path, link, "csv", force=True)
+    assert link.is_symlink()
+    assert output.read_text().startswith("run,")
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
