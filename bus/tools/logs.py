@@ -255,6 +255,10 @@ def _step_column(record: dict[str, Any], requested: str | None) -> str | None:
     return next((by_name[name] for name in _STEPS if name in by_name), None)
 
 
+def is_step(name: str) -> bool:
+    return name.rpartition("/")[2].casefold() in _STEPS
+
+
 def _as_number(value: Any) -> float | None:
     if isinstance(value, str):
         return _TEXT_NUMBERS.get(value)

@@ -26,6 +26,7 @@ from offloop.bus.tools.logs import (
     find_event_files,
     find_file,
     find_text_log,
+    is_step,
     of_cell,
     read_event_files,
     read_text_log,
@@ -72,6 +73,7 @@ def _read_wandb(log: Log) -> Iterator[LogRow]:
 
 def _wandb_history(log: Log) -> Records:
     config = log.hyperparameters["config"] = {}
+    axis, reached = "", 0
     for record in _wandb_records(log.path, log.damage):
         where = f"record {record.num}"
         kind = record.WhichOneof("record_type")
@@ -80,7 +82,13 @@ def _wandb_history(log: Log) -> Records:
                 values = _wandb_values(record.history.item)
                 # The time is enough.
                 values.pop("_runtime", None)
-                yield where, flatten(values) | {"_step": record.history.step.num}
+                row = flatten(values)
+                if axis and type(step := row.pop(axis, None)) is int and step >= 0:
+                    reached = step
+                yield where, row | {"_step": reached if axis else record.history.step.num}
+            elif kind == "metric" and record.metric.glob_name == "*" and is_step(record.metric.step_metric):
+                # Lightning, Transformers and our own logger count the rows as W&B's steps, and log their own.
+                axis = record.metric.step_metric
             elif kind == "run":
                 log.tags += [tag for tag in (*record.run.tags, record.run.project) if tag]
                 log.note = record.run.notes

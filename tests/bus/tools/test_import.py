@@ -313,6 +313,11 @@ with wandb.init(project="digits", name="nice name", config={"lr": 0.1, "opt": {"
 run = wandb.init(project="digits", name="nice name", id="b", settings=settings)
 run.log({"loss": 3})
 run.finish(exit_code=1)
+with wandb.init(project="digits", name="own steps", id="c", settings=settings) as run:
+    run.define_metric("*", step_metric="trainer/global_step")
+    run.log({"loss": 3, "trainer/global_step": 50})
+    run.log({"val/acc": 0.5})
+    run.log({"loss": 2, "trainer/global_step": 100})
 """
 
 
@@ -335,6 +340,9 @@ def test_runs_that_wandb_wrote_offline(runs_dir, tmp_path):
     assert all(math.isnan(value) for _, value in logged.metrics["bad"])
     assert {name for name in logged.metrics if not name.startswith("time/")} == LOGGED_ELSEWHERE
     assert logged.hyperparameters == {"config/lr": 0.1, "config/opt/name": "adam", "config/later": 5}
+    # Batches are the steps that the training itself counts.
+    assert replayed("own-steps").metrics["loss/train/total"] == [(50, 3), (100, 2)]
+    assert replayed("own-steps").metrics["metrics/val/acc"] == [(50, 0.5)]
     first, second = find_run("nice-name"), find_run("nice-name-2")
     assert (first.status, second.status) == ("finished", "failed")
     assert began < first.started <= first.last.ended < time.time() + 1
