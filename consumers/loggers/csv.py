@@ -42,6 +42,9 @@ class CsvLogger(FileDestination):
         self._metrics = dict.fromkeys(state["metrics"])
 
     def begin(self) -> None:
+        # A pipe cannot be read again and replaced; reading it would wait forever.
+        if not self.opened_path.is_file():
+            raise self._problem("is not a regular file, which a table with new columns needs:")
         self._metrics = {}
         super().begin()
 

@@ -108,7 +108,8 @@ class FileDestination(LoggerDestination):
         """Replace the open file in one atomic write, and continue in the new one.
 
         Raises ConfigurationError if its length and checksum are not the ``expected`` ones."""
-        path, old = self.opened_path, self._opened
+        # Of a symbolic link, such as /dev/stdout, the target is replaced.
+        path, old = self.opened_path.resolve(), self._opened
         temporary = path.with_name(f".{path.name}.new")
         file = _open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:

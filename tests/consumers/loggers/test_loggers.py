@@ -92,6 +92,23 @@ def test_jsonl_has_hyperparameters_on_a_separate_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(30)
+def test_csv_refuses_a_pipe_and_keeps_a_link(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    logger = CsvLogger(f"/dev/fd/{write_end}", overwrite=True)
+    with pytest.raises(ConfigurationError, match="is not a regular file, which a table with new columns needs"):
+        logger.open(RunContext("run", 1, tmp_path))
+    os.close(read_end)
+    os.close(write_end)
+    link = tmp_path / "link.csv"
+    link.symlink_to("target.csv")
+    logger = CsvLogger(str(link))
+    logger.open(RunContext("run", 1, tmp_path))
+    logger.log_rows([Row(1, 2.0, {"x": 3})], batch_end(1))
+    logger.close()
+    assert link.is_symlink()
+    assert link.read_text() == "step,time,x\n1,2.0,3\n"
+
+
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 @pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
 def test_links_and_pipes_in_a_run_directory_are_refused(
