@@ -109,6 +109,7 @@ def test_csv_refuses_a_pipe_and_keeps_a_link(tmp_path: Path) -> None:
     assert link.read_text() == "step,time,x\n1,2.0,3\n"
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 @pytest.mark.parametrize(("logger", "name"), [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
 def test_links_and_pipes_in_a_run_directory_are_refused(
