@@ -73,6 +73,10 @@ class ConsumerOptions:
     def check(self) -> None:
         if not self.callbacks:
             raise click.UsageError("--callbacks is empty: give at least one; '--list' shows the known ones")
+        if self.run == "":
+            raise click.UsageError(
+                "--run is empty: give the name or folder of a run; without it the newest live one is read"
+            )
         if self.replay and (self.run or self.wait):
             raise click.UsageError("--replay reads a file: it excludes --run and --wait")
         if self.last and (self.replay or self.run or self.wait):

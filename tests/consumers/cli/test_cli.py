@@ -108,6 +108,7 @@ def test_lost_events_are_reported(consumer: Run, runs_dir: Path) -> None:
     [
         (["--callbacks", "sped"], 1, "error: there is no callback 'sped': did you mean speed?"),
         (["--callbacks", ""], 2, "error: --callbacks is empty"),
+        (["--run", ""], 2, "error: --run is empty"),
         (["--callbacks", "top", "--wait"], 1, "error: 'top' draws on a terminal"),
         (["--run", "digits"], 1, "error: no run 'digits' in "),
         (["--run", "./folder"], 1, "error: folder is not a run: it has no run.json"),
