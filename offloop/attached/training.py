@@ -360,7 +360,7 @@ class AttachedTraining:
         commands: Any = self._control.waiting
         if self.ranks is not None:
             mine = (samples, tokens, elapsed if state.rank == 0 else 0, int(stop), len(commands))
-            samples, tokens, elapsed, stop, commands = self.ranks.sum(*mine)
+            samples, tokens, elapsed, stop, commands = self.ranks.sum_batch(*mine)
         self.in_batch, self._loss = False, None
         self._advance(now, loss, reached() if reached else state.timestamp.advance_batch(samples, tokens, elapsed))
         if stop:
@@ -431,14 +431,17 @@ class AttachedTraining:
             self._run_event(event)
 
     def epoch_end(self, *, timestamp: Timestamp | None = None) -> None:
-        """End the epoch and apply stops, so that an evaluation can stop before the next epoch."""
+        """End the epoch. A single rank applies stops, so that an evaluation can stop before the next epoch."""
         self.publish_kept()
         self.save_place()
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = timestamp or state.timestamp.to_next_epoch()
         self.fire(Event.EPOCH_END)
-        self._control.apply_stops(Event.EPOCH_END)
+        if self.ranks is None:
+            self._control.apply_stops(Event.EPOCH_END)
+        else:
+            self.ranks.end_epoch(5)
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:

@@ -307,6 +307,12 @@ def test_ranks_agree_on_commands_and_one_alone_stalls_nobody(tmp_path: Path) -> 
     for rank in range(2):
         left = [one for one in Recording(tmp_path / "runs" / "left") if one.rank == rank]
         assert [one.timestamp.sample for one in left if one.event is Event.BATCH_END] == [6, 12, 18]
+    assert [one["uneven"] for one in found] == [[3, 3], [5, 5]]
+    uneven = Recording(tmp_path / "runs" / "uneven")
+    assert {(one.rank, one.timestamp.batch.value) for one in uneven if one.event is Event.BATCH_END} == {
+        (rank, batch) for rank in range(2) for batch in range(1, 4)
+    }
+    assert "1 of 2 ranks came to the end of their epoch" in str(uneven.read_endings()[-1].error)
     assert "a defect of ours" in said[1]
     assert [text.count("offloop is not attached on all 2 ranks") for text in said] == [1, 0]
 

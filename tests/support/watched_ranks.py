@@ -86,6 +86,23 @@ def leave(name: str, folder: Path) -> list[float]:
     return losses
 
 
+def train_unevenly(name: str, folder: Path) -> list[int]:
+    """Trains two epochs, in which the second rank has two more batches than the first; returns the batches of each."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = offloop.watch(model, optimizer, run_name=name, runs_dir=folder / "runs")
+    trained = []
+    with model.join():
+        for _ in run.epochs(2):
+            trained.append(0)
+            for batch in run.batches([torch.ones(3, 4)] * (3 + 2 * dist.get_rank())):
+                model(batch).square().mean().backward()
+                optimizer.step()
+                trained[-1] += 1
+    return trained
+
+
 def taking(*commands: tuple[Any, ...]) -> Any:
     """Has commands arrive."""
 
@@ -130,6 +147,7 @@ def main(folder: Path) -> None:
     found["failing"] = train("failing", folder)
     AttachedTraining.batch_end = batch_end  # type: ignore[method-assign]
     found["left"] = leave("left", folder)
+    found["uneven"] = train_unevenly("uneven", folder)
     joining.PATIENCE = 2.0
     found["alone"] = train("alone", folder, watched=rank == 0)
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -37,6 +37,8 @@ class Ranks:
         self._counts = torch.zeros(3, dtype=torch.int64)
         self._counting: Any = None
         self._total = (0, 0)
+        self._epoch_end = torch.zeros(0, dtype=torch.int64)
+        self._ending_epoch: Any = None
         self._on_sigterm: Any = None
         self.closed: bool = False
         self.failed_at: float | None = None  # when this rank failed, in seconds since 1970
@@ -81,6 +83,32 @@ class Ranks:
             dist.all_reduce(total, group=self._hosts)
         sums: list[int] = total.tolist()
         return sums
+
+    def sum_batch(self, *numbers: int) -> list[int]:
+        """Add up the numbers of a batch. Raises ConfigurationError if another rank has ended the epoch."""
+        if self._ending_epoch is not None:
+            self._check_epoch_end()
+        *sums, have_batch = self.sum(*numbers, 1)
+        if have_batch < self.world_size:
+            raise ConfigurationError(_unequal_epochs(self.world_size - have_batch, self.world_size))
+        return sums
+
+    def end_epoch(self, numbers: int) -> None:
+        """Report the end of an epoch, instead of :meth:`sum_batch` of so many numbers, without waiting.
+
+        A rank that has a further batch may wait for this one within it, as in torch's ``join()``."""
+        if self._ending_epoch is not None:
+            self._check_epoch_end()
+        self._epoch_end = torch.zeros(numbers + 1, dtype=torch.int64)
+        with report_lost_ranks(self.rank):
+            self._ending_epoch = dist.all_reduce(self._epoch_end, group=self._hosts, async_op=True)
+
+    def _check_epoch_end(self) -> None:
+        ending, self._ending_epoch = self._ending_epoch, None
+        with report_lost_ranks(self.rank):
+            ending.wait()
+        if have_batch := int(self._epoch_end[-1]):
+            raise ConfigurationError(_unequal_epochs(self.world_size - have_batch, self.world_size))
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         """Add up a tensor over the ranks, in place on the device; a GPU's host does not wait."""
@@ -160,7 +188,7 @@ class Ranks:
         """Leave the group of the hosts alone: ranks that wait there get an error at once."""
         self.closed = True
         # A group with references is not closed.
-        hosts, self._hosts, self._counting = self._hosts, None, None
+        hosts, self._hosts, self._counting, self._ending_epoch = self._hosts, None, None, None
         if hosts is not None and dist.is_initialized():
             dist.destroy_process_group(hosts)
 
@@ -272,4 +300,11 @@ def _unequal_data(without: int, world_size: int) -> str:
         "train_dataloader gives the ranks different numbers of batches: "
         f"{without} of {world_size} ranks came to the end of their data, the others have a further batch; "
         "give all ranks the same number, for example with offloop.trainer.RankBatchSampler or train_subset_num_batches"
+    )
+
+
+def _unequal_epochs(without: int, world_size: int) -> str:
+    return (
+        f"the ranks have different numbers of batches: {without} of {world_size} ranks came to the end of their epoch, "
+        "the others have a further batch; give all ranks the same number"
     )
