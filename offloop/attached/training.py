@@ -26,7 +26,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.printing import say, share_terminal
 from offloop.bus.protocol.frames import as_utf8
 from offloop.bus.publisher.logged import LoggedValues, check_name, check_value, checked_step
-from offloop.bus.publisher.program_end import error_at_exit, ignoring_sigterm, watch_main_thread
+from offloop.bus.publisher.program_end import LEFT, error_at_exit, ignoring_sigterm, watch_main_thread
 from offloop.bus.publisher.publisher import Publisher, ending_for
 from offloop.bus.runs.directory import is_name_for, new_run_name
 from offloop.bus.types.deferred import Deferred
@@ -533,6 +533,12 @@ class AttachedTraining:
             # Shows why the training ended before its first event.
             self.open()
         self._stream.close(status, text, reason, drain=error is None)
+
+    def __del__(self) -> None:
+        # Kept batches are not the publisher's yet, which closes itself in the same way.
+        publisher: Publisher | None = getattr(self, "publisher", None)
+        if publisher is not None and not publisher.closed:
+            self.at_exit(KeyboardInterrupt(LEFT))
 
     def detach(self, error: BaseException) -> None:
         _open.discard(self)

@@ -1,6 +1,7 @@
 """A loop of one's own, watched: what is published of it, what can be done to it, and that it is not changed by that."""
 
 import copy
+import gc
 import pickle
 import time
 import weakref
@@ -580,3 +581,23 @@ def test_values_are_logged_for_the_batch_at_work_or_the_step_that_is_given(caplo
     assert [loss != loss for loss in losses] == [at == 3 for at in range(20)]
     assert losses[4:] == pytest.approx(loop.losses[4:], abs=1e-6)
     assert "step is 'last'" in caplog.text
+
+
+def test_a_loop_that_a_function_leaves_loses_no_batch() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = offloop.watch(model, optimizer, run_name="w")
+        for _ in run.epochs(2):
+            for batch in run.batches(range(300)):
+                loss = model(torch.ones(3, 4)).sum()
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss)
+                if batch == 249:
+                    return
+
+    train()
+    gc.collect()
+    assert events_of("w").count("batch_end") == 250
+    assert ending("w").status == "stopped"

@@ -25,6 +25,7 @@ class Stream:
     left_out = LeftOut("w")
     run_name = "a-run"
     gathers_until = 0
+    closed = True
 
     def __init__(self, demand: Demand | None = None, always: Iterable[Event] = BASE_EVENTS) -> None:
         self.always = frozenset(always)
