@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
+from threading import get_ident
 from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -131,8 +132,9 @@ class AttachedTraining:
         ranks = self.ranks
         name = options.get("run_name") or new_run_name("run", options.get("runs_dir"))
         self._asked_name = name = name if ranks is None else ranks.share(name)
-        for training in [one for one in _open if one._asked_name == name]:
-            # For example, a notebook's cell was executed again.
+        self._thread = get_ident()
+        for training in [one for one in _open if one._asked_name == name and one._thread == self._thread]:
+            # For example, a notebook's cell was executed again. One of another thread may be at work.
             training.at_exit(KeyboardInterrupt("another training of this program has its name"))
         gpu = next((one.device for one in model.parameters() if one.is_cuda), None)
         self.state: State = State(

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 import time
 import weakref
 from itertools import groupby
@@ -601,3 +602,20 @@ def test_a_loop_that_a_function_leaves_loses_no_batch() -> None:
     gc.collect()
     assert events_of("w").count("batch_end") == 250
     assert ending("w").status == "stopped"
+
+
+def test_trainings_of_one_name_in_several_threads_are_runs_of_their_own() -> None:
+    all_begun = threading.Barrier(2)
+
+    def train() -> None:
+        loop = Loop()
+        loop.after_batch = lambda: all_begun.wait(60) if len(loop.losses) == 1 else None
+        loop.watched(epochs=1, run_name="w")
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(100)
+    assert sorted((run.name, run.status) for run in list_runs()) == [("w", "finished"), ("w-2", "finished")]
+    assert [events_of(name).count("batch_end") for name in ("w", "w-2")] == [10, 10]
