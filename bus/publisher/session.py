@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,7 @@ class BrokerSession:
         self._timeouts = timeouts
         self._is_silent = False
         self._exited: float | None = None  # when the own broker was found to have finished
+        _check_threads()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self.socket: zmq.Socket[bytes] = self._connect()
@@ -264,6 +266,24 @@ def connect(
     except BaseException:
         process.kill()
         raise
+
+
+def _check_threads() -> None:
+    """Raise BrokerError if this process can have no more threads: libzmq would abort it."""
+    # libzmq starts two. These may take a moment to be gone, so there are more of them.
+    end = threading.Event()
+    tried = [threading.Thread(target=end.wait, daemon=True) for _ in range(4)]
+    started: list[threading.Thread] = []
+    try:
+        for thread in tried:
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise BrokerError(f"the connection to the broker needs threads: {error}; raise 'ulimit -u'") from None
+    finally:
+        end.set()
+        for thread in started:
+            thread.join()
 
 
 def _check_place(

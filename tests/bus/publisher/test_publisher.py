@@ -675,3 +675,22 @@ with Publisher("r", timeouts=Timeouts(flush=60.0, silence=60.0)) as publisher:
 def test_a_training_with_more_than_a_thousand_open_files_is_recorded(runs_dir):
     assert run_script(WITH_MANY_FILES).stderr == ""
     assert [one.event for one in Recording(find_run("r").path)] == [Event.FIT_START]
+
+
+WITHOUT_THREADS = """
+import resource
+from pathlib import Path
+from offloop.bus import BrokerError, Publisher
+first = Publisher("r", world_size=2)
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (4 << 20), resource.RLIM_INFINITY))
+try:
+    Publisher("r", rank=1, world_size=2, broker=first.address)
+except BrokerError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_process_that_gets_no_more_threads_is_told_so_and_not_aborted(runs_dir):
+    assert "needs threads: can't start new thread" in run_script(WITHOUT_THREADS).stdout
