@@ -49,7 +49,10 @@ class BrokerProcess:
             what, *more = "new", *filter(None, [processes.restarted_launch()])
         else:
             what, *more = "begin", *filter(None, [run_id])
-        self._process = self._spawn(what, *more)
+        try:
+            self._process = self._spawn(what, *more)
+        except OSError as error:
+            raise BrokerError(f"the broker cannot be started: {error}") from None
         self._began = time.monotonic()
         self._restarts = 0
         self._not_before = 0.0

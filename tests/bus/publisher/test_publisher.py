@@ -694,3 +694,16 @@ except BrokerError as error:
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_process_that_gets_no_more_threads_is_told_so_and_not_aborted(runs_dir):
     assert "needs threads: can't start new thread" in run_script(WITHOUT_THREADS).stdout
+
+
+def test_a_training_without_room_for_the_files_of_a_broker_is_told_so(runs_dir):
+    script = """
+import resource
+from offloop.bus import BrokerError, Publisher
+resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+try:
+    Publisher("r")
+except BrokerError as error:
+    print(error)
+"""
+    assert "the broker cannot be started: [Errno 24] Too many open files" in run_script(script).stdout
