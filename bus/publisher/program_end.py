@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-LEFT = "the program was left before close(), by sys.exit or an error that it handled"
+LEFT = "the training was left before close(), by return, sys.exit or an error that was handled"
 _RETURNS = {dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap}
 _outermost: FrameType | None = None
 
