@@ -23,11 +23,14 @@ def split_addresses(text: str) -> tuple[str, ...]:
             fits = parts.scheme in _SCHEMES and parts.hostname and (parts.port or 1) and not parts.path.strip("/")
         except ValueError:
             fits = False
-        if not fits or parts.username or parts.password:
+        if not fits or "@" in text:
+            # A password may have commas too.
+            _, at, host = text.rpartition("@")
+            shown = f"...@{host}" if at else address
             raise ConfigurationError(
-                f"{address[:100]!r} is not the address of a NATS server: write nats://HOST:4222, or "
+                f"{shown[:100]!r} is not the address of a NATS server: write nats://HOST:4222, or "
                 "tls://HOST:4222; a key goes into a file for '--nkey'",
-                value=address,
+                value=shown,
             )
     if not addresses:
         raise ConfigurationError("no NATS server is named: write nats://HOST:4222", value=text)

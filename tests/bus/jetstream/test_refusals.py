@@ -11,6 +11,7 @@ from offloop.bus import BrokerError, ConfigurationError
 from offloop.bus.jetstream.connection import NatsServers
 from offloop.bus.jetstream.nats_connection import NatsConnection
 from offloop.bus.jetstream.server_config import ServerConfig
+from offloop.bus.net.nats_addresses import split_addresses
 from offloop.bus.net.nkeys import make_nkey
 
 
@@ -95,3 +96,10 @@ def test_an_old_server_is_for_this_machine_alone(serve):
         pass
     elsewhere = serve("elsewhere", program=DEBIANS, host=host)
     assert "use 2.12.7 or newer" in refusal(elsewhere, f"nats://{host}")
+
+
+@pytest.mark.parametrize("given", ["nats://me:se,cret@host:4222", "http://me:secret@host:4222", "me:s@cret@host:4222"])
+def test_an_address_with_a_password_is_refused_without_showing_it(given):
+    with pytest.raises(ConfigurationError, match=r"^'\.\.\.@host:4222' is not the address of a NATS server") as refused:
+        split_addresses(given)
+    assert refused.value.value == "...@host:4222"
