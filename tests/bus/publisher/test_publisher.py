@@ -678,7 +678,7 @@ def test_a_training_with_more_than_a_thousand_open_files_is_recorded(runs_dir):
 
 
 WITHOUT_THREADS = """
-import resource
+import json, os, resource, signal
 from pathlib import Path
 from offloop.bus import BrokerError, Publisher
 first = Publisher("r", world_size=2)
@@ -688,6 +688,9 @@ try:
     Publisher("r", rank=1, world_size=2, broker=first.address)
 except BrokerError as error:
     print(error)
+first.close()
+# It would wait for the other rank.
+os.kill(json.loads((first.run_dir / "broker.json").read_text())["pid"], signal.SIGKILL)
 """
 
 
