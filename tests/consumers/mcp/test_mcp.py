@@ -238,6 +238,7 @@ async def test_a_stall_ends_a_wait_and_a_signal_the_commands(runs_dir: Path) -> 
         async with agent("--allow", "stop") as one:
             (runs_dir / "hangs" / "hang").touch()
             stalled = (await one.ask("wait_for", runs={"hangs": ""}, stall_seconds=1.5))["runs"]["hangs"]
+            assert "findings" in stalled, stalled
             assert [(found["rule"], found["status"]) for found in stalled["findings"]] == [("stall", "firing")]
             (runs_dir / "hangs" / "hang").unlink()
             resolved = await one.ask("wait_for", runs={"hangs": stalled["cursor"]}, stall_seconds=1.5)
