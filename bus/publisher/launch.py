@@ -52,7 +52,9 @@ class BrokerProcess:
         try:
             self._process = self._spawn(what, *more)
         except OSError as error:
-            raise BrokerError(f"the broker cannot be started: {error}") from None
+            raise BrokerError(
+                f"the broker cannot be started: {error}; look at the limits of this process, 'ulimit -a'"
+            ) from None
         self._began = time.monotonic()
         self._restarts = 0
         self._not_before = 0.0

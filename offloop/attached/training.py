@@ -62,6 +62,7 @@ _new_tuple = tuple.__new__  # a named tuple's own is a Python function
 _PRECISIONS = {torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _AUTOCAST = {torch.bfloat16: "amp_bf16", torch.float16: "amp_fp16"}
 _WITHOUT = {"checkpoint": "the training is saved by its own loop; use weights_checkpoint for the weights"}
+_SUMMED = 5  # numbers of a batch that the ranks add up, see batch_end()
 
 
 class Framework(NamedTuple):
@@ -443,7 +444,7 @@ class AttachedTraining:
         if self.ranks is None:
             self._control.apply_stops(Event.EPOCH_END)
         else:
-            self.ranks.end_epoch(5)
+            self.ranks.end_epoch(_SUMMED)
         self._save_event = Event.EPOCH_CHECKPOINT
 
     def save_place(self) -> None:

@@ -709,4 +709,5 @@ try:
 except BrokerError as error:
     print(error)
 """
-    assert "the broker cannot be started: [Errno 24] Too many open files" in run_script(script).stdout
+    said = run_script(script).stdout
+    assert "the broker cannot be started: [Errno 24] Too many open files; look at the limits" in said
