@@ -67,7 +67,7 @@ _Points: TypeAlias = Annotated[int, Field(ge=8, le=500)]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, le=3600)]
 _Reason: TypeAlias = Annotated[str, Field(min_length=3, max_length=500)]
 _Cursors: TypeAlias = Annotated[
-    dict[_Text, Annotated[str, Field(pattern=r"^(\d{1,9}:\d{1,15}(\.\d{1,2})?)?$")]], Field(min_length=1, max_length=64)
+    dict[_Text, Annotated[str, Field(pattern=r"^(\d{1,9}:\d{1,15}(\.\d{1,4})?)?$")]], Field(min_length=1, max_length=64)
 ]
 _Part: TypeAlias = Literal["overview", "hyperparameters", "checkpoints", "alerts"]
 
@@ -300,6 +300,8 @@ class RunTools:
         now = time.monotonic()
         self._watched = {key: one for key, one in self._watched.items() if now <= one.looked + KEEP_SECONDS}
         found = self._place.find(self._run(run)[0].name)
+        if found.is_starting:
+            raise ConfigurationError(f"run {run} is starting: wait for it again in a second")
         key = (run, found.attempt, rules, stall_seconds)
         known = self._watched.get(key)
         if known is None or (known.ending is None and not known.is_alive()):

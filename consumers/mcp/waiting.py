@@ -32,14 +32,15 @@ class _Stalls(StallMonitor):
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         super().run_event(event, state, logger)
-        # The rules have seen it.
-        self._run.place, self._run.batch = float(state.seq), state.timestamp.values.batch
+        # The health of a host comes from an actor, which numbers its own events.
+        if state.rank == 0:
+            # The rules have seen it.
+            self._run.place, self._run.batch = float(state.seq), state.timestamp.values.batch
         if self._run.runner is not None and time.monotonic() > self._run.looked + KEEP_SECONDS:
             self._run.runner.stop()
 
     def act(self, alert: RunAlert, run: RunContext) -> None:
         self._run.add(0.5, {"status": alert.status, "rule": "stall", "text": alert.text, "time": alert.time})
-        self._run.place += 0.5
 
 
 class WatchedRun(threading.Thread):
@@ -47,11 +48,12 @@ class WatchedRun(threading.Thread):
 
     def __init__(self, run: FoundRun, rules: Sequence[str], stall_seconds: float) -> None:
         super().__init__(name="offloop-watched", daemon=True)
-        self.place: float = 0.0  # number of the newest event
+        self.place: float = 0.0  # number of the first rank's newest event
         self.batch = 0
         self.looked: float = time.monotonic()
         self._followed = run
         self._findings: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_FINDINGS)
+        self._last = 0.0  # place of the newest finding
         # The stalls last: they set the place.
         self._rules = [Alert(rules)] if rules else []
         for one in self._rules:
@@ -63,29 +65,31 @@ class WatchedRun(threading.Thread):
 
     def add(self, after: float, finding: dict[str, Any]) -> None:
         """Add a finding between the newest event and the next one."""
-        self._findings.append((self.place + after, finding))
+        # Each has its own place, so that a cursor can be between those of one event.
+        self._last = max(self.place + after, round(self._last + 1e-4, 4))
+        self._findings.append((self._last, finding))
 
     def _note(self, notice: Notice, run: RunContext) -> None:
         names = ("status", "rule", "metric", "value", "epoch", "batch", "time")
-        self.add(0.25, {name: getattr(notice, name) for name in names})
+        # After a stall before the event, so that a restarted server gives it the same place.
+        self.add(0.75, {name: getattr(notice, name) for name in names})
 
     def look(self, cursor: str) -> dict[str, Any]:
-        """Return findings after a cursor, how the run is, and the next cursor."""
-        # The end first: then the place is the last one.
-        self.looked, ending, until = time.monotonic(), self.ending, self.place
+        """Return findings after a cursor, how the run is, and the next cursor: the place of the last finding."""
+        # The end first: then no finding is missing.
+        self.looked, ending = time.monotonic(), self.ending
         attempt, _, after = cursor.partition(":")
-        begin = float(after) if attempt == str(self._followed.attempt) else 0.0
-        found = [one for one in tuple(self._findings) if begin < one[0] <= until]
-        if len(found) > _AT_ONCE:
-            found = found[:_AT_ONCE]
-            until = found[-1][0]
+        last = float(after) if attempt == str(self._followed.attempt) else 0.0
+        found = [one for one in tuple(self._findings) if last < one[0]][:_AT_ONCE]
+        if found:
+            last = found[-1][0]
         known = {
             "findings": [finding for _, finding in found],
             "ended": ending and str(ending),
             "problem": self._problem,
             "rules without a value": sorted(text for rules in self._rules for text in rules.unjudged),
         }
-        always = {"batch": self.batch, "cursor": f"{self._followed.attempt}:{until}"}
+        always = {"batch": self.batch, "cursor": f"{self._followed.attempt}:{last}"}
         return always | {name: one for name, one in known.items() if one}
 
     def run(self) -> None:

@@ -22,6 +22,7 @@ from mcp.types import Implementation
 from run_folders import WrittenRun, write_run
 
 from offloop.bus import Event, Recording, find_run, list_runs
+from offloop.bus.runs.run_file import BROKER_FILE
 from offloop.consumers.dashboard.web.access import Tokens
 from offloop.consumers.mcp.answers import MAX_ANSWER
 
@@ -163,6 +164,10 @@ async def test_wrong_arguments_are_named(finished: Path) -> None:
         assert "no tables" in await one.refusal("read_table", run="fast", table="samples")
         assert "at character" in await one.refusal("wait_for", runs={"fast": ""}, rules=["loss is low"])
         assert "pattern" in await one.refusal("wait_for", runs={"fast": "then"})
+        starting = WrittenRun(finished, "starting")
+        (starting.path / BROKER_FILE).unlink()
+        assert "is starting" in await one.refusal("wait_for", runs={"starting": ""})
+        starting.end()
         assert "reason" in await one.refusal("command_run", run="fast", command="stop")
         assert "not live" in await one.refusal("command_run", run="fast", command="stop", reason="for a test")
 
