@@ -15,7 +15,7 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.types.event import Event
 from offloop.bus.types.time import TimeInput
 from offloop.bus.types.timestamp import Timestamp
-from offloop.trainer.arguments.checks import as_list
+from offloop.trainer.arguments.checks import as_list, kind_of
 from offloop.trainer.arguments.durations import check_max_duration
 from offloop.trainer.fields.field import ProbeHook
 
@@ -498,6 +498,8 @@ def watch(
 
     Raises :class:`offloop.bus.errors.ConfigurationError` for invalid arguments."""
     check_options(options)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"model is {kind_of(model)}: give a torch.nn.Module, and after it the optimizer")
     if max_duration is not None:
         check_max_duration(max_duration)
     return WatchedRun(

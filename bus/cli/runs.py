@@ -55,8 +55,8 @@ def list_runs(
     .min, .max or .best for others), or one of run, id, status, error, reason, started, ended, duration, attempts,
     reached, epoch, batch, sample, planned, size, tags, note, pinned, archived, checkpoints. The end of a name is enough
     (lr)."""
-    if columns is not None and as_json:
-        raise click.UsageError("--columns is for the table: --json has all of them")
+    if as_json and (columns is not None or as_csv):
+        raise click.UsageError("--columns and --csv are for the table: --json has all of it")
     from offloop.bus.cli.describe import summary
     from offloop.bus.index.entry import listed_entry
     from offloop.bus.index.table import RunTable

@@ -31,7 +31,7 @@ from watched_loop import ROWS, SIZE, Loop
 
 import offloop
 from offloop.attached.training import ALWAYS
-from offloop.bus import Event, Recording, Subscriber
+from offloop.bus import ConfigurationError, Event, Recording, Subscriber
 from offloop.bus.runs.directory import find_run, list_runs
 from offloop.bus.types.commands import Command
 from offloop.bus.types.demand import Demand, EventDemand
@@ -529,6 +529,13 @@ def test_a_watched_model_can_be_copied_and_pickled() -> None:
         one(torch.ones(2, 6)).sum().backward()
     run.close()
     assert not list_runs()
+
+
+def test_a_model_and_an_optimizer_in_the_wrong_order_are_refused() -> None:
+    loop = Loop()
+    swapped: Any = (loop.optimizer, loop.model)
+    with pytest.raises(ConfigurationError, match="model is an AdamW: give a torch"):
+        offloop.watch(*swapped)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -121,6 +121,7 @@ def test_an_invalid_request_is_refused_by_name(three: Path) -> None:
         "runs --sort nothing": "'nothing'",
         "runs --columns lr,nothing": "'nothing'",
         "runs --columns lr --json": "--json",
+        "runs --csv --json": "--csv",
         "show nothing": "'nothing'",
         "edit a --pin --where lr>0": "--where",
         "rm a --archived": "--where",
