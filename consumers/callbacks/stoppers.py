@@ -46,7 +46,7 @@ class Stopper(Callback, ABC):
     sees_actors = True
 
     def __init__(self, monitor: str, dataloader_label: str, comp: Comparison | str | None, on_batch: bool) -> None:
-        self.monitor = logged_name(monitor) if dataloader_label == LOGGED else monitor
+        self.monitor: str = logged_name(monitor) if dataloader_label == LOGGED else monitor
         self.dataloader_label = dataloader_label
         self.comp_func: Comparison = _comparison(comp, monitor)
         events = {Event.BATCH_END, Event.EPOCH_END} if on_batch else {Event.EPOCH_END}
