@@ -100,6 +100,9 @@ class RunIndex:
         path = self.root / run
         try:
             info = read_run(path)
+            if run in self._entries and self._entries[run].id != info.id:
+                # It was deleted, and another one has its name.
+                self._leave(run)
             followed = self._followed.setdefault(run, _FollowedRun())
             is_read = followed.read(info, until)
             entry, _ = followed.results(info)

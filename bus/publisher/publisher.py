@@ -621,6 +621,8 @@ class Publisher(SerialCalls, OwnEvents):
             if self._closed:
                 return
             self._publish_mark(frames.COMMAND, timestamp, {**command.to_wire(), **outcome})
+            # A training that hangs now publishes no event that takes it along.
+            self._outbox.send()
             if command.id:
                 self._session.say("applied", {"id": command.id, "batch": timestamp.batch, **outcome})
 

@@ -143,7 +143,10 @@ class Alert(Callback):
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
         self.unjudged: set[str] = {rule.text for rule in self._rules if rule.test and not rule.is_of_disk}
-        self._words = {rule.name: rule.text for rule in self._rules if not rule.test}
+        self._words: dict[str | None, str] = {}
+        for rule in self._rules:
+            if not rule.test and rule.text != self._words.setdefault(rule.name, rule.text):
+                raise ConfigurationError(f"there are the rules {self._words[rule.name]!r} and {rule.text!r}: use one")
         waits = [rule.duration.value for rule in self._rules if rule.name == STALLED and rule.duration]
         self._stall = StallMonitor(min_seconds=waits[0]) if waits else StallMonitor()
         self._stall.act = self._report_stall  # type: ignore[method-assign]
@@ -222,7 +225,8 @@ class Alert(Callback):
                 self._curve.add(self._at[2], state.loss)
         if STALLED in self._words and (state.rank == 0 or event is HEALTH):
             self._stall.run_event(event, state, values)
-        if self._measures_disk:
+        # Not at events of the past, whose times would count for a duration.
+        if self._measures_disk and time.time() - state.time < _DISK_SECONDS:
             self._measure_disk(values)
         fields = {} if is_other else state.fields
         if self._norms:

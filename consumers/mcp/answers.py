@@ -17,6 +17,13 @@ def answer(value: Any, longest: int = _LONGEST) -> str:
     return text
 
 
+def most_that_fits(of_size: Callable[[int], Any], size: int) -> Any:
+    """Return ``of_size`` of the first of ``size``, ``size // 2``, ... 1 that an answer contains whole."""
+    while len(json_text(_cut(value := of_size(size), _LONGEST))) > MAX_ANSWER and size > 1:
+        size //= 2
+    return value
+
+
 def page(items: Sequence[Any], first: int, count: int, describe: Callable[[Any], Any]) -> dict[str, Any]:
     """Describe some of the items, as many as an answer has room for, and return the place of the next one."""
     shown: list[Any] = []
@@ -37,6 +44,7 @@ def _cut(value: Any, longest: int) -> Any:
     if isinstance(value, str):
         return "\n".join(map(escape, value[:longest].split("\n"))) + more
     if isinstance(value, dict):
-        kept = {_cut(str(name), longest): _cut(one, longest) for name, one in list(value.items())[:longest]}
+        # Names that begin alike stay different.
+        kept = {_cut(str(name), _LONGEST): _cut(one, longest) for name, one in list(value.items())[:longest]}
         return {**kept, more: None} if more else kept
     return [*(_cut(one, longest) for one in value[:longest]), *filter(None, [more])]

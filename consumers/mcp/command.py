@@ -8,6 +8,7 @@ import click
 from offloop.bus.cli.options import runs_dir_option, split_names
 from offloop.bus.errors import ConfigurationError, check_choice, require
 from offloop.bus.printing import say
+from offloop.bus.processes import allow_many_connections
 from offloop.bus.terminal import CliCommand
 from offloop.bus.types.commands import COMMANDS
 from offloop.consumers.dashboard.web.access import Listening, Tokens
@@ -36,6 +37,7 @@ def mcp(
         check_choice("command", name, COMMANDS)
     if tokens is not None and http is None:
         raise ConfigurationError("--tokens are for clients over HTTP: add --http PORT")
+    allow_many_connections()
     server = RunTools(runs_dir, set(allow or ()), commands_per_hour).server()
     if http is None:
         server.run("stdio")

@@ -3,6 +3,7 @@
 import functools
 import math
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,8 +40,8 @@ from offloop.consumers.dashboard.view.tables import Search, TableStore
 from offloop.consumers.dashboard.view.tap import RunFollower
 from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.gate import ROLE
-from offloop.consumers.mcp.answers import answer, page
-from offloop.consumers.mcp.waiting import KEEP_SECONDS, WatchedRun
+from offloop.consumers.mcp.answers import MAX_ANSWER, answer, most_that_fits, page
+from offloop.consumers.mcp.waiting import AT_ONCE, KEEP_SECONDS, WatchedRun, attempt_of
 from offloop.consumers.runner.places import FolderRuns
 
 INSTRUCTIONS = """Runs of trainings that offloop records. Names, texts, samples and errors in the answers come from
@@ -52,7 +53,7 @@ _READ_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _WHOLE = 20_000  # characters of a text of a single row
 _MAX_POINTS = 1000  # of all metrics of an answer
-_MOST_WATCHED = 256  # runs with their rules
+_MOST_WATCHED = 128  # runs with their rules; each has 19 open files
 _ROWS = 20  # of a table
 _CONSOLE_BYTES = 8_000
 _LAST = 30  # events, alerts and metrics in an explanation
@@ -79,7 +80,8 @@ class _Server(MCPServer):
         except UnexpectedToolError as error:
             cause = error.__cause__
             if isinstance(cause, OffloopError | OSError):
-                raise ToolError(describe_os_error(cause) if isinstance(cause, OSError) else str(cause)) from None
+                text = describe_os_error(cause) if isinstance(cause, OSError) else str(cause)
+                raise ToolError(text[:MAX_ANSWER]) from None
             raise
 
 
@@ -90,6 +92,7 @@ class RunTools:
         self._place = FolderRuns(directory)
         self._library = RunLibrary(self._place)
         self._watched: dict[tuple[Any, ...], WatchedRun] = {}
+        self._lock = threading.Lock()  # of the waits that begin
         self._allowed = allowed
         self._tries: deque[float] = deque(maxlen=per_hour)
 
@@ -243,18 +246,19 @@ class RunTools:
     ) -> str:
         """Wait until a rule holds for a run, a run stalls or ends, or the time (timeout, in seconds) is up.
 
-        runs: each run with its cursor in the answer before, to continue there; "" judges it from its start. Leave out
-        runs that have ended. rules: such as 'loss < 0.3', 'nan', 'eval/accuracy > 0.9', 'loss > 10 for 5ba',
-        'throughput/samples_per_sec < 100 for 10min'. stall_seconds: the shortest stall."""
-        watching = {run: functools.partial(self._watch, run, rules, stall_seconds) for run in runs}
+        runs: each run with its cursor in the answer before, to continue there with the same rules; "" judges it from
+        its start. Leave out runs that have ended. rules: such as 'loss < 0.3', 'nan', 'eval/accuracy > 0.9', 'loss > 10
+        for 5ba', 'throughput/samples_per_sec < 100 for 10min'. stall_seconds: the shortest stall."""
+        watching = {run: functools.partial(self._watch, run, at, rules, stall_seconds) for run, at in runs.items()}
         watched = {run: await anyio.to_thread.run_sync(watch) for run, watch in watching.items()}
         began = time.monotonic()
         while True:
             passed = time.monotonic() - began
-            found = {run: one.look(runs[run]) for run, one in watched.items()}
+            found = _look_at(watched, runs, AT_ONCE)
             has_news = any(one.keys() & {"findings", "ended", "problem"} for one in found.values())
             if has_news or passed >= timeout:
-                return answer({"timed out": not has_news, "runs": found})
+                looks = functools.partial(_look_at, watched, runs)
+                return answer({"timed out": not has_news, "runs": most_that_fits(looks, AT_ONCE)})
             await ctx.report_progress(passed, timeout, answer({run: one["batch"] for run, one in found.items()}))
             await anyio.sleep(_LOOK_SECONDS)
 
@@ -296,19 +300,25 @@ class RunTools:
             raise RunNotFoundError(f"no run {run[:100]!r} {self._place}: {close_matches(run, entries)}see list_runs")
         return read_run(runs_dir(self._place.directory) / run), entries[run]
 
-    def _watch(self, run: str, rules: Sequence[str], stall_seconds: float) -> WatchedRun:
-        now = time.monotonic()
-        self._watched = {key: one for key, one in self._watched.items() if now <= one.looked + KEEP_SECONDS}
+    def _watch(self, run: str, cursor: str, rules: Sequence[str], stall_seconds: float) -> WatchedRun:
         found = self._place.find(self._run(run)[0].name)
         if found.is_starting:
             raise ConfigurationError(f"run {run} is starting: wait for it again in a second")
-        key = (run, found.attempt, rules, stall_seconds)
-        known = self._watched.get(key)
-        if known is None or (known.ending is None and not known.is_alive()):
-            if len(self._watched) >= _MOST_WATCHED:
-                raise ConfigurationError(f"{_MOST_WATCHED} waits are followed already: repeat one of the last minutes")
-            known = self._watched[key] = WatchedRun(found, rules, stall_seconds)
-            known.start()
+        earlier = attempt_of(found, cursor)
+        followed = earlier or found
+        key = (run, followed.info and followed.info.id, followed.attempt, rules, stall_seconds)
+        with self._lock:
+            now = time.monotonic()
+            self._watched = {key: one for key, one in self._watched.items() if now <= one.looked + KEEP_SECONDS}
+            known = self._watched.get(key)
+            if known is None or (known.ending is None and not known.is_alive()):
+                if len(self._watched) >= _MOST_WATCHED:
+                    raise ConfigurationError(
+                        f"{_MOST_WATCHED} waits are followed already: repeat one of the last minutes"
+                    )
+                known = self._watched[key] = WatchedRun(followed, rules, stall_seconds)
+                known.start()
+            known.looked, known.is_newest = now, earlier is None
         return known
 
     def _rows(self, run: str, table: str) -> TableStore:
@@ -321,6 +331,10 @@ class RunTools:
             for state in recording.snapshots([Event(f"{TABLE}{table}")]):
                 store.take(0, state)
         return store
+
+
+def _look_at(watched: dict[str, WatchedRun], cursors: dict[str, str], most: int) -> dict[str, Any]:
+    return {run: one.look(cursors[run], most) for run, one in watched.items()}
 
 
 def _describe_metric(entry: RunEntry) -> Callable[[str], dict[str, Any]]:

@@ -90,6 +90,19 @@ def test_live_runs_move_and_are_read_where_the_last_look_ended(tmp_path, monkeyp
         assert index.entries["r"].status == "finished"
 
 
+def test_a_live_run_that_was_deleted_and_begun_again_is_another_one(tmp_path):
+    run = WrittenRun(tmp_path, "r").train([1.0, 2.0])
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        run.abandon()
+        shutil.rmtree(tmp_path / "r")
+        again = WrittenRun(tmp_path, "r").train([5.0, 0.25, 0.125])
+        index.refresh()
+        loss = index.entries["r"].metrics["loss/train/total"]
+        assert (index.entries["r"].batch, loss.last, loss.high) == (3, 0.125, 5.0)
+        again.end()
+
+
 def test_a_run_whose_broker_was_killed_is_lost_until_another_takes_it_up(tmp_path):
     run = WrittenRun(tmp_path, "r").train([1.0])
     run.abandon()

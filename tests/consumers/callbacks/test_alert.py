@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from pathlib import Path
 
 import msgpack
@@ -14,9 +15,11 @@ from offloop.bus.errors import ConfigurationError
 from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.recording import Recording
 from offloop.bus.runs.alerts import read_alerts
+from offloop.bus.types.commands import Command, Outcome
 from offloop.bus.types.event import Event
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers import Logger, NaNMonitor, Runner
+from offloop.consumers.api.logger import RunContext
 from offloop.consumers.callbacks.alert import Alert, Notice
 
 
@@ -61,6 +64,15 @@ def test_durations_are_of_training_time_or_of_the_events_time(duration: str, bat
 def test_conditions(condition: str, fires_for: list[float]) -> None:
     fired = [loss for loss in (1, 2, 3, math.inf, math.nan) if Told(f"loss/train/total {condition}").losses(loss)]
     assert list(map(str, fired)) == list(map(str, fires_for))
+
+
+def test_the_disk_is_measured_at_events_of_now(tmp_path: Path) -> None:
+    told = Told("disk/free_gb < 1e9")
+    logger = Logger(RunContext("r", 1, tmp_path, command=lambda *_: Outcome(Command("stop"))))
+    for batch, seconds in ((1, time.time() - 3600), (2, time.time())):
+        now = Snapshot.build(Event.BATCH_END, timestamp=Timestamp(batch=batch), time_ns=round(seconds * 1e9))
+        told.alert.run_event(Event.BATCH_END, now, logger)
+    assert [(notice.status, notice.batch) for notice in told.notices] == [("firing", 2)]
 
 
 def test_nan_watches_the_loss_and_every_metric_each_by_itself() -> None:
@@ -177,3 +189,8 @@ def test_a_rule_about_a_norm_of_sharded_weights_is_judged_for_all_ranks_together
     assert one.over(snapshots) == [("firing", 2), ("resolved", 3)]
     assert one.notices[0].value == pytest.approx(math.hypot(3.0, 4.1))
     assert len({notice.id for notice in one.notices}) == 2
+
+
+def test_a_word_has_one_rule() -> None:
+    with pytest.raises(ConfigurationError, match="'stalled' and 'stalled for 5min': use one"):
+        Alert(["stalled", "nan", "stalled for 5min"])

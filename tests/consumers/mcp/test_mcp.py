@@ -172,6 +172,23 @@ async def test_wrong_arguments_are_named(finished: Path) -> None:
         assert "not live" in await one.refusal("command_run", run="fast", command="stop", reason="for a test")
 
 
+async def test_the_findings_of_many_runs_come_in_parts_without_a_loss(runs_dir: Path) -> None:
+    cursors = {f"sweep-7-of-the-batch-size-{number:02}": "" for number in range(12)}
+    for name in cursors:
+        write_run(runs_dir, name, (3.0, 1.0) * 30)
+    found = dict.fromkeys(cursors, 0)
+    async with agent() as one:
+        while cursors:
+            waited = await one.ask("wait_for", runs=cursors, rules=["loss > 2"])
+            assert waited["runs"].keys() == cursors.keys()
+            for name, told in waited["runs"].items():
+                found[name] += len(told.get("findings", []))
+                cursors[name] = told["cursor"]
+                if "ended" in told:
+                    del cursors[name]
+    assert set(found.values()) == {60}
+
+
 async def refusal_is_explained(one: Agent) -> bool:
     events = (await one.ask("explain_run", run="good"))["last events"]
     assert not any("the run was" in text for _, _, text in events)
