@@ -27,7 +27,7 @@ from offloop.bus.types.metrics import MetricNames
 from offloop.bus.types.timestamp import Timestamp
 from offloop.consumers.api.callback import Callback, CannotWorkError
 from offloop.consumers.api.logger import Logger, RunContext
-from offloop.consumers.callbacks.alert_rules import DISK, ENDS, STALLED, Rule, RuleState
+from offloop.consumers.callbacks.alert_rules import DISK, DISK_FREE, ENDS, STALLED, Rule, RuleState
 from offloop.consumers.callbacks.channels import Channel, deliver, open_channels
 from offloop.consumers.callbacks.loss_curve import LossCurve
 from offloop.consumers.callbacks.lr_monitor import LRMonitor
@@ -156,6 +156,7 @@ class Alert(Callback):
         self._next_measurement = 0.0
         self._to = _listed(to)
         self._curve = LossCurve()
+        self._attempt = 0
         self._at = (0, 0, 0, 0.0)  # seq, epoch, batch and time of the last event
         self._ending: Ending | None = None
         self._unsent = 0
@@ -188,6 +189,7 @@ class Alert(Callback):
             "stall": self._stall.state_dict(),
             "curve": msgspec.to_builtins(self._curve) if self._to else {},
             "at": list(self._at),
+            "attempt": self._attempt,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -207,6 +209,7 @@ class Alert(Callback):
         self._stall.load_state_dict(state["stall"])
         self._curve = msgspec.convert(state["curve"], LossCurve)
         self._at = tuple(state["at"])
+        self._attempt = state["attempt"]
 
     def resumed(self, logger: Logger) -> None:
         self._context = logger.context
@@ -215,6 +218,9 @@ class Alert(Callback):
 
     def run_event(self, event: Event, state: Snapshot, logger: Logger) -> None:
         self._context = logger.context
+        if state.attempt != self._attempt:
+            # What held when an earlier attempt saved its checkpoint is reported again, and begins now.
+            self._attempt, self._holding = state.attempt, [{} for _ in self._rules]
         values = LoggedNumbers(logger.context)
         values.begin(state)
         # Norms of sharded weights are known with the event of any rank; all else is the first one's.
@@ -258,7 +264,7 @@ class Alert(Callback):
         self._next_measurement = now + _DISK_SECONDS
         with contextlib.suppress(OSError):
             used = shutil.disk_usage(run.run_dir)
-            values.log_metrics({DISK: used.free / used.total * 100, "disk/free_gb": used.free / 1e9})
+            values.log_metrics({DISK: used.free / used.total * 100, DISK_FREE: used.free / 1e9})
 
     def run_ended(self, ending: Ending | None) -> None:
         self._ending = ending

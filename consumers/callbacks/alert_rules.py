@@ -12,7 +12,7 @@ from offloop.bus.runs.alerts import FIRING, RESOLVED, AlertStatus
 from offloop.bus.types.time import Time, TimeUnit
 from offloop.bus.types.timestamp import Timestamp
 
-DISK, STALLED = "disk/free_percent", "stalled"
+DISK, DISK_FREE, STALLED = "disk/free_percent", "disk/free_gb", "stalled"
 ENDS = ("finished", "failed", "lost")
 _SHORT: dict[str, tuple[str | None, str, float]] = {
     "nan": (None, "not finite", 0.0),
@@ -96,7 +96,7 @@ class Rule:
     @property
     def is_of_disk(self) -> bool:
         """True for a rule about the file system of the run's folder."""
-        return (self.name or "").startswith("disk/")
+        return self.name in (DISK, DISK_FREE)
 
     def holds(self, value: float) -> bool:
         """Return whether the rule holds for a value."""

@@ -38,7 +38,7 @@ class NaNMonitor(Callback):
     """
 
     barrier_events: tuple[Event, ...] = (Event.BATCH_END,)
-    keeps: tuple[str, ...] = ("_bad_batches", "_in_episode", "_bad_loss_at", "_norms")
+    keeps: tuple[str, ...] = ("_attempt", "_bad_batches", "_in_episode", "_bad_loss_at", "_norms")
 
     def __init__(
         self, action: Literal["alert", "stop"] = "alert", check_gradients: bool = True, per_parameter: bool = False
@@ -52,6 +52,7 @@ class NaNMonitor(Callback):
         self._norms = WholeNorms("gradient_norms" if per_parameter else "gradient_norm")
         self.fields: tuple[str, ...] = (self._norms.field,) if check_gradients else ()
         self.all_ranks = check_gradients
+        self._attempt = 0
         self._bad_batches = 0
         self._in_episode = False
         self._bad_loss_at = -1  # a batch that is reported before its gradients are known
@@ -70,7 +71,9 @@ class NaNMonitor(Callback):
                 norms = own.get("shards")
         gradients = _by_name(norms, state)
         bad_gradients = [name for name, norm in gradients.items() if not math.isfinite(norm)]
-        was_in_episode, self._in_episode = self._in_episode, bool(bad_loss or bad_gradients)
+        # An episode of an earlier attempt, restored with its checkpoint, is reported again.
+        was_in_episode = self._in_episode and state.attempt == self._attempt
+        self._attempt, self._in_episode = state.attempt, bool(bad_loss or bad_gradients)
         self._bad_batches += self._in_episode
         if self._in_episode or was_in_episode:
             logger.log_metrics(

@@ -135,6 +135,7 @@ class Phases(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self._samples.clear()
         self._samples.extend(msgspec.convert(state["samples"], list[Sample]))
         self._health[""].extend(msgspec.convert(state["health"], list[Health]))
 

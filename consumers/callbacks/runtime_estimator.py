@@ -22,7 +22,8 @@ class RuntimeEstimator(Callback):
     duration, without its first run as soon as it has another.
 
     The clock starts with the first counted batch, at ``BATCH_START``. In a recording without that event it starts at
-    the end of the batch before, so the wait for the data counts once.
+    the end of the batch before, so the wait for the data counts once. In a loop that publishes no durations of batches
+    it starts at the end of the first counted one.
 
     Without a ``max_duration`` it estimates nothing, with one line on standard error. Reference:
     ``composer/callbacks/runtime_estimator.py``."""
@@ -72,7 +73,9 @@ class RuntimeEstimator(Callback):
         timestamp = state.timestamp
         if self._start_ns is None:
             batch_ns = round(timestamp.batch_wct.total_seconds() * 1e6) * 1000
-            self._start(state.time_ns - batch_ns, state.previous_timestamp or timestamp, state)
+            # A loop of one's own may publish no duration of a batch: then the clock starts here.
+            began = state.previous_timestamp if batch_ns else None
+            self._start(state.time_ns - batch_ns, began or timestamp, state)
         part = self._elapsed_part(timestamp, state.max_duration)
         if self._start_ns is None or part is None or part <= self._start_part:
             return None

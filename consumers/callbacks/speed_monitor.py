@@ -70,8 +70,8 @@ class SpeedMonitor(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._eval_seconds = state["total_eval_wct"]
-        self._batches.extend(map(tuple, state.get("batches", ())))
-        self._flops.extend(state.get("flops", ()))
+        self._batches = deque(map(tuple, state.get("batches", ())), self._full)
+        self._flops = deque(state.get("flops", ()), self._full)
 
     def fit_start(self, state: Snapshot, logger: Logger) -> None:
         if self._time_unit != "hours":
@@ -85,6 +85,10 @@ class SpeedMonitor(Callback):
         train_seconds = timestamp.total_wct / 1e6
         now = (timestamp.batch, timestamp.sample, timestamp.token, train_seconds)
         batches = self._batches
+        if batches and train_seconds < batches[-1][3]:
+            # The training continues from an earlier checkpoint, or begins again.
+            batches.clear()
+            self._flops.clear()
         batches.append(now)
         flops = state.get("flops_per_batch")
         if flops is not None:

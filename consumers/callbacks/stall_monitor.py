@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from offloop.bus.errors import ConfigurationError, OffloopError, check_at_least
+from offloop.bus.errors import ConfigurationError, check_at_least
 from offloop.bus.printing import one_line, say
 from offloop.bus.protocol.host_windows import HostWindow
 from offloop.bus.protocol.snapshot import Snapshot
@@ -87,7 +87,7 @@ class StallMonitor(Callback):
         if seen.limit is not None and waited > seen.limit and not is_whole_evaluation:
             seen.count += 1
             logger.log_metrics({"stall/seconds": waited, "stall/count": seen.count})
-        seen.add(event, state.time_ns)
+        seen.add(event, state.time_ns, waited)
         seen.limit = self._limit_after(event)
         seen.phase, seen.seq, seen.batch = _phase(event, state), state.seq, state.timestamp.values.batch
         self._note_arrival()
@@ -142,7 +142,7 @@ class StallMonitor(Callback):
             )
         self._arrived = time.monotonic()
         is_replay = self._context.run_dir is not None and self._context.command is None
-        if self._watch is None and not is_replay:
+        if (self._watch is None or self._watch.done()) and not is_replay:
             # Outside an event loop, as in a test of the numbers, nothing waits.
             with contextlib.suppress(RuntimeError):
                 self._watch = asyncio.get_running_loop().create_task(self._wait())
@@ -180,7 +180,7 @@ class StallMonitor(Callback):
             return ""
         try:
             outcome = await asyncio.to_thread(self._context.command, "stacks", reason="stall")
-        except OffloopError as error:
+        except Exception as error:  # noqa: BLE001  such as too many open files, in any library
             return f"; no stacks: {error}"
         return f"; {outcome.done}" if outcome.done else f"; no stacks: {outcome.error}" if outcome.error else ""
 
@@ -217,13 +217,13 @@ class _Seen:
     seq: int = 0
     batch: int = 0
 
-    def add(self, event: Event, now_ns: int) -> None:
+    def add(self, event: Event, now_ns: int, waited: float) -> None:
         if event in (Event.FIT_START, Event.FIT_END):
             self.fitting = event is Event.FIT_START
         elif event is Event.BATCH_END and self.last_ns:
-            self.steps = [*self.steps[1 - _WINDOW :], (now_ns - self.last_ns) / 1e9]
+            self.steps = [*self.steps[1 - _WINDOW :], waited]
         elif event in _EVALUATION_BATCHES and self.last_ns:
-            self.evaluation_steps = [*self.evaluation_steps[1 - _WINDOW :], (now_ns - self.last_ns) / 1e9]
+            self.evaluation_steps = [*self.evaluation_steps[1 - _WINDOW :], waited]
         self.last_ns, self.last_event = now_ns, event.value
 
 

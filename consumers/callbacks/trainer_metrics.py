@@ -54,7 +54,7 @@ class TrainerMetrics(Callback):
         step = began.values.batch
         logger.log_metrics(_times(began, counts_tokens=state.timestamp.token > 0), step)
         if state.loss is not None:
-            losses = {"total": state.loss, **state.losses}
+            losses = {"total": state.loss, **flatten(state.losses)}
             logger.log_metrics({f"loss/train/{name}": value for name, value in losses.items()}, step)
         _log_metrics_of("train", state.train_metrics, step, logger)
 

@@ -126,6 +126,26 @@ def test_a_consumer_that_goes_on_tells_what_it_would_have_told() -> None:
         assert list(map(str, first.notices + second.notices)) == list(map(str, whole.notices))
 
 
+def test_the_next_attempt_is_told_again_what_still_holds() -> None:
+    told, again = Told("loss > 10 for 2ba", "nan"), Told("loss > 10 for 2ba", "nan")
+    assert told.over([batch_end(batch, loss=11.0) for batch in (1, 2, 3)]) == [("firing", 2)]
+    again.alert.load_state_dict(msgpack.unpackb(msgpack.packb(told.alert.state_dict())))
+    assert again.over([batch_end(batch, loss=11.0, attempt=2) for batch in (4, 5, 6)]) == [("firing", 5)]
+
+
+def test_a_consumer_of_the_next_attempt_reports_a_loss_that_still_is_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = NaNMonitor(), NaNMonitor()
+    calls_of(first, [batch_end(1, loss=math.nan)])
+    second.load_state_dict(msgpack.unpackb(msgpack.packb(first.state_dict())))
+    calls_of(second, [batch_end(batch, loss=math.nan, attempt=2) for batch in (2, 3)])
+    assert capsys.readouterr().err.count("the loss is nan") == 2
+
+
+def test_a_misspelt_value_of_the_disk_is_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    Runner([batch_end(1)], [Alert(["disk/free_bytes < 1"])]).run()
+    assert "rule 'disk/free_bytes < 1' was never judged" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("rule", "place", "expected"),
     [

@@ -1,6 +1,7 @@
 """The callbacks that come with offloop log what the reference logs, from the same inputs."""
 
 import json
+from datetime import timedelta
 from itertools import groupby
 from typing import Any
 
@@ -121,6 +122,38 @@ def trainer_snapshots() -> list[Snapshot]:
         timestamp = timestamp.to_next_epoch()
         snapshots.append(Snapshot.build(Event.EPOCH_END, timestamp=timestamp, train_metrics=metrics.pop(0)))
     return [*snapshots, Snapshot.build(Event.FIT_END, timestamp=timestamp)]
+
+
+def test_speed_is_that_of_the_training_since_a_time_that_goes_back() -> None:
+    def batches(first: int, seconds: float) -> list[Snapshot]:
+        times = [timedelta(seconds=seconds * batch) for batch in range(first, first + 4)]
+        stamps = [Timestamp(batch=first + place, sample=first + place, total_wct=at) for place, at in enumerate(times)]
+        return [Snapshot.build(Event.BATCH_END, timestamp=stamp) for stamp in stamps]
+
+    def speeds(monitor: SpeedMonitor, snapshots: list[Snapshot]) -> list[float]:
+        name = "throughput/batches_per_sec"
+        return [metrics[name] for _, _, metrics in log_of(monitor, snapshots).calls if name in metrics]
+
+    assert speeds(SpeedMonitor(window_size=3), batches(10, 0.125) + batches(1, 0.5)) == [8.0, 2.0]
+    monitor, other = SpeedMonitor(window_size=3), SpeedMonitor(window_size=3)
+    speeds(monitor, batches(10, 0.125))
+    speeds(other, batches(2, 2)[:1])
+    monitor.load_state_dict(other.state_dict())
+    assert speeds(monitor, batches(3, 2)) == [0.5, 0.5]
+
+
+def test_a_part_of_a_loss_that_is_no_number_leaves_out_itself_alone() -> None:
+    stream = [batch_end(1, loss=1.5, losses={"ce": 1.0, "kl": None, "heads": [0.25, 0.25]})]
+    logged = {
+        name: value for _, _, metrics in log_of(TrainerMetrics(), stream).calls for name, value in metrics.items()
+    }
+    losses = {name: value for name, value in logged.items() if name.startswith("loss")}
+    assert losses == {
+        "loss/train/total": 1.5,
+        "loss/train/ce": 1.0,
+        "loss/train/heads/0": 0.25,
+        "loss/train/heads/1": 0.25,
+    }
 
 
 def test_trainer_metrics_logs_what_a_trainer_logs_by_itself() -> None:

@@ -165,6 +165,29 @@ def test_the_time_of_a_pause_is_no_stall(commands: dict[float, str], stalls: lis
     assert [row.metrics["stall/seconds"] for row in collector.rows] == stalls
 
 
+def test_a_pause_does_not_make_batches_long() -> None:
+    # One batch, a pause of 100 s, and a stall of 30 s.
+    monitor, collector = StallMonitor(factor=10, min_seconds=2), Collector()
+    Runner(Commanded(steps(1, 101, 30), {1.5: "pause", 101.5: "resume"}), [monitor], [collector]).run()
+    assert [row.metrics["stall/seconds"] for row in collector.rows] == [30.0]
+
+
+class WithoutFiles(Hanging):
+    @property
+    def commander(self) -> Callable[..., Outcome]:
+        def command(*_: Any, **__: Any) -> Outcome:
+            raise OSError(24, "Too many open files")
+
+        return command
+
+
+def test_a_stall_is_reported_although_its_stacks_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = WithoutFiles(steps(0.01, 0.01), capsys, [])
+    Runner(stream, [StallMonitor(factor=1, min_seconds=0.05)]).run()
+    assert "the training hangs after batch 2" in stream.said
+    assert "no stacks: [Errno 24] Too many open files" in stream.said
+
+
 class Paused(Hanging):
     """Is paused until it was looked at many times, and hangs then."""
 
