@@ -20,7 +20,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.recording.derived import derived_recordings
 from offloop.bus.recording.recording import Recording
 from offloop.bus.recording.tables import read_rows, require_table
-from offloop.bus.runs.directory import check_named, in_words, is_locked, read_run
+from offloop.bus.runs.directory import RunInfo, check_named, in_words, is_locked, read_run
 from offloop.bus.types.event import Event
 from offloop.bus.types.metrics import MetricNames, is_named
 from offloop.bus.types.table import FIXED
@@ -251,6 +251,7 @@ class Run:
         """Add and remove tags, replace the note, pin or archive the run. The rest stays unchanged.
 
         Raises ConfigurationError for a tag or note that is not allowed; RunDirectoryError if it cannot be written."""
+        self._read()
         add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
         said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
         self._folder.replace(self._entry.annotated(said))
@@ -311,12 +312,26 @@ class Run:
 
     @property
     def _entry(self) -> RunEntry:
-        # A deleted run keeps its last state.
-        self._known = self._folder.table.entries.get(self.name, self._known)
+        # A deleted run keeps its last state, also when another one has its name.
+        found = self._folder.table.entries.get(self.name, self._known)
+        if self._is_same(found.id):
+            self._known = found
         return self._known
 
+    def _is_same(self, run_id: str | None) -> bool:
+        return run_id == self._known.id or None in (run_id, self._known.id)
+
+    def _read(self) -> RunInfo:
+        """Read its directory. Raises RunNotFoundError if it was deleted, and another run has its name."""
+        info = read_run(self.path)
+        if not self._is_same(info.id):
+            raise RunNotFoundError(
+                f"run {self.name!r} was deleted, and another one has its name: call offloop.runs() again", run=self.name
+            )
+        return info
+
     def _recordings(self, attempt: int | None) -> list[Recording]:
-        known = [one.number for one in read_run(self.path).attempts]
+        known = [one.number for one in self._read().attempts]
         if attempt is not None:
             known = [known[attempt] if -len(known) <= attempt < 0 else attempt]
         return [Recording(self.path, number) for number in known] + derived_recordings(self.path, known)

@@ -98,8 +98,7 @@ def remove_runs(
     paths = choose_paths(runs, where, runs_dir, archived=archived)
     if not paths:
         return 0
-    for path in paths:
-        check_ended(path)
+    ids = [check_ended(path) for path in paths]
     sizes = [size_of(path) for path in paths]
     what = f"{len(paths)} run{'s' * (len(paths) > 1)}, {number_text(sum(sizes), BYTES)}"
     if not yes:
@@ -110,8 +109,8 @@ def remove_runs(
         if not click.confirm(f"Delete {what}?"):
             say("nothing was deleted")
             return EXIT_KEPT
-    for path, size in zip(paths, sizes, strict=True):
-        remove_run(path)
+    for path, size, run_id in zip(paths, sizes, ids, strict=True):
+        remove_run(path, run_id)
         report(f"run {path.name} is deleted: {number_text(size, BYTES)} freed", {"run": path.name, "freed": size})
     return 0
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from offloop.bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError
+from offloop.bus.errors import ConfigurationError, RunDirectoryError, RunIsLiveError, RunNotFoundError
 from offloop.bus.files import check_owner, open_directory, open_file
 from offloop.bus.protocol.frames import check_run_name
 from offloop.bus.runs import lock as run_lock
@@ -17,10 +17,12 @@ from offloop.bus.runs.directory import LOCK_FILE, RUN_FILE, read_run
 _PATIENCE_SECONDS = 2.0  # a broker keeps the lock for a moment after a run has ended
 
 
-def check_ended(path: Path) -> None:
+def check_ended(path: Path) -> str | None:
+    """Return the id of an ended run. Raises RunIsLiveError for a live one."""
     run = read_run(path)
     if run.away or run.last.status == "running":
         raise _is_live(run.name)
+    return run.id
 
 
 def rename_run(path: Path, name: str) -> Path:
@@ -37,9 +39,10 @@ def rename_run(path: Path, name: str) -> Path:
     return target
 
 
-def remove_run(path: Path) -> None:
-    """Remove the directory of a run, not following symbolic links."""
-    check_ended(path)
+def remove_run(path: Path, run_id: str | None) -> None:
+    """Remove the directory of the run with that id, if it has one, not following symbolic links."""
+    if check_ended(path) != run_id:
+        raise RunNotFoundError(f"run {path.name!r} was deleted meanwhile, and another one has its name", run=path.name)
     path = path.resolve()
     with _locked(path) as directory:
         # These two keep the run listed and brokers away until nothing else is left.

@@ -622,6 +622,7 @@ class Publisher(SerialCalls, OwnEvents):
                 return
             self._publish_mark(frames.COMMAND, timestamp, {**command.to_wire(), **outcome})
             # A training that hangs now publishes no event that takes it along.
+            self._pending.move(self._outbox, wait=False)
             self._outbox.send()
             if command.id:
                 self._session.say("applied", {"id": command.id, "batch": timestamp.batch, **outcome})

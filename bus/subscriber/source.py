@@ -87,10 +87,14 @@ class LocalRun(RunSource):
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
-            try:
-                self._status = self._found(read_run(self._path))
-            except RunDirectoryError:
-                # The directory was deleted under a live broker: only its lock shows that it lives.
+            found = None
+            with contextlib.suppress(RunDirectoryError):
+                found = read_run(self._path)
+            if found is not None and found.id == self.run_id:
+                self._status = self._found(found)
+            else:
+                # The directory was deleted under a live broker, and may be another run's: only its lock shows that the
+                # broker lives.
                 alive = self._status is RunStatus.LIVE and is_held(self._lock)
                 self._status = RunStatus.LIVE if alive else RunStatus.FINISHED
         return self._status

@@ -54,7 +54,7 @@ class StreamRun(RunSource):
         """Return the status that the bridge last wrote. Raise BrokerError if the servers refuse this user."""
         self._connection.check()
         runs = self._connection.known.runs(self._run)
-        if self._bytes.refusal or not runs or runs[0].attempt != self.attempt:
+        if self._bytes.refusal or not runs or (runs[0].id, runs[0].attempt) != (self.run_id, self.attempt):
             return RunStatus.FINISHED
         if runs[0].live:
             return RunStatus.LIVE

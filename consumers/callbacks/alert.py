@@ -143,10 +143,7 @@ class Alert(Callback):
         # For each rule, the metrics for which it holds.
         self._holding: list[dict[str, RuleState]] = [{} for _ in self._rules]
         self.unjudged: set[str] = {rule.text for rule in self._rules if rule.test and not rule.is_of_disk}
-        self._words: dict[str | None, str] = {}
-        for rule in self._rules:
-            if not rule.test and rule.text != self._words.setdefault(rule.name, rule.text):
-                raise ConfigurationError(f"there are the rules {self._words[rule.name]!r} and {rule.text!r}: use one")
+        self._words = {rule.name: rule.text for rule in self._rules if not rule.test}
         waits = [rule.duration.value for rule in self._rules if rule.name == STALLED and rule.duration]
         self._stall = StallMonitor(min_seconds=waits[0]) if waits else StallMonitor()
         self._stall.act = self._report_stall  # type: ignore[method-assign]

@@ -204,8 +204,8 @@ def open_state(options: ConsumerOptions, found: FoundRun | Recording) -> StateFi
     """Return the file of a named consumer's progress: in its own folder, or in the run's."""
     directory, name = options.state_dir, str(options.name)
     if isinstance(found, Recording):
-        return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt)
-    return StateFile(directory or Path(found.key) / STATE_DIR, name, found.name, found.attempt)
+        return StateFile(directory or found.path.parent / STATE_DIR, name, found.run_name, found.attempt, found.run_id)
+    return StateFile(directory or Path(found.key) / STATE_DIR, name, found.name, found.attempt, found.id)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def follow_all(options: "ConsumerOptions", made: Sequence[Callback]) -> int:
     if any(callback.owns_terminal for callback in made):
         raise ConfigurationError("--all is for callbacks that do not draw on the whole terminal")
     place, stopping = FolderRuns(options.runs_dir), threading.Event()
-    followed: dict[tuple[str, int], _Follower] = {}
+    followed: dict[tuple[str, str | None, int], _Follower] = {}
 
     def stop(*_: object) -> None:
         if stopping.is_set():
@@ -47,10 +47,11 @@ def follow_all(options: "ConsumerOptions", made: Sequence[Callback]) -> int:
                 # A run that is being changed is read the next time.
                 with contextlib.suppress(OffloopError):
                     run = place.find(name)
-                    before = followed.get((name, run.attempt))
+                    key = (name, run.id, run.attempt)
+                    before = followed.get(key)
                     if _is_recent(run) and (before is None or before.is_due(run)):
-                        followed[name, run.attempt] = _Follower(options, run)
-                        followed[name, run.attempt].start()
+                        followed[key] = _Follower(options, run)
+                        followed[key].start()
             pause = max(_LOOK_SECONDS, _PAUSES * (time.monotonic() - began))
         for follower in followed.values():
             follower.stop()

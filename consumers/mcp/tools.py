@@ -306,7 +306,7 @@ class RunTools:
             raise ConfigurationError(f"run {run} is starting: wait for it again in a second")
         earlier = attempt_of(found, cursor)
         followed = earlier or found
-        key = (run, followed.info and followed.info.id, followed.attempt, rules, stall_seconds)
+        key = (run, followed.id, followed.attempt, rules, stall_seconds)
         with self._lock:
             now = time.monotonic()
             self._watched = {key: one for key, one in self._watched.items() if now <= one.looked + KEEP_SECONDS}

@@ -139,6 +139,7 @@ class Commits:
                 damage=statistics.damage if ending else None,
                 workers=tuple(worker.progress for worker in self._workers),
                 named=tuple(sorted(self._fanout.named)),
+                run_id=shared.context.run_id,
             )
             self._progress.commit(committed)
             self._fanout.commit()

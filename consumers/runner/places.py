@@ -28,6 +28,7 @@ class FoundRun:
     is_live: bool  # A broker serves it, or its trainer is about to start one again
     info: RunInfo | None = None  # its folder; None in NATS
     remark: str = ""
+    id: str | None = None  # differs when it was deleted, and another one has its name
 
     @property
     def key(self) -> str:
@@ -77,7 +78,7 @@ class FolderRuns:
         return self._found(find_run(name, self.directory))
 
     def _found(self, info: RunInfo) -> FoundRun:
-        return FoundRun(self, info.name, info.last.number, info.status, info.live or info.away, info=info)
+        return FoundRun(self, info.name, info.last.number, info.status, info.live or info.away, info=info, id=info.id)
 
     def has(self, name: str) -> bool:
         is_name = name not in ("", ".", "..") and "/" not in name and "\0" not in name
@@ -109,6 +110,7 @@ class NatsRuns:
             FoundRun(
                 *(self, run.run, run.attempt, run.status, run.status in ("live", "paused")),
                 remark=_SILENT.format(run.run) if run.is_silent else "",
+                id=run.id,
             )
             for run in NatsConnection.at(self.address).runs(name)
         ]
@@ -195,12 +197,12 @@ def live_or_wait(place: Place, say: Say) -> FoundRun:
             f"; the newest there is {known[0].name} ({known[0].status}): this command with '--last' or "
             f"'{known[0].option}' reads it"
         )
-    before = {(run.name, run.attempt) for run in known if not run.is_starting}
+    before = {(run.name, run.id, run.attempt) for run in known if not run.is_starting}
 
     def look_again() -> FoundRun | None:
         for run in place.list():
             # A short run can begin and end between two looks.
-            if run.is_live or ((run.name, run.attempt) not in before and not run.is_starting):
+            if run.is_live or ((run.name, run.id, run.attempt) not in before and not run.is_starting):
                 return run
         return None
 

@@ -27,10 +27,11 @@ class StateFile:
     A context manager, with a lock until :meth:`close` or the end of the process. A commit replaces the whole file and
     syncs it to the disk. Raises ConfigurationError or RunDirectoryError."""
 
-    def __init__(self, directory: Path, name: str, run_name: str, attempt: int) -> None:
+    def __init__(self, directory: Path, name: str, run_name: str, attempt: int, run_id: str | None = None) -> None:
         self.name: str = check_name(name)
         self.path: Path = directory / f"{name}-{attempt}.state"
         self._run = (run_name, attempt)
+        self._run_id = run_id
         with self._explained():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open_file(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT)
@@ -67,6 +68,10 @@ class StateFile:
             raise ConfigurationError(
                 f"{self.path} is of run {found[0]!r}, attempt {found[1]}, not of {self._run[0]!r}, attempt "
                 f"{self._run[1]}: choose another '--name' or '--state-dir'"
+            )
+        if committed.run_id != self._run_id and None not in (committed.run_id, self._run_id):
+            raise ConfigurationError(
+                f"{self.path} is of another run that was named {found[0]!r}: choose another '--name' or '--state-dir'"
             )
         return committed
 

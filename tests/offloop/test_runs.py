@@ -13,6 +13,7 @@ from commands import command
 from documents import blocks
 from helpers import wait_for
 from paths import RECORDINGS
+from run_folders import write_run
 
 import offloop
 from offloop.bus import ConfigurationError, Event, Publisher, Recording, RunDirectoryError, RunNotFoundError, find_run
@@ -358,3 +359,17 @@ def test_the_page_s_blocks_run_one_after_the_other(
     assert names["table"]["lr"].tolist() == [0.1, 0.001]
     assert len(names["axes"].lines) == 2
     assert offloop.runs()["digits-1"].tags == ("baseline",)
+
+
+def test_a_run_that_was_deleted_does_not_become_another_one_of_its_name(runs_dir: Path) -> None:
+    write_run(runs_dir, "r", (1.0, 0.25))
+    runs = offloop.runs()
+    kept = runs["r"]
+    shutil.rmtree(runs_dir / "r")
+    write_run(runs_dir, "r", (9.0, 8.0))
+    runs.refresh()
+    assert (kept.summary["loss"].last, runs["r"].summary["loss"].last) == (0.25, 8.0)
+    for read in (kept.metrics, lambda: kept.annotate(note="the best")):
+        with pytest.raises(RunNotFoundError, match="another one has its name"):
+            read()
+    assert runs["r"].note == ""

@@ -3,9 +3,11 @@
 import base64
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from helpers import wait_for
 from receivers import Receiver
+from run_folders import WrittenRun
 
 from offloop.bus.runs.alerts import read_alerts
 
@@ -142,3 +145,15 @@ def test_what_cannot_be_sent_is_said_and_sent_by_the_next_one(processes: Process
         for _ in range(2):
             assert processes.alert(to, "lost").wait(100) == 3
             assert receiver.titles == ["lost: lost"]
+
+
+def test_a_run_that_was_deleted_and_begun_again_is_another_one_for_alerts(runs_dir: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    options = ("--all", "--name", "x", "--callbacks", "alert", "-o", "alert.rules=failed")
+    command = [sys.executable, "-m", "offloop", "consume", *options]
+    with open(said, "wb") as output, subprocess.Popen(command, stderr=output) as alerts:
+        for error in ("the first", "the second"):
+            WrittenRun(runs_dir, "r", started=time.time()).train([1.0]).end("failed", error)
+            wait_for(lambda error=error: f"failed: {error}" in said.read_text(), f"{error} notice")
+            shutil.rmtree(runs_dir / "r")
+        assert stop(alerts, signal.SIGINT) == 0

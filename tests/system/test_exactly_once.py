@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from helpers import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import Photographer
+from run_folders import write_run
 from training import Act, gold_trainer
 
 from offloop.bus import Event
@@ -291,6 +293,17 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
             path.write_bytes(damaged)
             with pytest.raises(RecordingError):
                 _ = progress.found
+
+
+def test_a_name_used_for_another_run_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for losses in ([1.0, 0.5], [9.0]):
+        run = write_run(tmp_path, "r", losses)
+        command = ("--replay", str(run), "--name", "x", "--state-dir", str(state), "--callbacks", "metrics")
+        done = subprocess.run([sys.executable, "-m", "offloop", "consume", *command], capture_output=True, text=True)
+        shutil.rmtree(run)
+    assert done.returncode == 1
+    assert "x-1.state is of another run that was named 'r': choose another '--name'" in done.stderr
 
 
 def test_a_name_used_with_other_callbacks_is_refused(tmp_path: Path) -> None:

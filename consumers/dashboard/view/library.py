@@ -70,8 +70,7 @@ class RunLibrary:
         Raises RunNotFoundError, RunIsLiveError, RunDirectoryError or ConfigurationError."""
         path = self._path(run)
         with self._lock:
-            self._known(run)
-            remove_run(path)
+            remove_run(path, self._known(run).id)
             others = {name: entry for name, entry in self.table.entries.items() if name != run}
             self.table = RunTable(others, self.table)
         self._wake.set()

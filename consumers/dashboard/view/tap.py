@@ -135,6 +135,9 @@ class RunFollower(threading.Thread):
                 self._follow(stream)
         except OffloopError as error:
             self._view.trouble = str(error)
+        except Exception as error:  # such as too many open files, in any library
+            self._view.trouble = f"{type(error).__name__}: {error}"
+            raise
 
     def _follow(self, stream: RunStream) -> None:
         self._runner = Runner(stream, [self._feed], self._feed.destinations())

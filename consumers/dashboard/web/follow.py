@@ -17,6 +17,7 @@ from offloop.consumers.runner.places import FolderRuns, FoundRun, Place
 
 _LOOK_SECONDS = 1.0
 _LEAVE_SECONDS = 5.0
+_REPLACED = "this run was deleted, and another one has its name: reload this page to see that one"
 
 
 class FollowedRuns:
@@ -31,6 +32,8 @@ class FollowedRuns:
         self._every = every
         self._known: dict[str, set[int]] = {}  # run, by its path or by its name in NATS, to the followed attempts
         self._names: dict[str, str] = {}  # run to its requested name
+        self._ids: dict[str, str | None] = {}  # run to its id
+        self.is_replaced = False  # a run was deleted, and another one has its name
         self._followers: list[RunFollower] = []
         self._turns = threading.Semaphore(READERS)
         self._started = False
@@ -82,6 +85,12 @@ class FollowedRuns:
 
     def _add_attempts(self, key: str, run: FoundRun) -> None:
         known, name, info = self._known[key], self._names[key], run.info
+        if self._ids.setdefault(key, run.id) != run.id:
+            self.is_replaced = True
+            for view in self.runs:
+                if view.run_name == run.name:
+                    view.trouble = _REPLACED
+            return
         if info is None:
             if run.attempt not in known:
                 known.add(run.attempt)
@@ -143,6 +152,10 @@ class ChosenRuns:
         key = tuple(keys)
         with self._lock:
             group = self._groups.get(key)
+            if group is not None and group.is_replaced:
+                # Until its viewers have left.
+                self._groups[*key, f"\0{id(group)}"] = self._groups.pop(key)
+                group = None
             if group is None:
                 group = self._groups[key] = FollowedRuns(self._place, self._every, by_name=True)
                 for name in keys:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloop.bus.errors import RunDirectoryError
+from offloop.bus.errors import RunDirectoryError, RunNotFoundError
 from offloop.bus.index import manage
 from offloop.bus.index.manage import remove_run
 from offloop.bus.protocol.order import Ending
@@ -75,7 +75,7 @@ def test_only_the_directory_of_the_run_is_deleted(tree: Tree, name: bytes) -> No
             os.rename(run, odd)
             run = odd
         before = listing(outside), listing(other)
-        remove_run(run)
+        remove_run(run, read_run(run).id)
         assert not os.path.lexists(run)
         assert sorted(os.listdir(root)) == ["other"]
         assert (listing(outside), listing(other)) == before
@@ -87,7 +87,7 @@ def test_a_broker_that_has_just_ended_a_run_is_waited_for(tmp_path: Path, monkey
     ending = threading.Timer(0.3, RunDirectory(tmp_path, "run").release)
     ending.start()
     try:
-        remove_run(path)
+        remove_run(path, read_run(path).id)
     finally:
         ending.join()
     assert not path.exists()
@@ -107,8 +107,15 @@ def test_a_run_of_which_something_cannot_be_deleted_is_still_listed(
 
     monkeypatch.setattr(os, "unlink", refuse)
     with pytest.raises(RunDirectoryError, match=r"run cannot be changed: Permission denied \(kept\)"):
-        remove_run(path)
+        remove_run(path, read_run(path).id)
     assert read_run(path).status == "finished"
     monkeypatch.undo()
-    remove_run(path)
+    remove_run(path, read_run(path).id)
     assert not path.exists()
+
+
+def test_another_run_of_the_name_is_not_deleted(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    with pytest.raises(RunNotFoundError, match="another one has its name"):
+        remove_run(path, "0123456789abcdef")
+    assert path.exists()

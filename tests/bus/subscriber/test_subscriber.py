@@ -1,5 +1,6 @@
 """Receiving: everything once and in order, whenever one comes and whatever happens on the way."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -7,6 +8,7 @@ import time
 import pytest
 from faults import ThreadFollower
 from helpers import wait_for
+from run_folders import WrittenRun
 
 from offloop.bus import BASE_EVENTS, ClosedError, Event, Publisher, Recording, RunNotFoundError, Subscriber
 from offloop.bus.types.demand import Demand, EventDemand
@@ -96,3 +98,16 @@ def test_a_refused_request_is_reported_once(runs_dir, caplog):
         time.sleep(1.2)  # the lease is renewed once a second
     (message,) = caplog.messages
     assert "all consumers of this run together request too much" in message
+
+
+def test_another_run_of_the_name_is_not_followed(runs_dir):
+    old = WrittenRun(runs_dir, "r").train([1.0])
+    with Subscriber("r", events=[Event.BATCH_END]) as subscriber:
+        snapshots = iter(subscriber)
+        assert next(snapshots).loss == 1.0
+        shutil.rmtree(old.path)
+        new = WrittenRun(runs_dir, "r").train([9.0, 2.0, 3.0])
+        old.directory._close()
+        assert list(snapshots) == []
+        assert subscriber.ending.status == "lost"
+        new.end()

@@ -209,8 +209,3 @@ def test_a_rule_about_a_norm_of_sharded_weights_is_judged_for_all_ranks_together
     assert one.over(snapshots) == [("firing", 2), ("resolved", 3)]
     assert one.notices[0].value == pytest.approx(math.hypot(3.0, 4.1))
     assert len({notice.id for notice in one.notices}) == 2
-
-
-def test_a_word_has_one_rule() -> None:
-    with pytest.raises(ConfigurationError, match="'stalled' and 'stalled for 5min': use one"):
-        Alert(["stalled", "nan", "stalled for 5min"])
