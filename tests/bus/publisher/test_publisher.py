@@ -711,3 +711,21 @@ except BrokerError as error:
 """
     said = run_script(script).stdout
     assert "the broker cannot be started: [Errno 24] Too many open files; look at the limits" in said
+
+
+def test_an_outcome_is_recorded_although_the_loop_hangs_after_a_loss_that_came_late(runs_dir):
+    class Loss:
+        arrived = False
+
+        def ready(self):
+            return self.arrived
+
+        def value(self):
+            return 0.5
+
+    loss = Loss()
+    with Publisher("r") as publisher:
+        publisher.publish(Event.BATCH_END, batch=1, loss=loss)
+        loss.arrived = True
+        publisher.answer(Command("stop"), Event.BATCH_END, Timestamp(batch=1).values)
+        wait_for(lambda: [*Recording(find_run("r").recording).read_commands()], "the outcome, without another call")
