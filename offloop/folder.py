@@ -1,5 +1,6 @@
 """The runs of a folder in Python: ``offloop.runs("runs").where("lr > 0.01").best("MulticlassAccuracy").metrics()``."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
 
-from offloop.bus.errors import ConfigurationError, RunNotFoundError
+from offloop.bus.errors import ConfigurationError, RunDirectoryError, RunNotFoundError
 from offloop.bus.index.annotations import annotate
 from offloop.bus.index.checkpoints import Checkpoint
 from offloop.bus.index.entry import MetricValues, Mode, RunEntry
@@ -251,7 +252,8 @@ class Run:
         """Add and remove tags, replace the note, pin or archive the run. The rest stays unchanged.
 
         Raises ConfigurationError for a tag or note that is not allowed; RunDirectoryError if it cannot be written."""
-        self._read()
+        with contextlib.suppress(RunDirectoryError):  # an unreadable run can be tagged and archived
+            self._read()
         add, remove = ([tags] if isinstance(tags, str) else tags for tags in (add, remove))
         said = annotate(self.path, add=add, remove=remove, note=note, pinned=pinned, archived=archived)
         self._folder.replace(self._entry.annotated(said))

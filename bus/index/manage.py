@@ -42,7 +42,10 @@ def rename_run(path: Path, name: str) -> Path:
 def remove_run(path: Path, run_id: str | None) -> None:
     """Remove the directory of the run with that id, if it has one, not following symbolic links."""
     if check_ended(path) != run_id:
-        raise RunNotFoundError(f"run {path.name!r} was deleted meanwhile, and another one has its name", run=path.name)
+        raise RunNotFoundError(
+            f"run {path.name!r} was deleted meanwhile, and another one has its name: look at it before you delete it",
+            run=path.name,
+        )
     path = path.resolve()
     with _locked(path) as directory:
         # These two keep the run listed and brokers away until nothing else is left.

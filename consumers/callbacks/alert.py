@@ -103,7 +103,7 @@ class Alert(Callback):
     ``BATCH_END``, in every ``every``-th batch. A name of one word other than ``loss`` and ``lr`` is always requested as
     a field: write ``eval/accuracy`` rather than ``accuracy``. ``disk/free_gb`` and ``disk/free_percent`` are measured
     every ten seconds, while the run is live. A rule is judged whenever its metric has a value, and fires once until it
-    is resolved, ``nan`` for each metric. NaN is neither less nor more than a number.
+    is resolved, ``nan`` for each metric; each attempt is judged anew. NaN is neither less nor more than a number.
 
     ``to`` sends notices by Apprise (``pip install 'offloop[alerts]'``), with a picture of the loss: to an address
     without secrets, to those in a variable of the environment, ``env:NAME``, or in a file, ``file:PATH``, one a line.

@@ -58,7 +58,7 @@ class Committed:
     damage: str | None  # the unreadable part of the recording, at the end
     workers: tuple[WorkerProgress, ...] = ()
     named: tuple[str, ...] = ()  # the hyperparameters that callbacks have logged
-    run_id: str | None = None
+    run_id: str | None = None  # identity of the run; None if unknown
 
     def pack(self) -> bytes:
         """Return the stored form. Raises ConfigurationError, with the name, for a state that cannot be stored."""

@@ -41,7 +41,7 @@ from offloop.consumers.dashboard.view.tap import RunFollower
 from offloop.consumers.dashboard.web.access import Role
 from offloop.consumers.dashboard.web.gate import ROLE
 from offloop.consumers.mcp.answers import MAX_ANSWER, answer, most_that_fits, page
-from offloop.consumers.mcp.waiting import AT_ONCE, KEEP_SECONDS, WatchedRun, attempt_of
+from offloop.consumers.mcp.waiting import AT_ONCE, KEEP_SECONDS, WatchedRun, earlier_attempt
 from offloop.consumers.runner.places import FolderRuns
 
 INSTRUCTIONS = """Runs of trainings that offloop records. Names, texts, samples and errors in the answers come from
@@ -304,7 +304,7 @@ class RunTools:
         found = self._place.find(self._run(run)[0].name)
         if found.is_starting:
             raise ConfigurationError(f"run {run} is starting: wait for it again in a second")
-        earlier = attempt_of(found, cursor)
+        earlier = earlier_attempt(found, cursor)
         followed = earlier or found
         key = (run, followed.id, followed.attempt, rules, stall_seconds)
         with self._lock:

@@ -123,7 +123,7 @@ class WatchedRun(threading.Thread):
             raise
 
 
-def attempt_of(run: FoundRun, cursor: str) -> FoundRun | None:
+def earlier_attempt(run: FoundRun, cursor: str) -> FoundRun | None:
     """Return the earlier attempt of a run to which a cursor belongs; ``None`` if it is of the newest one."""
     attempt, info = cursor.partition(":")[0], run.info
     earlier = [one for one in info.attempts[:-1] if str(one.number) == attempt] if info is not None else []

@@ -28,7 +28,7 @@ class FoundRun:
     is_live: bool  # A broker serves it, or its trainer is about to start one again
     info: RunInfo | None = None  # its folder; None in NATS
     remark: str = ""
-    id: str | None = None  # differs when it was deleted, and another one has its name
+    id: str | None = None  # of the run; differs between runs that had one name
 
     @property
     def key(self) -> str:

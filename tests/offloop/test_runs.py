@@ -192,6 +192,8 @@ def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(three: Any, runs_
     assert slow.problem.startswith(f"{runs_dir / 'slow' / 'run.json'} is damaged: ")
     assert runs.frame(to="dict")["started"][2] is None
     assert [run.name for run in runs.sort("started")][-1] == "slow"
+    slow.annotate(note="damaged", archived=True)
+    assert (slow.note, read_annotations(slow.path).archived) == ("damaged", True)
 
 
 def test_all_runs_are_a_table(three: Any) -> None:

@@ -12,7 +12,7 @@ from offloop.bus.protocol.snapshot import Snapshot
 from offloop.bus.types.actor import FIRST_ACTOR
 from offloop.bus.types.health import HEALTH
 from offloop.bus.types.timestamp import Timestamp
-from offloop.consumers.mcp.waiting import WatchedRun, attempt_of
+from offloop.consumers.mcp.waiting import WatchedRun, earlier_attempt
 from offloop.consumers.runner.places import FolderRuns, FoundRun
 
 
@@ -77,7 +77,7 @@ def test_a_wait_continues_with_the_end_of_its_attempt_and_then_with_the_next_one
     cursor = followed(FolderRuns().find("r"), ["loss > 100"]).look("")["cursor"]
     WrittenRun(runs_dir, "r").train([0.0, 0.0]).end()
     newest = FolderRuns().find("r")
-    earlier = attempt_of(newest, cursor)
+    earlier = earlier_attempt(newest, cursor)
     assert earlier is not None
     watched = followed(earlier, ["loss > 5"])
     watched.is_newest = False
@@ -86,7 +86,7 @@ def test_a_wait_continues_with_the_end_of_its_attempt_and_then_with_the_next_one
     assert (firing["rule"], firing["batch"]) == ("loss > 5", 2)
     assert "failed: boom" in ended["text"]
     assert "ended" not in told
-    assert attempt_of(newest, told["cursor"]) is None
+    assert earlier_attempt(newest, told["cursor"]) is None
     assert followed(newest, ["loss > 5"]).look(told["cursor"])["ended"] == "finished"
 
 
